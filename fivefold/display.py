@@ -37,7 +37,7 @@ class Shown(Record):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return drawn(self.drawn_by, self)
+        return render_html(self.drawn_by, self)
 
     def to_frame(self, kind: Frame | None = None) -> Any:
         """Return a pandas ``DataFrame``, or a pyarrow ``Table`` if pandas is not installed (or ``kind="arrow"``)."""
@@ -55,14 +55,14 @@ class Rows(tuple[Item, ...]):
         return f"<{len(self):,} row{'' if len(self) == 1 else 's'}{kind}>"
 
     def _repr_html_(self) -> str:
-        return drawn(self.drawn_by, self)
+        return render_html(self.drawn_by, self)
 
     def to_frame(self, kind: Frame | None = None) -> Any:
         """Return a data frame with a row per record and a column per field: pandas, or pyarrow if pandas is missing."""
         return frame([flat(record.model_dump(mode="json")) for record in self], kind=kind)
 
 
-def drawn(drawn_by: str, what: object) -> str:
+def render_html(drawn_by: str, what: object) -> str:
     """Return the HTML that the function named ``drawn_by`` writes for ``what``."""
     module, _, function = drawn_by.partition(":")
     return str(getattr(import_module(module), function)(what))

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from fivefold.adapter import Adapter, parse_adapter
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
 from fivefold.record import Record, UserError, nearest
-from fivefold.stack.catalog import STACKS, named
+from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, power_of_two
 from fivefold.update import NOT_SUPPORTED, LearningRate, Optimizer, Ramp
@@ -244,7 +244,7 @@ def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
 
     An invalid table is returned unchanged, so that pydantic reports the wrong field.
     """
-    stack = named(asked) if isinstance(asked, str) else asked
+    stack = build_stack(asked) if isinstance(asked, str) else asked
     if isinstance(stack, Stack):
         if not changes:
             return stack

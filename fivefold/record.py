@@ -77,7 +77,7 @@ class Record(BaseModel):
             raise UserError(f"{origin}: {explain(error, cls)}") from None
 
 
-SHOWN = 8  # errors listed in one line at most
+MAX_ERRORS = 8  # errors listed in one line at most
 
 # Our messages by pydantic's error type; braces are filled from pydantic's context.
 WORDS = {
@@ -109,8 +109,8 @@ def explain(error: ValidationError, record: type[BaseModel]) -> str:
         messages.insert(0, f"missing: {', '.join(missing)}")
     elif missing:
         messages.insert(0, f"{missing[0]} {WORDS['missing']}")
-    suffix = f" (and {len(messages) - SHOWN} more)" if len(messages) > SHOWN else ""
-    return "; ".join(messages[:SHOWN]) + suffix
+    suffix = f" (and {len(messages) - MAX_ERRORS} more)" if len(messages) > MAX_ERRORS else ""
+    return "; ".join(messages[:MAX_ERRORS]) + suffix
 
 
 def reworded(line: str) -> str:

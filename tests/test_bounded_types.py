@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.machine.spec import Link, Machine
-from fivefold.model.catalog import named, names, resolve
+from fivefold.model.catalog import build_model, names, resolve
 from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
@@ -72,14 +72,14 @@ def test_sizes_that_are_each_sound_and_together_too_large() -> None:
         Model.read({"name": "one", **ONE, "layers": 2**12, "width": 2**20, "moe": EXPERTS}, origin="one.toml")
     endless = Job(sequence=2**30, global_batch=2**20, attention="unfused")
     with pytest.raises(UserError, match=r"would hold about \de\+\d\d bytes on a rank, and more than 1e\+18 are not"):
-        predict(model=named("llama3-70b"), machine=CHIPS, layout=Layout(mbs=2**20), job=endless)
+        predict(model=build_model("llama3-70b"), machine=CHIPS, layout=Layout(mbs=2**20), job=endless)
     with pytest.raises(UserError, match=r"ramp.step=1 makes 16777215 sizes"):
         Job.read({"global_batch": 2**24, "ramp": {"first": 1, "step": 1, "every": 1}}, origin="job")
 
 
 @pytest.mark.parametrize("name", names())
 def test_what_there_is_stays_below_even_32_times_as_wide(name: str) -> None:
-    assert scaled(named(name), 32).layers == 32 * named(name).layers
+    assert scaled(build_model(name), 32).layers == 32 * build_model(name).layers
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
@@ -102,16 +102,16 @@ def test_a_schedule_is_played_or_refused_at_once(schedule: str) -> None:
         with pytest.raises(
             UserError, match=r"8388609 micro-batches of .* stages are too many to play; raise dp or mbs"
         ):
-            predict(model=named("tiny"), machine=CHIPS, layout=layout, job=job)
+            predict(model=build_model("tiny"), machine=CHIPS, layout=layout, job=job)
     else:
-        predict(model=named("tiny"), machine=CHIPS, layout=layout, job=job)
+        predict(model=build_model("tiny"), machine=CHIPS, layout=layout, job=job)
     assert time.process_time() - begin < 2
 
 
 def test_a_long_pipeline_without_a_period_takes_seconds() -> None:
     begin = time.process_time()
     job = Job(sequence=64, global_batch=PLAYED // 2**6)
-    step = predict(model=named("tiny"), machine=CHIPS, layout=Layout.parse("pp4 gpipe"), job=job)
+    step = predict(model=build_model("tiny"), machine=CHIPS, layout=Layout.parse("pp4 gpipe"), job=job)
     assert time.process_time() - begin < 5
     assert step.memory.peak_bytes < COUNTED_BYTES
 

@@ -17,7 +17,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named, names
+from fivefold.model.catalog import build_model, names
 from fivefold.model.spec import Model
 from fivefold.planner.compare import Case, compare
 from fivefold.planner.predict import planner
@@ -42,7 +42,7 @@ def shortened(model: Model) -> Model:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", one_in(4, names()))
 def test_every_command_answers_for_every_model(name: str) -> None:
-    whole, few = named(name), shortened(named(name))
+    whole, few = build_model(name), shortened(build_model(name))
     large = Job(sequence=min(whole.positions, 2048), global_batch=512)
     found = search(model=whole, machine=LARGE, job=large, where=FEW, within=0.01, top=2, levels=0)
     assert found.best, "no layout of the large machine fits"

@@ -149,12 +149,12 @@ def headline(report: Report) -> str:
     """The table in a sentence per quantity, for the README; sources count alike in the mean, runs in the rest."""
     lines = []
     for quantity, name in (("time", "step times"), ("peak", "peaks of memory")):
-        mine = [each for each in report.scores if each.quantity == quantity]
-        errors = sorted(abs(each.predicted / each.measured - 1) for each in mine)
+        mine = [entry for entry in report.scores if entry.quantity == quantity]
+        errors = sorted(abs(entry.predicted / entry.measured - 1) for entry in mine)
         half, most = (errors[ceil(share * len(errors)) - 1] for share in (0.5, 0.9))
-        sources = dict.fromkeys(each.source for each in mine)
+        sources = dict.fromkeys(entry.source for entry in mine)
         mean = fmean(
-            fmean(abs(each.predicted / each.measured - 1) for each in mine if each.source == source)
+            fmean(abs(entry.predicted / entry.measured - 1) for entry in mine if entry.source == source)
             for source in sources
         )
         lines.append(

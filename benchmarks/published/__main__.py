@@ -104,8 +104,8 @@ def _halves(sources: tuple[str, ...], *, json: bool) -> None:
     from benchmarks.published import table as page
     from benchmarks.published.tune import halves as calibrated
 
-    found = [each._asdict() | {"factors": each.factors._asdict()} for each in calibrated(cases_of(sources))]
-    show(json_module.dumps(found, indent=2) if json else page.halves(found))
+    calibrations = [half._asdict() | {"factors": half.factors._asdict()} for half in calibrated(cases_of(sources))]
+    show(json_module.dumps(calibrations, indent=2) if json else page.halves(calibrations))
 
 
 def _draw(report: Report, folder: Path) -> None:

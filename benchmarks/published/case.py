@@ -81,8 +81,8 @@ def rows(source: str) -> Iterator[dict[str, str]]:
 @lru_cache(maxsize=512)
 def machine(chip: str, gpus: int, *, nic_gigabits: float | None = None, source: str = "") -> Machine:
     """``gpus`` of the catalog's ``chip``; ``nic_gigabits`` per GPU where the source's cluster has another network."""
-    found = catalog.resolve(f"{chip}:{gpus}", local=Path())
+    resolved = catalog.resolve(f"{chip}:{gpus}", local=Path())
     if nic_gigabits is None:
-        return found
-    far = found.links[-1].replace(bandwidth=nic_gigabits * 1e9 / 8, source=source)
-    return found.replace(links=(*found.links[:-1], far))
+        return resolved
+    far = resolved.links[-1].replace(bandwidth=nic_gigabits * 1e9 / 8, source=source)
+    return resolved.replace(links=(*resolved.links[:-1], far))

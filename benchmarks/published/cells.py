@@ -39,10 +39,10 @@ def integer(row: Row, key: str) -> int:
 
 def needed(row: Row, key: str) -> int:
     """The integer in a cell, 1 or more, without which there is no run to predict."""
-    found = integer(row, key)
-    if found < 1:
+    value = integer(row, key)
+    if value < 1:
         raise UserError(f"{key} is {row[key]!r}" if row.get(key) else f"{key} is not printed")
-    return found
+    return value
 
 
 def degree(row: Row, key: str) -> int:
@@ -54,12 +54,12 @@ def number(row: Row, key: str) -> float:
     """The figure in a cell; 0.0 where the source is silent."""
     text = row.get(key, "")
     try:
-        found = float(text or 0)
+        value = float(text or 0)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        value = math.nan
+    if not 0 <= value < math.inf:
         raise UserError(f"{key} is {text!r}, which is no figure")
-    return found
+    return value
 
 
 def sharding(row: Row, *, silent: int) -> int:
@@ -76,18 +76,20 @@ def chip(text: str) -> str:
     if not text:
         raise UserError("the hardware is not printed")
     words = set(re.findall(r"[a-z0-9]+", re.sub(r"rtx[ -]?", "rtx", text.lower())))
-    found = [name for name in machines.names() if name in words]
-    if len(found) != 1 or re.search(r"not (named|certain)", text):
+    matches = [name for name in machines.names() if name in words]
+    if len(matches) != 1 or re.search(r"not (named|certain)", text):
         raise UserError(f"hardware {text!r} is no chip of our catalog")
     if "pcie" in words:
-        found = [f"{found[0]}-pcie"] if f"{found[0]}-pcie" in machines.names() else []
+        matches = [f"{matches[0]}-pcie"] if f"{matches[0]}-pcie" in machines.names() else []
     else:
-        found += [name for name in machines.names() if name.startswith(f"{found[0]}-") and not name.endswith("pcie")]
+        matches += [
+            name for name in machines.names() if name.startswith(f"{matches[0]}-") and not name.endswith("pcie")
+        ]
     memory = re.search(r"(\d+) ?(gi?b)\b(?!/s)", text.lower())
     unit = 2**30 if memory and memory[2] == "gib" else 1e9
     fits = [
         name
-        for name in found
+        for name in matches
         if not memory or abs(machine(name, 1).chip.memory_bytes / unit / int(memory[1]) - 1) < 0.1
     ]
     if not fits:
@@ -116,10 +118,10 @@ def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 def named_model(text: str) -> Model:
     """The catalog's model in ``Llama 3.1 70b 24.09``, ``LLAMA3_70B``, ``Qwen3_30B_a3B``."""
-    found = next((name for name, pattern in _model_patterns() if pattern.fullmatch(text)), None)
-    if found is None:
+    match = next((name for name, pattern in _model_patterns() if pattern.fullmatch(text)), None)
+    if match is None:
         raise UserError(f"model {text!r} is not in our catalog")
-    return models.resolve(found)
+    return models.resolve(match)
 
 
 def printed(model: Model, row: Row) -> Model:
@@ -173,14 +175,14 @@ def schedule(row: Row) -> Order:
     match = re.fullmatch(r"(.*?)(?: vpp(\d+))?", text.lower())
     assert match is not None
     name, stages = re.sub(r"[^a-z0-9]", "", match[1]), int(match[2] or v)
-    found = SCHEDULES.get(name or "1f1b")
-    if found is None:
+    kind = SCHEDULES.get(name or "1f1b")
+    if kind is None:
         raise UserError(f"schedule {text!r} is none of ours")
-    if PIPELINE_SCHEDULES[found].places_v:
-        return Order(found, 2)
-    if PIPELINE_SCHEDULES[found].interleaves and stages == 1:
+    if PIPELINE_SCHEDULES[kind].places_v:
+        return Order(kind, 2)
+    if PIPELINE_SCHEDULES[kind].interleaves and stages == 1:
         raise UserError(NO_STAGES)
-    return Order("interleaved" if found == "1f1b" and stages > 1 else found, stages)
+    return Order("interleaved" if kind == "1f1b" and stages > 1 else kind, stages)
 
 
 RECOMPUTED = {"none": "none", "full": "full", "selective": "selective"}
@@ -210,19 +212,19 @@ def number_format(text: str) -> str:
         return "mxfp8"
     if words & {"fp8", "float8"}:
         return "fp8-rowwise" if "rowwise" in words else "fp8"
-    found = words & {"bf16", "fp16", "fp32"}
-    if len(found) != 1:
+    formats = words & {"bf16", "fp16", "fp32"}
+    if len(formats) != 1:
         raise UserError(f"precision {text!r} is none of ours" if text else "the precision is not printed")
-    return found.pop()
+    return formats.pop()
 
 
 def precision(text: str, *, sums: Literal["fp32", "narrow"]) -> Recipe:
     """The recipe of a cell; gradients are summed in fp32 where it says so, or else as the source's software does."""
-    found = recipe(number_format(text))
+    base_recipe = recipe(number_format(text))
     if sums == "narrow" and not SUMS.search(text.lower()):
-        return narrow_gradients(found.name) if found.accumulated_bytes else found
-    wide = found.accumulated_bytes == 4 or found.gradients_bytes == 4
-    return found if wide else found.replace(name=f"{found.name}, fp32 gradients", accumulated_bytes=4)
+        return narrow_gradients(base_recipe.name) if base_recipe.accumulated_bytes else base_recipe
+    wide = base_recipe.accumulated_bytes == 4 or base_recipe.gradients_bytes == 4
+    return base_recipe if wide else base_recipe.replace(name=f"{base_recipe.name}, fp32 gradients", accumulated_bytes=4)
 
 
 def narrow_gradients(name: str) -> Recipe:

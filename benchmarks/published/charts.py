@@ -18,15 +18,15 @@ Point = tuple[str, str, str, int, float, float]  # source, row, quantity, ranks,
 
 def pictures(points: Iterable[Point]) -> dict[str, Chart]:
     """Return the charts by name: a scatter and the error over ranks, of each quantity that was measured."""
-    found: dict[str, Chart] = {}
+    charts: dict[str, Chart] = {}
     every = list(points)
     for quantity in WORDS:
         if mine := [point for point in every if point[2] == quantity]:
-            found[f"{quantity}-scatter"] = scatter(mine)
-            found[f"{quantity}-over-ranks"] = over_ranks(mine)
-    if not found:
+            charts[f"{quantity}-scatter"] = scatter(mine)
+            charts[f"{quantity}-over-ranks"] = over_ranks(mine)
+    if not charts:
         raise UserError("no row has a time or a peak; there is nothing to draw")
-    return found
+    return charts
 
 
 def scatter(points: Sequence[Point]) -> Chart:
@@ -34,7 +34,7 @@ def scatter(points: Sequence[Point]) -> Chart:
     alt = _altair()
     name, unit, size = WORDS[points[0][2]]
     rows = _rows(points)
-    ends = [reach(each / size for point in points for each in point[4:]) for reach in (min, max)]
+    ends = [reach(value / size for point in points for value in point[4:]) for reach in (min, max)]
     scale = alt.Scale(type="log", domain=ends, nice=False, padding=8)
     x, y = (
         alt.X("measured:Q", title=f"measured {name}, {unit}", scale=scale),
@@ -98,6 +98,9 @@ def _means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of the runs whose ranks lie in one doubling, at its lower end."""
     doublings = sorted({row["ranks"].bit_length() - 1 for row in rows})
     return [
-        {"ranks": 2**each, "error": fmean(row["error"] for row in rows if row["ranks"].bit_length() - 1 == each)}
-        for each in doublings
+        {
+            "ranks": 2**doubling,
+            "error": fmean(row["error"] for row in rows if row["ranks"].bit_length() - 1 == doubling),
+        }
+        for doubling in doublings
     ]

@@ -40,7 +40,7 @@ class Constant(NamedTuple):
         return (low, high) if table else (low / self.value, high / self.value)
 
     @property
-    def whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Whether only whole numbers make sense of it."""
         return isinstance(self.value, int)
 
@@ -54,7 +54,7 @@ def _joule(chips: tuple[str, ...], dtype: str) -> Change:
         chip = machine.chip
         if not chip.name.startswith(chips):
             return machine
-        joule = {key: each * (factor if key == dtype else 1) for key, each in chip.flops_per_joule.items()}
+        joule = {key: flops * (factor if key == dtype else 1) for key, flops in chip.flops_per_joule.items()}
         return machine.replace(chip=chip.replace(flops_per_joule=joule))
 
     return change
@@ -66,7 +66,7 @@ def _chip(field: str, *, chips: tuple[str, ...] = ("",)) -> Change:
         if not chip.name.startswith(chips):
             return machine
         value = getattr(chip, field)
-        scaled = {key: each * factor for key, each in value.items()} if isinstance(value, dict) else value * factor
+        scaled = {key: entry * factor for key, entry in value.items()} if isinstance(value, dict) else value * factor
         return machine.replace(chip=chip.replace(**{field: scaled}))
 
     return change
@@ -101,9 +101,9 @@ def _smaller_tiles(tiles: Any, factor: float) -> Any:
 def times(value: Any, factor: float) -> Any:
     """A number, or every number of a table, times ``factor``."""
     if isinstance(value, dict):
-        return {key: times(each, factor) for key, each in value.items()}
+        return {key: times(entry, factor) for key, entry in value.items()}
     if isinstance(value, tuple):
-        return tuple(times(each, factor) for each in value)
+        return tuple(times(entry, factor) for entry in value)
     return value * factor
 
 
@@ -115,7 +115,7 @@ def on_machine(machine: Machine, factors: Mapping[str, float]) -> Machine:
     return machine
 
 
-def varied(factors: Mapping[str, float]) -> Constants:
+def scale_constants(factors: Mapping[str, float]) -> Constants:
     """The constants of the time model times ``factors`` (by name)."""
     return PUBLISHED.replace(**_changes(CONSTANTS, factors))
 
@@ -127,12 +127,12 @@ def varied_allocator(factors: Mapping[str, float]) -> AllocatorConstants:
 
 def _changes(constants: tuple[Constant, ...], factors: Mapping[str, float]) -> dict[str, Any]:
     """Those of ``constants`` that are fields of a record and have a factor other than 1, times it."""
-    found = {}
+    changed = {}
     for constant in constants:
         if constant.machine is None and (factor := factors.get(constant.name, 1.0)) != 1.0:
             value = (constant.scale or times)(constant.value, factor)
-            found[constant.name] = round(value) if constant.whole else value
-    return found
+            changed[constant.name] = round(value) if constant.is_integer else value
+    return changed
 
 
 def _default(field: str) -> Any:

@@ -45,15 +45,15 @@ def read(
     ``halved``: half of the rows are kept out of every fit (``case.held_out``).
     """
     for row in rows(source):
-        found = outcome(row, rule=rule, case=case, kinds=kinds)
-        if isinstance(found, str):
-            yield Excluded(source, row["row_id"], found)
+        outcomes = outcome(row, rule=rule, case=case, kinds=kinds)
+        if isinstance(outcomes, str):
+            yield Excluded(source, row["row_id"], outcomes)
         else:
-            for each in [found] if isinstance(found, Case) else found:
-                seconds, size = each.step_seconds or None, each.memory_bytes or None
+            for entry in [outcomes] if isinstance(outcomes, Case) else outcomes:
+                seconds, size = entry.step_seconds or None, entry.memory_bytes or None
                 kept_out = halved and held_out(row["row_id"])
-                measured = each._replace(step_seconds=seconds, memory_bytes=size, held_out=each.held_out or kept_out)
-                yield measured if seconds or size else Excluded(source, each.row, NOTHING)
+                measured = entry._replace(step_seconds=seconds, memory_bytes=size, held_out=entry.held_out or kept_out)
+                yield measured if seconds or size else Excluded(source, entry.row, NOTHING)
 
 
 def outcome(
@@ -153,15 +153,15 @@ def cluster(row: Row) -> Machine:
     """A row's machine; NVLink joins the 72 GPUs of a rack, of which Slurm gives a job segments of 16 nodes of 4
     (executors.py in the performance scripts of NVIDIA-NeMo/Megatron-Bridge).
     """
-    found = where(row)
-    return in_nodes(found, RACK_RANKS) if found.ranks_per_node > RACK_RANKS else found
+    resolved = where(row)
+    return in_nodes(resolved, RACK_RANKS) if resolved.ranks_per_node > RACK_RANKS else resolved
 
 
-def in_nodes(found: Machine, ranks: int) -> Machine:
+def in_nodes(machine: Machine, ranks: int) -> Machine:
     """``found`` in nodes of another size."""
-    near, far = found.links
-    links = (near.replace(span=ranks), far.replace(span=max(found.ranks, ranks)))
-    return found.replace(ranks_per_node=ranks, links=links)
+    near, far = machine.links
+    links = (near.replace(span=ranks), far.replace(span=max(machine.ranks, ranks)))
+    return machine.replace(ranks_per_node=ranks, links=links)
 
 
 def seconds_of_tokens(job: Job, *, rate: float, ranks: int) -> float:

@@ -89,13 +89,13 @@ def _share(source: str, scored: Iterable[tuple[str, str]], rows: Mapping[tuple[s
     return Share(source, sum(name == source for name, _ in scored), kinds["facts"], kinds["other"], kinds["words"])
 
 
-def markdown(found: Iterable[Share]) -> Iterator[str]:
+def markdown(share_rows: Iterable[Share]) -> Iterator[str]:
     """The lines of a table, with their sums."""
-    rows = [*found]
-    total = Share("all", *(sum(int(each[at]) for each in rows) for at in range(1, len(Share._fields))))
+    rows = [*share_rows]
+    total = Share("all", *(sum(int(share_row[at]) for share_row in rows) for at in range(1, len(Share._fields))))
     yield f"| {' | '.join(Share._fields)} | share |\n"
     yield "| --- |" + " ---: |" * len(Share._fields) + "\n"
-    for each in (*rows, total):
-        could = each.scored + each.words
-        share = f"{each.scored / could:.0%}" if could else "–"
-        yield f"| {' | '.join(map(str, each))} | {share} |\n"
+    for row in (*rows, total):
+        could = row.scored + row.words
+        share = f"{row.scored / could:.0%}" if could else "–"
+        yield f"| {' | '.join(map(str, row))} | {share} |\n"

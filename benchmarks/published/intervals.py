@@ -23,15 +23,15 @@ KEPT = 9
 def learn(scores: Iterable[Score]) -> tuple[Cell, ...]:
     """The table, in order."""
     told = [score for score in _of_steps(scores) if not score.held_out]
-    found = []
-    for group in grouped(told, by=lambda score: (score.quantity, score.source, score.of)):
+    learned = []
+    for group in grouped(told, by=lambda score: (score.quantity, score.source, score.run_class)):
         quantity: Quantity = "time" if group[0].quantity == "time" else "peak"
-        first, ratios = group[0], sorted(score.measured / score.without for score in group)
+        first, ratios = group[0], sorted(score.measured / score.predicted_without_source for score in group)
         few = min(KEPT, len(ratios))
         kept = tuple(round(ratios[int((at + 0.5) * len(ratios) / few)], 3) for at in range(few))
         ranks = max(score.ranks for score in group)
-        found.append(Cell(quantity, first.source, first.of, len(group), ranks, kept))
-    return tuple(sorted(found))
+        learned.append(Cell(quantity, first.source, first.run_class, len(group), ranks, kept))
+    return tuple(sorted(learned))
 
 
 def coverage(scores: Iterable[Score]) -> tuple[Coverage, ...]:
@@ -51,12 +51,12 @@ def _covered(scores: Sequence[Score], cells: Iterable[Cell]) -> Coverage:
     known: dict[RunClass, Interval | None] = {}
     inside = []
     for score in scores:
-        if score.of not in known:
-            known[score.of] = expected(1.0, of=score.of, ranks=score.ranks, cells=others)
-        found, ratio = known[score.of], score.measured / score.without
-        if found is not None:
-            inside.append((found.low_50 <= ratio <= found.high_50, found.low_90 <= ratio <= found.high_90))
-    half, most = (fmean(each) if each else 0.0 for each in zip(*inside, strict=True)) if inside else (0.0, 0.0)
+        if score.run_class not in known:
+            known[score.run_class] = expected(1.0, of=score.run_class, ranks=score.ranks, cells=others)
+        cell, ratio = known[score.run_class], score.measured / score.predicted_without_source
+        if cell is not None:
+            inside.append((cell.low_50 <= ratio <= cell.high_50, cell.low_90 <= ratio <= cell.high_90))
+    half, most = (fmean(flags) if flags else 0.0 for flags in zip(*inside, strict=True)) if inside else (0.0, 0.0)
     return Coverage(first.source, first.quantity, len(inside), half, most)
 
 

@@ -1,7 +1,8 @@
 """Leave one source out: every constant that was set on a source is set again without it, then that source is scored.
 
     fit of source s: minimise  mean over the other sources of mean of e / (1 + e / FAR), e = |ln(predicted / measured)|,
-    over the constants set on s, each within its bounds, from their geometric middle; of a source at most ``MOST`` runs
+    over the constants set on s, each within its bounds, from their geometric middle; of a source at most
+    ``MAX_RUNS_PER_SOURCE`` runs
 
 A run that is far off has another cause than a constant, and pulls little (decision 028). Constant by constant a grid
 between the bounds, which closes in twice in a second round; no randomness. A constant that moves no run stays in the
@@ -17,17 +18,17 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.published.case import Case
-from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, varied, varied_allocator
+from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, scale_constants, varied_allocator
 from benchmarks.published.tune import Run, prepared, time_step
 from fivefold.planner.counts.memory.allocator import allocator_totals
 from fivefold.planner.time.errors import Quantity
 from fivefold.record import Record
 
 TABLE = Path(__file__).with_name("left_out.csv")
-MOST = 40  # runs of one source in the objective
+MAX_RUNS_PER_SOURCE = 40  # runs of one source in the objective
 GRID = 5
 CLOSER = (0, 2)  # how often the grid closes in, by round
-FAR = 0.1
+OUTLIER_ERROR = 0.1
 NO_MOVE = 1e-9
 
 Factors = Mapping[str, float]
@@ -44,14 +45,14 @@ class Fit(Record):
     runs: int  # of other sources that it moves
 
 
-def drawn(cases: Sequence[Case]) -> list[Run]:
-    """At most ``MOST`` of a source's cases, evenly drawn, with their counts."""
-    return prepared(cases[:: max(1, -(-len(cases) // MOST))])
+def sample_runs(cases: Sequence[Case]) -> list[Run]:
+    """At most ``MAX_RUNS_PER_SOURCE`` of a source's cases, evenly drawn, with their counts."""
+    return prepared(cases[:: max(1, -(-len(cases) // MAX_RUNS_PER_SOURCE))])
 
 
 def step_seconds(run: Run, factors: Factors) -> float:
     """The predicted step with constants times ``factors``."""
-    return time_step(run, on_machine(run.case.machine, factors), varied(factors))
+    return time_step(run, on_machine(run.case.machine, factors), scale_constants(factors))
 
 
 def peak_bytes(run: Run, factors: Factors) -> float:
@@ -66,8 +67,8 @@ def predictions(run: Run, factors: Factors) -> dict[str, float]:
     """What is predicted of a case with constants changed, of what it measured; nothing without a change."""
     if not factors:
         return {}
-    found: dict[str, float] = {"time": step_seconds(run, factors)} if _measured(run, "time") else {}
-    return found | ({"peak": peak_bytes(run, factors)} if _measured(run, "peak") else {})
+    seconds: dict[str, float] = {"time": step_seconds(run, factors)} if _get_measured(run, "time") else {}
+    return seconds | ({"peak": peak_bytes(run, factors)} if _get_measured(run, "peak") else {})
 
 
 class Problem:
@@ -81,7 +82,7 @@ class Problem:
         self.runs = [(name, run) for name, runs in others.items() if name != source for run in runs]
         self.time = [constant for constant in CONSTANTS if not constant.set_without(source)]
         self.memory = [constant for constant in OF_MEMORY if not constant.set_without(source)]
-        self.factors = {each.name: _middle(each) for each in (*self.time, *self.memory)}
+        self.factors = {constant.name: _middle(constant) for constant in (*self.time, *self.memory)}
         self.source = source
 
     def solve(self) -> tuple[Fit, ...]:
@@ -90,19 +91,19 @@ class Problem:
 
     def _descend(self, quantity: Quantity, constants: Sequence[Constant]) -> Iterator[Fit]:
         """Each constant in turn at the best of its grid, then of a closer one; in rounds."""
-        measured = [index for index, (_, run) in enumerate(self.runs) if _measured(run, quantity)]
-        moved = {each.name: self._moved(each, quantity, measured) for each in constants}
+        measured = [index for index, (_, run) in enumerate(self.runs) if _get_measured(run, quantity)]
+        moved = {entry.name: self._moved(entry, quantity, measured) for entry in constants}
         errors = self._errors(quantity, measured)
         for closer in CLOSER:
-            for constant in (each for each in constants if moved[each.name]):
+            for constant in (entry for entry in constants if moved[entry.name]):
                 low, high = constant.factors
                 for _ in range(1 + closer):
                     tried = []
                     for factor in _grid(constant, low, high):
                         self.factors[constant.name] = factor
-                        found = errors | self._errors(quantity, moved[constant.name])
-                        tried.append((self._mean(found), factor, found))
-                    _, best, errors = min(tried, key=lambda each: each[:2])
+                        changed = errors | self._errors(quantity, moved[constant.name])
+                        tried.append((self._mean(changed), factor, changed))
+                    _, best, errors = min(tried, key=lambda trial: trial[:2])
                     self.factors[constant.name] = best
                     gap = (high / low) ** (1 / (GRID - 1))
                     low, high = max(low, best / gap), min(high, best * gap)
@@ -122,7 +123,9 @@ class Problem:
     def _errors(self, quantity: Quantity, among: Sequence[int]) -> dict[int, float]:
         """ln(predicted / measured) by index of the run."""
         constants = self.time if quantity == "time" else self.memory
-        factors = {each.name: self.factors[each.name] for each in constants if self.factors[each.name] != 1.0}
+        factors = {
+            constant.name: self.factors[constant.name] for constant in constants if self.factors[constant.name] != 1.0
+        }
         known = self.known.setdefault((quantity, frozenset(factors.items())), {})
         runs = {index: self.runs[index][1] for index in among}
         known |= {id(run): _error(run, quantity, factors) for run in runs.values() if id(run) not in known}
@@ -132,11 +135,11 @@ class Problem:
         """Over sources, of the mean size of each one's errors, of which large ones saturate."""
         sizes: dict[str, list[float]] = {}
         for index, error in errors.items():
-            sizes.setdefault(self.runs[index][0], []).append(abs(error) / (1 + abs(error) / FAR))
+            sizes.setdefault(self.runs[index][0], []).append(abs(error) / (1 + abs(error) / OUTLIER_ERROR))
         return fmean(map(fmean, sizes.values()))
 
 
-def _measured(run: Run, quantity: Quantity) -> float | None:
+def _get_measured(run: Run, quantity: Quantity) -> float | None:
     if quantity == "time":
         return run.case.step_seconds
     return run.case.memory_bytes if run.case.quantity == "peak" else None
@@ -144,7 +147,7 @@ def _measured(run: Run, quantity: Quantity) -> float | None:
 
 def _error(run: Run, quantity: Quantity, factors: Factors) -> float:
     predicted = step_seconds(run, factors) if quantity == "time" else peak_bytes(run, factors)
-    measured = _measured(run, quantity)
+    measured = _get_measured(run, quantity)
     assert measured is not None
     return log(predicted / measured)
 
@@ -156,10 +159,10 @@ def _middle(constant: Constant) -> float:
 
 def _grid(constant: Constant, low: float, high: float) -> list[float]:
     """Factors from ``low`` to ``high``, evenly spaced in their logarithm, or those of whole numbers between."""
-    found = [exp(log(low) + (log(high) - log(low)) * at / (GRID - 1)) for at in range(GRID)]
-    if not constant.whole:
-        return found
-    return sorted({max(1, round(constant.value * factor)) / constant.value for factor in found})
+    grid = [exp(log(low) + (log(high) - log(low)) * at / (GRID - 1)) for at in range(GRID)]
+    if not constant.is_integer:
+        return grid
+    return sorted({max(1, round(constant.value * factor)) / constant.value for factor in grid})
 
 
 def read(path: Path = TABLE) -> tuple[Fit, ...]:
@@ -185,7 +188,7 @@ def refit(sources: Sequence[str], path: Path = TABLE, *, report: Progress | None
     fits = read(path)
     missing = [source for source in sources if not any(fit.source == source for fit in fits)]
     cases = {name: [*cases_of([name])] for name in (SOURCES if missing else ())}
-    others = {name: drawn(found) for name, found in cases.items() if found}
+    others = {name: sample_runs(runs) for name, runs in cases.items() if runs}
     known: Known = {}
     for done, source in enumerate(missing):
         if report is not None:

@@ -107,7 +107,7 @@ def list_staying(counts: Counts, layout: Layout) -> list[tuple[Message, int]]:
         for unit, shards, _ in counts.local_parts(layout, run.name):
             group = "expert_shard" if unit.name == "experts" else "shard"
             weights = list_weights(counts, layout, run.name, unit, shards)
-            sizes.setdefault((group, shards), []).extend([each.numel for each in weights if each.stays] * times)
+            sizes.setdefault((group, shards), []).extend([weight.numel for weight in weights if weight.stays] * times)
     width = counts.job.precision.wide_bytes
     return [
         (Message("dp", "all_gather", 1, sum(numels) * width, shards, group), shards * len(numels))

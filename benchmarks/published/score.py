@@ -57,12 +57,12 @@ class Score(Record):
     held_out: bool = False  # of the half of a source that no fit may see
 
     @property
-    def without(self) -> float:
+    def predicted_without_source(self) -> float:
         """Predicted by constants set without the source, as far as it has any; else as predicted."""
         return self.left_out or self.predicted
 
     @property
-    def of(self) -> RunClass:
+    def run_class(self) -> RunClass:
         """The class of the run."""
         return RunClass(*(getattr(self, field) for field in RunClass._fields))
 
@@ -149,7 +149,7 @@ def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: 
 
     ``covered``: coverage of sources by what all others teach.
     """
-    known = {(each.source, each.quantity): each for each in covered}
+    known = {(cell.source, cell.quantity): cell for cell in covered}
     told = [score for score in scores if getattr(score, by)]
     groups = grouped(told, by=lambda score: (getattr(score, by), score.quantity))
     if by != "source":

@@ -152,7 +152,7 @@ def _amount(quantity: str, number: float) -> str:
     return show_seconds(number) if quantity in ("time", "message") else show_bytes(number)
 
 
-def halves(found: Iterable[Mapping[str, Any]]) -> RenderableType:
+def halves(results: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Return a table of errors on one half of a machine's runs, before and after calibrating on the other half."""
     rows = tuple(
         (
@@ -162,6 +162,6 @@ def halves(found: Iterable[Mapping[str, Any]]) -> RenderableType:
             f"{row['tuned']:.1%}",
             ", ".join(f"{name} x{factor:.2f}" for name, factor in row["factors"].items() if factor != 1) or "none",
         )
-        for row in found
+        for row in results
     )
     return Grid(("chip", "runs", "stock", "calibrated", "factors"), rows, words=("chip", "factors"))

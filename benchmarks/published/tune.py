@@ -83,9 +83,9 @@ def tune(runs: Sequence[Run]) -> Factors:
                     if not 1 / LIMIT <= value <= LIMIT:
                         continue
                     tried = factors._replace(**{field: value})
-                    found = error(runs, tried)
-                    if found < best:
-                        factors, best, improved = tried, found, True
+                    tuned_error = error(runs, tried)
+                    if tuned_error < best:
+                        factors, best, improved = tried, tuned_error, True
     return factors
 
 
@@ -120,10 +120,10 @@ def halves(cases: Iterable[Case]) -> list[Halves]:
     chips: dict[str, list[Run]] = {}
     for run in prepared(case for case in cases if case.step_seconds):
         chips.setdefault(run.case.machine.chip.name, []).append(run)
-    found = []
+    results = []
     for chip, runs in chips.items():
         learnt, held = runs[::2], runs[1::2]
         if held:
             factors = tune(learnt)
-            found.append(Halves(chip, len(held), error(held, Factors()), error(held, factors), factors))
-    return found
+            results.append(Halves(chip, len(held), error(held, Factors()), error(held, factors), factors))
+    return results

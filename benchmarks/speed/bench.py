@@ -88,8 +88,8 @@ class Bench:
         begin = time.perf_counter()
         while len(taken["ours"]) < 3 or time.perf_counter() - begin < self.seconds:
             for name in names:
-                found = racers[name](tokens)
-                taken[name].append(found.cpu if self.shared else found.wall)
+                outcome = racers[name](tokens)
+                taken[name].append(outcome.cpu if self.shared else outcome.wall)
             names.append(names.pop(0))
         own = taken.pop("ours")
         rate = job.tokens_per_step / statistics.median(own)
@@ -162,7 +162,7 @@ def zero_against_one(bench: Bench) -> list[Result]:
 
 def predictions_per_second(*, seconds: float) -> float:
     """Different questions about llama3-8b on h100:8, so that caches do not answer: all ZeRO stages, many sequences."""
-    model, machine = models.named("llama3-8b"), machines.resolve("h100:8", local=Path())
+    model, machine = models.build_model("llama3-8b"), machines.resolve("h100:8", local=Path())
     layouts = [Layout(dp=8, zero=zero, mbs=mbs) for zero, mbs in product((3, 2, 1, 0), (1, 2, 4))]
     begin, number = time.perf_counter(), 0
     while time.perf_counter() - begin < seconds:

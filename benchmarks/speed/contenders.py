@@ -79,8 +79,8 @@ def transformers(model: Model, job: Job) -> Step:
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         targets = targets.contiguous()
-        found: Tensor = llama(input_ids=tokens, labels=targets, shift_labels=targets).loss
-        return found
+        value: Tensor = llama(input_ids=tokens, labels=targets, shift_labels=targets).loss
+        return value
 
     return _loop(llama, llama.model.layers, loss, job)
 

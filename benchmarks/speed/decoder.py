@@ -14,7 +14,7 @@ from fivefold.model.weights import weights
 from fivefold.trainer.build import initial
 
 
-def drawn(model: Model, *, seed: int) -> dict[str, Tensor]:
+def initial_weights(model: Model, *, seed: int) -> dict[str, Tensor]:
     """The engine's weights before the first step, whole and in fp32."""
     return {weight.name: initial(weight, model=model, seed=seed) for weight in weights(model)}
 
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
         if layers.stop == model.layers:
             self.head["norm"] = nn.RMSNorm(model.width, eps=model.norm_epsilon)
             self.head["out"] = nn.Linear(model.width, model.vocab, bias=False)
-        whole = drawn(model, seed=seed)
+        whole = initial_weights(model, seed=seed)
         self.load_state_dict({name: whole[name] for name in self.state_dict()})
         self.tables: tuple[Tensor, Tensor] | None = None
         self.positions: Tensor | None = None  # of the tokens here; None: all, in order

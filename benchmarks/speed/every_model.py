@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from fivefold.model.catalog import named, names
+from fivefold.model.catalog import build_model, names
 from fivefold.rendering.grid import Grid
 
 QUESTIONS = ("search", "plan", "model", "micro-batch", "sequence")
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 def ask(question: str, model: str, machine: str, *, limit: int) -> Answer:
     """Run one command and return what it took; it is stopped after ``limit`` processor seconds."""
-    ranks, sequence = int(machine.partition(":")[2]), min(4096, named(model).positions)
+    ranks, sequence = int(machine.partition(":")[2]), min(4096, build_model(model).positions)
     verb = [question] if question in ("search", "plan") else ["ask", question]
     words = [*verb, model, machine, "--seq", str(sequence), "--gbs", str(max(512, ranks))]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -68,8 +68,8 @@ def main() -> None:
             for chip in options.chips.split(","):
                 answers.append(ask(options.question, model, f"{chip}:{ranks}", limit=options.limit))
                 print(f"{answers[-1].seconds:6.1f} s  {answers[-1].command}  {answers[-1].ended}", flush=True)
-    rows = [(each.command, f"{each.seconds:.1f} s", each.ended) for each in sorted(answers, reverse=True)]
-    late = sum(each.seconds > TARGET for each in answers)
+    rows = [(answer.command, f"{answer.seconds:.1f} s", answer.ended) for answer in sorted(answers, reverse=True)]
+    late = sum(answer.seconds > TARGET for answer in answers)
     Console(width=160).print(Grid(("command", "processor", "ended"), tuple(rows), words=("command", "ended")))
     print(f"{len(answers)} commands, {late} over {TARGET:g} s")
 

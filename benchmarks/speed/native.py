@@ -138,17 +138,17 @@ def context(model: Model, job: Job, *, layout: Layout) -> Step:
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal)
-    return found
+    outputs: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal)
+    return outputs
 
 
 def _backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, *, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+    gradients: tuple[Tensor, Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, query, key, value, out, logsumexp, 0.0, is_causal
     )
-    return found
+    return gradients
 
 
 class _Ring(torch.autograd.Function):

@@ -35,7 +35,7 @@ def main() -> None:
                 client.get(unescape(link))
                 seconds.append(1e3 * (time.process_time() - begin))
             middle, slowest = statistics.median(seconds), max(seconds)
-            soon = sum(each < 150 for each in seconds) / len(seconds)
+            soon = sum(value < 150 for value in seconds) / len(seconds)
             words = unescape(links[seconds.index(slowest)]).rpartition("layout=")[2].replace("%20", " ")
             print(f"{name:24} {len(links):3} changes: median {middle:4.0f} ms, {soon:4.0%} within 150 ms")
             print(f"{'':24} slowest {slowest:4.0f} ms: {words}")

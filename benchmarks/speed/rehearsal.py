@@ -26,16 +26,18 @@ def alone(model: str, machine: str, layout: str, sequence: str, batch: str) -> N
     from fivefold.job import Job, recipe
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine_named
-    from fivefold.model.catalog import named
+    from fivefold.model.catalog import build_model
 
     job = Job(sequence=int(sequence), global_batch=int(batch), precision=recipe("bf16"))
     begin, busy = time.perf_counter(), time.process_time()
-    found = dryrun(model=named(model), machine=machine_named(machine, local=None), layout=Layout.parse(layout), job=job)
-    assert found.step is not None, found.findings
+    rehearsal = dryrun(
+        model=build_model(model), machine=machine_named(machine, local=None), layout=Layout.parse(layout), job=job
+    )
+    assert rehearsal.step is not None, rehearsal.findings
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{time.perf_counter() - begin:.1f} | {time.process_time() - busy:.1f} | {held:.2f} | "
-        f"{found.step.memory.peak_bytes / 2**30:.2f}"
+        f"{rehearsal.step.memory.peak_bytes / 2**30:.2f}"
     )
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.space import Space
@@ -39,7 +39,7 @@ STREAM = 2000  # layouts
 def stream(*, pipelines: bool) -> float:
     """Estimates per second over random layouts of GPT-3 on 64 A100, the second time round."""
     model, machine, job, _ = RUNS["GPT-3 175B on 64 A100"]
-    planner = Planner(model=named(model), machine=resolve(machine, local=Path("/nowhere")), job=job)
+    planner = Planner(model=build_model(model), machine=resolve(machine, local=Path("/nowhere")), job=job)
     space, some = Space(planner.model, job, world=64, placements=False), random.Random(0)
     partials = [at for at in range(len(space.partials.dp)) if (space.partials.pp[at] > 1) == pipelines]
     candidates = space.shard(
@@ -55,24 +55,28 @@ def stream(*, pipelines: bool) -> float:
     return len(layouts) / (time.perf_counter() - begin)
 
 
-def asked(name: str) -> list[tuple[str, str, str]]:
+def measure_question(name: str) -> list[tuple[str, str, str]]:
     """Rows of one question, asked in a process of its own, whose memory is its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_asked, name).result()
+        return pool.submit(_answer_question, name).result()
 
 
-def _asked(name: str) -> list[tuple[str, str, str]]:
+def _answer_question(name: str) -> list[tuple[str, str, str]]:
     model, machine, job, target = RUNS[name]
     before = time.process_time()
-    found = search(
-        model=named(model), machine=resolve(machine, local=Path("/nowhere")), job=job, reduces=("step",), within=WITHIN
+    result = search(
+        model=build_model(model),
+        machine=resolve(machine, local=Path("/nowhere")),
+        job=job,
+        reduces=("step",),
+        within=WITHIN,
     )
     took = time.process_time() - before
-    best, chosen = found.best[0].step, found.proposal
+    best, chosen = result.best[0].step, result.proposal
     return [
         (name, f"{took:.1f} s", f"< {target:g} s"),
-        ("  layouts", f"{found.tried:,}, {found.evaluated:,} evaluated", ""),
-        ("  layouts per second", f"{found.tried / took:,.0f}", "> 200,000"),
+        ("  layouts", f"{result.tried:,}, {result.evaluated:,} evaluated", ""),
+        ("  layouts per second", f"{result.tried / took:,.0f}", "> 200,000"),
         ("  best", f"{best.layout}: {best.time.step_seconds:.2f} s", ""),
         ("  proposal", f"{chosen.layout}: {chosen.choice.step.time.step_seconds:.2f} s" if chosen else "", ""),
     ]
@@ -83,7 +87,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="questions whose name holds this")
     options = parser.parse_args()
-    rows = [row for name in RUNS if options.only in name for row in asked(name)]
+    rows = [row for name in RUNS if options.only in name for row in measure_question(name)]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     rows.append(("memory, the most of any", f"{peak:,.0f} MiB", "< 512 MiB"))
     rows.append(("estimates per second, no pipeline", f"{stream(pipelines=False):,.0f}", "> 5,000"))

@@ -35,20 +35,20 @@ class Errors(NamedTuple):
 
 def runs() -> dict[str, list[Run]]:
     """By source; cases with a time."""
-    found = {}
+    by_source = {}
     for source in SOURCES:
         if cases := [case for case in cases_of([source]) if case.step_seconds]:
-            found[source] = prepared(cases[:: THINNED.get(source, 1)])
-    return found
+            by_source[source] = prepared(cases[:: THINNED.get(source, 1)])
+    return by_source
 
 
 def errors(by_source: dict[str, list[Run]], factors: Mapping[str, float]) -> Errors:
     """Of all sources, with constants times ``factors``."""
     means, biases = [], []
-    for each in by_source.values():
-        found = [step_seconds(run, factors) / (run.case.step_seconds or 1.0) - 1 for run in each]
-        means.append(fmean(map(abs, found)))
-        biases.append(fmean(found))
+    for source_runs in by_source.values():
+        source_errors = [step_seconds(run, factors) / (run.case.step_seconds or 1.0) - 1 for run in source_runs]
+        means.append(fmean(map(abs, source_errors)))
+        biases.append(fmean(source_errors))
     return Errors(fmean(means), fmean(biases))
 
 
@@ -64,10 +64,10 @@ OWN = {
 }  # by constant: the source; of vTrain what it composed of traces, every eighth
 
 
-def own() -> None:
+def print_source_errors() -> None:
     """Prints a line of Markdown per constant that was set on a source: that source's mean error around its value."""
     by_source = runs()
-    for constant in (each for each in CONSTANTS if each.name in OWN):
+    for constant in (entry for entry in CONSTANTS if entry.name in OWN):
         source = OWN[constant.name]
         composed = [case for case in reader(source)() if isinstance(case, Case) and case.composed]
         chosen = {source: prepared(composed[::8]) or by_source[source]}
@@ -86,10 +86,10 @@ def main(only: tuple[str, ...] = ()) -> None:
             continue
         cells = []
         for factor in (0.8, 1.2):
-            found = errors(by_source, {constant.name: factor})
-            cells.append(f"{100 * (found.mean - stock.mean):+.2f} ({100 * (found.bias - stock.bias):+.2f})")
+            changed = errors(by_source, {constant.name: factor})
+            cells.append(f"{100 * (changed.mean - stock.mean):+.2f} ({100 * (changed.bias - stock.bias):+.2f})")
         print(f"| `{constant.name}` | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
-    own() if sys.argv[1:] == ["--own"] else main(tuple(sys.argv[1:]))
+    print_source_errors() if sys.argv[1:] == ["--own"] else main(tuple(sys.argv[1:]))

@@ -29,12 +29,12 @@ sys.path.insert(0, str(ROOT))
 FROZEN = ROOT / "tests" / "profiling" / "traces" / "hta.json"
 FROZEN_SEEDS = 12
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-MOST = 0.1  # percentage points, and percent of a time
+MAX_DIFFERENCE_PERCENT = 0.1  # percentage points, and percent of a time
 
 os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # HTA rounds to µs, of which the drawn kernels take a few
 
 
-class Found(NamedTuple):
+class TraceSummary(NamedTuple):
     """Of one rank, from its first kernel to its last: times in µs, overlap in percent of the communication."""
 
     idle: float
@@ -44,7 +44,7 @@ class Found(NamedTuple):
     overlap: float
 
 
-def theirs(folder: Path) -> dict[int, Found]:
+def theirs(folder: Path) -> dict[int, TraceSummary]:
     """What HolisticTraceAnalysis finds, by rank."""
     from hta.configs.config import logger
     from hta.trace_analysis import TraceAnalysis
@@ -58,34 +58,36 @@ def theirs(folder: Path) -> dict[int, Found]:
         overlaps = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")
     columns = ["idle_time(us)", "compute_time(us)", "non_compute_time(us)", "kernel_time(us)"]
     return {
-        int(rank): Found(*(float(times.loc[rank, name]) for name in columns), float(overlaps.iloc[:, 0].loc[rank]))
+        int(rank): TraceSummary(
+            *(float(times.loc[rank, name]) for name in columns), float(overlaps.iloc[:, 0].loc[rank])
+        )
         for rank in times.index
     }
 
 
-def ours(folder: Path) -> dict[int, Found]:
+def ours(folder: Path) -> dict[int, TraceSummary]:
     """What `fivefold trace` finds."""
     from fivefold.profiling.traces import read
 
     return {
-        each.rank: Found(
-            each.idle_seconds * 1e6,
-            each.compute_seconds * 1e6,
-            (each.exposed_seconds + each.memcpy_alone_seconds) * 1e6,
-            each.window_seconds * 1e6,
-            100 * (each.overlap or 0.0),
+        breakdown.rank: TraceSummary(
+            breakdown.idle_seconds * 1e6,
+            breakdown.compute_seconds * 1e6,
+            (breakdown.exposed_seconds + breakdown.memcpy_alone_seconds) * 1e6,
+            breakdown.window_seconds * 1e6,
+            100 * (breakdown.overlap or 0.0),
         )
-        for each in read([folder]).report.whole
+        for breakdown in read([folder]).report.whole
     }
 
 
-def apart(left: Found, right: Found) -> float:
+def max_difference(left: TraceSummary, right: TraceSummary) -> float:
     """The largest difference, in percent of the whole, of a time and of the overlap."""
     times = [abs(a - b) / right.whole * 100 for a, b in zip(left[:4], right[:4], strict=True)]
     return max(*times, abs(left.overlap - right.overlap) if right.overlap == right.overlap else 0.0)
 
 
-def drawn(seed: int, folder: Path) -> None:
+def write_random_traces(seed: int, folder: Path) -> None:
     """Write the traces of a drawn job."""
     from tests.profiling.traces.kineto import Shape, draw, write
 
@@ -107,13 +109,13 @@ def main() -> None:
     for seed in range(chosen.seeds):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            drawn(seed, folder)
+            write_random_traces(seed, folder)
             worst = max(worst, compare(f"drawn, seed {seed}", folder, frozen if seed < FROZEN_SEEDS else None, seed))
     worst = max(worst, *recorded())
     print(f"largest difference: {worst:.4f} %")
     if chosen.freeze:
         FROZEN.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
-    sys.exit(1 if worst > MOST else 0)
+    sys.exit(1 if worst > MAX_DIFFERENCE_PERCENT else 0)
 
 
 def huge(gib: float) -> None:
@@ -121,8 +123,8 @@ def huge(gib: float) -> None:
     from tests.profiling.traces.kineto import Shape, draw, events, text
 
     job = draw(1, Shape(ranks=1, steps=4, operations=5000, longest=20_000))
-    lasting = (max(each.end for each in job.kernels[0]) - job.steps[0][0][0] + 1_000_000) / 1000
-    found, mark = events(job, 0), '"traceEvents": [\n'
+    lasting = (max(kernel.end for kernel in job.kernels[0]) - job.steps[0][0][0] + 1_000_000) / 1000
+    rows, mark = events(job, 0), '"traceEvents": [\n'
     head, _, tail = text([], rank=0).partition(mark)
     with tempfile.TemporaryDirectory() as name:
         plain, zipped = Path(name) / "rank0.json", Path(name) / "rank0.json.gz"
@@ -130,7 +132,7 @@ def huge(gib: float) -> None:
         with plain.open("w", encoding="utf-8") as file:
             file.write(head + mark)
             while file.tell() < gib * 2**30:
-                for event in found:
+                for event in rows:
                     args = {**event.get("args", {})}
                     if "correlation" in args:
                         args["correlation"] += number * 10**6
@@ -139,10 +141,10 @@ def huge(gib: float) -> None:
                     shifted = {**event, "ts": round(event["ts"] + number * lasting, 3), "name": named, "args": args}
                     file.write(json.dumps(shifted) + ",\n")
                 number += 1
-            file.write(json.dumps(found[0] | {"name": "end", "cat": "end"}) + tail.strip("\n"))
+            file.write(json.dumps(rows[0] | {"name": "end", "cat": "end"}) + tail.strip("\n"))
         with plain.open("rb") as source, gzip.open(zipped, "wb", compresslevel=1) as target:
             shutil.copyfileobj(source, target)
-        print(f"{len(found) * number:,} events, {4 * number} steps")
+        print(f"{len(rows) * number:,} events, {4 * number} steps")
         for path in (plain, zipped):
             command = [sys.executable, "-m", "fivefold", "trace", str(path), "--json"]
             begun = time.perf_counter()
@@ -157,7 +159,7 @@ def huge(gib: float) -> None:
 def compare(
     name: str,
     folder: Path,
-    frozen: dict[int, dict[int, Found]] | None = None,
+    frozen: dict[int, dict[int, TraceSummary]] | None = None,
     seed: int = 0,
     *,
     mine_from: Path | None = None,
@@ -172,7 +174,7 @@ def compare(
     assert mine.keys() == hta.keys()
     if frozen is not None:
         frozen[seed] = hta
-    worst = max(apart(mine[rank], hta[rank]) for rank in mine)
+    worst = max(max_difference(mine[rank], hta[rank]) for rank in mine)
     print(f"{name:40s} {len(mine)} ranks   largest difference {worst:.4f} %   HTA takes {longer:.0f} times as long")
     return worst
 

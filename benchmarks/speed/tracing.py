@@ -70,13 +70,13 @@ def main() -> None:
         untraced, traced, marks = min(answers.get(timeout=600) for _ in workers)[1:]
         for worker in workers:
             worker.join()
-    found = ratios(untraced, traced)
-    low, _, high = statistics.quantiles(found, n=4)
-    error = 1.2533 * (high - low) / 1.349 / len(found) ** 0.5
+    slowdowns = ratios(untraced, traced)
+    low, _, high = statistics.quantiles(slowdowns, n=4)
+    error = 1.2533 * (high - low) / 1.349 / len(slowdowns) ** 0.5
     usual = 1e3 * statistics.median(untraced)
     print(
-        f"{asked.layout}: {len(found)} traced steps of {usual:.1f} ms, {marks} spans each: "
-        f"{statistics.median(found) - 1:+.2%} ± {error:.2%}"
+        f"{asked.layout}: {len(slowdowns)} traced steps of {usual:.1f} ms, {marks} spans each: "
+        f"{statistics.median(slowdowns) - 1:+.2%} ± {error:.2%}"
     )
 
 

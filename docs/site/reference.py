@@ -266,7 +266,7 @@ def show_default(field: Any) -> str:
 
 def write_models() -> str:
     """Return the catalog of models as a page."""
-    from fivefold.model.catalog import named, names
+    from fivefold.model.catalog import build_model, names
 
     parts = [
         "# Models",
@@ -279,7 +279,7 @@ def write_models() -> str:
         "| --- | --: | --: | --: | --: | --: | --: | --- |",
     ]
     for name in names():
-        model = named(name)
+        model = build_model(name)
         experts = f"{model.moe.experts}, top {model.moe.topk}" if model.moe else ""
         parts.append(
             f"| `{name}` | {model.parameters / 1e9:.3g} B | {model.layers} | {model.width} | {model.heads} "

@@ -30,7 +30,7 @@ from fivefold.requests.commands import (
     SweepOptions,
     TraceOptions,
 )
-from fivefold.requests.extras import told
+from fivefold.requests.extras import requires_extra
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
 
 
 @documented(SearchOptions)
-@told
+@requires_extra
 def search(
     model: str | Model,
     machine: str | Machine,
@@ -95,7 +95,7 @@ def search(
     ``search --keep`` is ``walk``, and a search over several machines is ``across``.
     """
     from fivefold.layout.where import Where as Constraint
-    from fivefold.requests.commands import ALIKE
+    from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
     from fivefold.requests.fields import MOST_SHOWN
     from fivefold.requests.search import found_layouts, limited
 
@@ -111,7 +111,7 @@ def search(
         by=by,
         top=top,
         levels=front,
-        within=None if exact else ALIKE if within is None else within,
+        within=None if exact else UNRANKABLE_DIFFERENCE if within is None else within,
         where=Constraint.parse(where),
         two_dimensional=two,
         risk=risk,
@@ -166,7 +166,7 @@ def across(
     """
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.across import offers
-    from fivefold.requests.commands import ALIKE
+    from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
 
     return offers(
         _model(model),
@@ -174,7 +174,7 @@ def across(
         job_of(job),
         by=by,
         where=Constraint.parse(where),
-        within=ALIKE if within is None else within,
+        within=UNRANKABLE_DIFFERENCE if within is None else within,
         tokens=tokens,
         prices=price,
         deadline=deadline,
@@ -279,7 +279,7 @@ def compare(
 
 
 @documented(DryrunOptions)
-@told
+@requires_extra
 def dryrun(
     model: str | Model,
     machine: str | Machine,
@@ -318,7 +318,7 @@ def dryrun(
 
 
 @documented(SweepOptions)
-@told
+@requires_extra
 def sweep(
     what: Where | Mapping[str, Any],
     *,
@@ -340,8 +340,8 @@ def sweep(
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import Plan, run
 
-    spec = Sweep.of(dict(what), origin="sweep") if isinstance(what, Mapping) else Sweep.load(Path(what))
-    plan = Plan.of(spec, local=local_file())
+    spec = Sweep.from_values(dict(what), origin="sweep") if isinstance(what, Mapping) else Sweep.load(Path(what))
+    plan = Plan.from_sweep(spec, local=local_file())
     path = Path(out) if out is not None else None if isinstance(what, Mapping) else default_path(Path(what))
     if path is not None:
         rows_file.check(path)
@@ -370,7 +370,7 @@ def _journal(path: Path | None) -> Iterator[Journal]:
 
 
 @documented(TraceOptions)
-@told
+@requires_extra
 def trace(
     files: Where | Sequence[Where],
     *,

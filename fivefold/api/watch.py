@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_words import JobWords
 from fivefold.record import UserError
-from fivefold.requests.extras import told
+from fivefold.requests.extras import requires_extra
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fivefold.profiling.watch_loop import Watched
 
 
-@told
+@requires_extra
 def watch(
     model: Any,
     optimizer: Any,

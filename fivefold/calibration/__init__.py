@@ -31,8 +31,8 @@ from fivefold.units import Dtype
 
 SILENCE_SECONDS = 120.0
 MESSAGE: TypeAdapter[Facts | Progress | MeasuredPoint] = TypeAdapter(Facts | Progress | MeasuredPoint)
-MOST = 1024  # the largest number of ranks: more than any host has cores
-PARTS = 1000  # progress units for each number of ranks
+MAX_RANKS = 1024  # the largest number of ranks: more than any host has cores
+PROGRESS_UNITS = 1000  # progress units for each number of ranks
 
 
 def calibrate(
@@ -66,8 +66,8 @@ def calibrate(
                 if heard.spread is not None:
                     spreads.append(heard.spread)
             elif progress:
-                done = part * PARTS + PARTS * heard.done // heard.total
-                progress(f"{heard.kind} on {count} rank{'s' if count > 1 else ''}", done, len(counts) * PARTS)
+                done = part * PROGRESS_UNITS + PROGRESS_UNITS * heard.done // heard.total
+                progress(f"{heard.kind} on {count} rank{'s' if count > 1 else ''}", done, len(counts) * PROGRESS_UNITS)
 
         facts = _measure(count, quick=quick, points=points, note=note)
     assert facts is not None, "there is at least one number of ranks"

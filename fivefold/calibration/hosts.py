@@ -197,9 +197,9 @@ def _largest(value: float, group: HostGroup) -> float:
     return float(largest)
 
 
-def _machine(found: list[Machine], links: list[CollectivePoint], *, ranks: int, local: int) -> Machine:
+def _machine(machines: list[Machine], links: list[CollectivePoint], *, ranks: int, local: int) -> Machine:
     """Return a machine that is as slow as the slowest host at every point, with the links between the hosts."""
-    first, calibrations = found[0], [machine.calibration for machine in found if machine.calibration is not None]
+    first, calibrations = machines[0], [machine.calibration for machine in machines if machine.calibration is not None]
     slowest = {
         kind: tuple(
             max(host_points, key=_seconds)
@@ -212,7 +212,7 @@ def _machine(found: list[Machine], links: list[CollectivePoint], *, ranks: int, 
         device=first.chip.name.partition(",")[0],
         backend=first.backend,
         torch=calibration.torch,
-        memory_bytes=min(machine.chip.memory_bytes for machine in found) * (local if first.backend == "gloo" else 1),
+        memory_bytes=min(machine.chip.memory_bytes for machine in machines) * (local if first.backend == "gloo" else 1),
     )
     host_only = Calibration.model_validate(calibration.model_dump() | {"collectives": slowest["collectives"]})
     host = fit_machine(host_only, facts=facts, ranks=local)

@@ -27,8 +27,8 @@ from fivefold.planner.counts.memory.peak import table_of
 from fivefold.planner.counts.traffic import messages
 from fivefold.record import Record
 
-FEW, MANY = 10, 30  # least and most repeats of one message
-ALIKE = 1.6  # sizes that differ by a smaller factor count as equal
+MIN_REPEATS, MAX_REPEATS = 10, 30  # least and most repeats of one message
+SIMILAR_SIZE_RATIO = 1.6  # sizes that differ by a smaller factor count as equal
 HICCUPS = 10  # one repeat in this many, the slowest, is excluded as an outlier
 
 # torch 2.13 renamed the two single-tensor collectives.
@@ -55,7 +55,7 @@ class Timed(Record):
     spread: float
 
 
-class Circle(NamedTuple):
+class RankRing(NamedTuple):
     """The ranks that exchange a message: ``ranks`` consecutive ranks of the world, beginning with ``first``."""
 
     rank: int  # in the world
@@ -106,7 +106,7 @@ def time_messages(
 
 
 def time_message(
-    order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
+    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
 ) -> CollectivePoint:
     """Time one message; every rank calls it. For p2p, also measure how long the message occupies a core."""
     if order.collective == "p2p":
@@ -119,12 +119,12 @@ def time_message(
             seconds=seconds,
             busy_seconds=min(core_seconds, seconds),
         )
-    seconds = amid(message_of(order, among, device=device), work)
+    seconds = time_message_after_work(message_of(order, among, device=device), work)
     return CollectivePoint(collective=order.collective, ranks=order.ranks, bytes=order.bytes, seconds=seconds)
 
 
 def there_and_back(
-    order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
+    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
 ) -> tuple[float, float]:
     """Time a round trip; return the seconds one way, and the seconds until the message has left its sender.
 
@@ -138,7 +138,7 @@ def there_and_back(
         (group_rank ^ 1) >= among.ranks,
     )
     one_way_seconds, sent_seconds = list[float](), list[float]()
-    for _ in range(MANY if not has_no_peer else 0):
+    for _ in range(MAX_REPEATS if not has_no_peer else 0):
         if not sends:
             dist.recv(rows, peer, group=among.group)
             dist.send(rows, peer, group=among.group)
@@ -160,41 +160,45 @@ def there_and_back(
 
 
 def hop_beside(
-    order: MessageOrder, among: Circle, *, work: Callable[[], object], device: torch.device
+    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
 ) -> tuple[float, float]:
     """Time a hop of a ring: the seconds if it is waited for at once, and its delay of concurrent compute."""
     sent = torch.zeros(max(1, order.bytes // 4), device=device)
     received = torch.empty_like(sent)
-    seconds = amid(lambda: _wait(_hop(sent, received, among)), work)
+    seconds = time_message_after_work(lambda: _wait(_hop(sent, received, among)), work)
 
     def hop_during_work() -> None:
         works = _hop(sent, received, among)
         work()
         _wait(works)
 
-    return seconds, max(0.0, amid(hop_during_work, work) - amid(work, work))
+    return seconds, max(0.0, time_message_after_work(hop_during_work, work) - time_message_after_work(work, work))
 
 
 def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
     """Return the seconds of messages of this size that were timed in a step.
 
     Keys of ``timed`` are names such as ``message all_reduce 2 4096``. If there is none of exactly this size, those
-    within a factor of ``ALIKE`` are taken: the number of routed tokens is never exactly the expected one.
+    within a factor of ``SIMILAR_SIZE_RATIO`` are taken: the number of routed tokens is never exactly the expected one.
     """
     start = f"message {order.collective} {order.ranks} "
     if exact := timed.get(f"{start}{order.bytes}"):
         return [exact.seconds]
     sizes = {name: int(name.removeprefix(start)) for name in timed if name.startswith(start)}
-    return [timed[name].seconds for name, size in sizes.items() if size and abs(log(size / order.bytes)) < log(ALIKE)]
+    return [
+        timed[name].seconds
+        for name, size in sizes.items()
+        if size and abs(log(size / order.bytes)) < log(SIMILAR_SIZE_RATIO)
+    ]
 
 
-def circle(ranks: int, *, rank: int, beside: int) -> Circle:
+def circle(ranks: int, *, rank: int, beside: int) -> RankRing:
     """Create the group of ``ranks`` neighbours that contains ``rank``; every rank calls it."""
     groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, beside, ranks)]
-    return Circle(rank, rank - rank % ranks, ranks, groups[rank // ranks])
+    return RankRing(rank, rank - rank % ranks, ranks, groups[rank // ranks])
 
 
-def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> Callable[[], object]:
+def message_of(order: MessageOrder, among: RankRing, *, device: torch.device) -> Callable[[], object]:
     """Return a function that sends one such message and waits for it."""
     ranks, group = among.ranks, among.group
     share = torch.zeros(max(1, order.bytes // 4 // ranks), device=device)
@@ -215,7 +219,7 @@ def message_of(order: MessageOrder, among: Circle, *, device: torch.device) -> C
     return runs[order.collective]
 
 
-def _hop(sent: Tensor, received: Tensor, among: Circle) -> list[dist.Work]:
+def _hop(sent: Tensor, received: Tensor, among: RankRing) -> list[dist.Work]:
     """Start a message to the next rank and one from the previous rank."""
     next_rank = among.first + (among.rank - among.first + 1) % among.ranks
     previous_rank = among.first + (among.rank - among.first - 1) % among.ranks
@@ -232,11 +236,11 @@ def _wait(works: list[dist.Work]) -> None:
         message.wait()
 
 
-def amid(run: Callable[[], object], work: Callable[[], object]) -> float:
+def time_message_after_work(run: Callable[[], object], work: Callable[[], object]) -> float:
     """Return the seconds of one message that follows ``work`` on every rank: the mean over ranks, without outliers."""
     run()
     begin, seconds = time.perf_counter(), list[float]()
-    while len(seconds) < MANY and (len(seconds) < FEW or not _late(begin)):
+    while len(seconds) < MAX_REPEATS and (len(seconds) < MIN_REPEATS or not _late(begin)):
         work()
         start = time.perf_counter()
         run()

@@ -28,7 +28,7 @@ SMALL = 0.02  # standard deviation of received values: about that of initial wei
 Group: Any = dist.ProcessGroup  # untyped: the methods of a group differ between torch 2.11 and 2.13
 
 
-class SilentGroup(Group):  # type: ignore[misc]
+class NullProcessGroup(Group):  # type: ignore[misc]
     """A process group of which only this process exists; ``aside`` is shared by all groups."""
 
     aside: ClassVar[list[Callable[[], AbstractContextManager[None]]]] = [nullcontext]
@@ -93,13 +93,13 @@ def silent_world(*, rank: int, world: int) -> Iterator[None]:
     """Make this process ``rank`` of a world of ``world`` ranks that send nothing."""
     if BACKEND.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(
-            BACKEND, lambda _store, rank, size, _timeout: SilentGroup(rank, size), devices=["cpu", "cuda"]
+            BACKEND, lambda _store, rank, size, _timeout: NullProcessGroup(rank, size), devices=["cpu", "cuda"]
         )
     hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world)
     try:
         yield
     finally:
-        SilentGroup.aside[0] = nullcontext
+        NullProcessGroup.aside[0] = nullcontext
         dist.destroy_process_group()
         sys.excepthook = hook

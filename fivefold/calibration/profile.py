@@ -25,11 +25,11 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.machine.spec import CollectivePoint, Machine, UnitPoint, UpdatePoint
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts, Run
+from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.peak import memory
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner, planner
-from fivefold.planner.time.profiled import Profiled, beside
+from fivefold.planner.time.profiled import Profiled, ranks_per_host
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
 from fivefold.record import RunFailure, UserError
@@ -57,7 +57,7 @@ def profile(
     assert machine.calibration is not None, "profile() adds to a calibration"
     if job.stack.pairs:
         raise UserError("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
-    together, model = beside(layout, machine), shortened(model, layout, job)
+    together, model = ranks_per_host(layout, machine), shortened(model, layout, job)
     ranks, plans = _measured_ranks(layout, together), planner(model, machine, job)
     profiles: list[RankProfile] = []
     for done, first in enumerate(range(0, len(ranks), together)):
@@ -73,7 +73,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     assert calibration is not None
     unprofiled_machine = machine.replace(calibration=calibration.replace(units=(), updates=()))
     counts = planner(model, unprofiled_machine, job).counts  # the job as it runs on this machine's backend
-    keys, curves, ranks = Profiled(counts, machine), Units(counts, unprofiled_machine), beside(layout, machine)
+    keys, curves, ranks = Profiled(counts, machine), Units(counts, unprofiled_machine), ranks_per_host(layout, machine)
     points_by_key: dict[str, list[UnitPoint]] = defaultdict(list)
     for rank_profile in profiles:
         for point in _points(rank_profile, counts=counts, layout=layout, keys=keys, curves=curves, ranks=ranks):
@@ -124,7 +124,7 @@ def _in_step(profiles: list[RankProfile], *, counts: Counts, layout: Layout, ran
     ]
 
 
-def measured(machine: Machine, *, model: Model, layout: Layout, job: Job) -> bool:
+def is_profiled(machine: Machine, *, model: Model, layout: Layout, job: Job) -> bool:
     """Return whether the store holds every unit of a layout under its own key."""
     counts = planner(model, machine, job).counts
     store = Profiled(counts, machine)
@@ -209,7 +209,7 @@ def _points(
     The weight-gradient seconds of a stage (W) are distributed over its units in proportion to the curves.
     """
     stages, last = stage_layers(counts.model.layers, layout), layout.pp * layout.v - 1
-    rows_by_run: dict[Run, list[tuple[float, float, float, float]]] = defaultdict(list)
+    rows_by_run: dict[UnitGroup, list[tuple[float, float, float, float]]] = defaultdict(list)
     for stage, work in enumerate(counts.stage_work(layout)):
         names = [
             *(["embed"] if stage == 0 else []),
@@ -247,7 +247,13 @@ def _backward(one: RankProfile, name: str, weight: float) -> tuple[float, float,
 
 
 def _point(
-    run: Run, rows: list[tuple[float, float, float, float]], *, key: str, curve: UnitTime, ranks: int, layout: Layout
+    run: UnitGroup,
+    rows: list[tuple[float, float, float, float]],
+    *,
+    key: str,
+    curve: UnitTime,
+    ranks: int,
+    layout: Layout,
 ) -> UnitPoint:
     forward, backward, weight = (statistics.fmean(row[i] for row in rows) for i in range(3))
     return UnitPoint(
@@ -262,13 +268,13 @@ def _point(
     )
 
 
-def _run_of(name: str, counts: Counts, layout: Layout) -> Run:
+def _run_of(name: str, counts: Counts, layout: Layout) -> UnitGroup:
     """Return the unit of a name as ``stage_work`` has it."""
     if name in ("embed", "head"):
-        return Run(name, 0, 1) if name == "embed" else counts.head(layout)
+        return UnitGroup(name, 0, 1) if name == "embed" else counts.head(layout)
     layer = int(name.split()[1])
     kind = counts.kinds[layer]
-    return Run(kind, counts.example[kind], 1, recomputed_layers(counts.model.layers, layout)[layer])
+    return UnitGroup(kind, counts.example[kind], 1, recomputed_layers(counts.model.layers, layout)[layer])
 
 
 def _mean(points: list[UnitPoint]) -> UnitPoint:

@@ -22,7 +22,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch._C._distributed_c10d import FileStore
 
 from fivefold.calibration.messages import MessageOrder, Timed, gloo_world, heard, some_work, time_messages
-from fivefold.calibration.null_process_group import SilentGroup, silent_world
+from fivefold.calibration.null_process_group import NullProcessGroup, silent_world
 from fivefold.calibration.processes import carry_out
 from fivefold.calibration.unit_clock import UnitClock, UnitSeconds
 from fivefold.job import Job
@@ -69,7 +69,7 @@ class RankProfile(Record):
     messages: tuple[CollectivePoint, ...] = ()
 
 
-class Meeting:
+class Barrier:
     """A barrier and a table between the workers, which share a file because their process groups send nothing."""
 
     def __init__(self, order: ProfileOrder) -> None:
@@ -99,7 +99,7 @@ class Meeting:
         ]
 
 
-def profile(order: ProfileOrder, meeting: Meeting, *, device: torch.device) -> RankProfile:
+def profile(order: ProfileOrder, meeting: Barrier, *, device: torch.device) -> RankProfile:
     """Build the rank's share of the model and time its steps."""
     layout = Layout.parse(order.layout)
     with _world(order, layout):
@@ -141,7 +141,7 @@ def _world(order: ProfileOrder, layout: Layout) -> AbstractContextManager[None]:
 def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], UnitSeconds]:
     """Return a function that runs one step on random tokens under the clock."""
     layout, job, clock = engine.layout, order.job, UnitClock(engine)
-    SilentGroup.aside[0] = clock.aside
+    NullProcessGroup.aside[0] = clock.aside
     if _sends(order):
         clock.follow(engine)
     draw = torch.Generator().manual_seed(order.rank)
@@ -183,7 +183,7 @@ def main(order: ProfileOrder) -> None:
     device = torch.device("cuda", order.place) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    meeting = Meeting(order)
+    meeting = Barrier(order)
     own_profile = profile(order, meeting, device=device)
     if untimed := tuple(item for item in order.messages if not heard(item, own_profile.timed)):
         own_profile = own_profile.replace(

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.calibration.kernels import KERNELS
-from fivefold.calibration.messages import Circle, MessageOrder, message_of, some_work, time_message
+from fivefold.calibration.messages import MessageOrder, RankRing, message_of, some_work, time_message
 from fivefold.calibration.points import (
     AttentionShape,
     Facts,
@@ -138,7 +138,7 @@ def collective(context: WorkerContext, name: Collective, size_bytes: int) -> Col
     """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares; p2p: one way."""
     share = max(1, size_bytes // 4 // context.ranks)
     order = MessageOrder(collective=name, ranks=context.ranks, bytes=4 * share * context.ranks)
-    ring = Circle(context.rank, 0, context.ranks, dist.group.WORLD)
+    ring = RankRing(context.rank, 0, context.ranks, dist.group.WORLD)
     if context.device.type == "cpu" or name == "p2p":
         return time_message(order, ring, work=some_work(WORK_SECONDS), device=context.device)
     seconds = context.clock(message_of(order, ring, device=context.device))
@@ -202,8 +202,8 @@ def best_of(
     return [(points_of_one[0], _spread(points_of_one)) for points_of_one in results]
 
 
-def _spread(found: list[Point]) -> float | None:
-    return seconds(found[1]) / seconds(found[0]) - 1 if len(found) > 1 else None
+def _spread(points: list[Point]) -> float | None:
+    return seconds(points[1]) / seconds(points[0]) - 1 if len(points) > 1 else None
 
 
 def find_device(rank: int, ranks: int) -> tuple[torch.device, Facts]:

@@ -29,30 +29,32 @@ def settle(action: Callable[[], object]) -> int:
     except SystemExit as system_exit:
         code = system_exit.code
     except _UsageError as error:
-        return _said(reworded(error.format_message()), code=2)
+        return _print_line(reworded(error.format_message()), code=2)
     except UserError as error:
-        return _said(str(error), code=2)
+        return _print_line(str(error), code=2)
     except RunFailure as error:
-        return _said(str(error), code=1)
+        return _print_line(str(error), code=1)
     except StopSignal as stop:
-        return _said(f"stopped by {stop}; nothing is half-done, and the same command takes it up again", code=1)
+        return _print_line(f"stopped by {stop}; nothing is half-done, and the same command takes it up again", code=1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
         if (line := missing(error)) is None:
             raise
-        return _said(line, code=2)
+        return _print_line(line, code=2)
     except MemoryError:
-        return _said("the memory is used up, perhaps by a limit (ulimit -v, a container); allow more of it", code=1)
+        return _print_line(
+            "the memory is used up, perhaps by a limit (ulimit -v, a container); allow more of it", code=1
+        )
     except OSError as error:
         if error.errno == ENAMETOOLONG:
-            return _said(f"{error.filename}: too long to be the name of a file; check the word", code=2)
-        return _said(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
+            return _print_line(f"{error.filename}: too long to be the name of a file; check the word", code=2)
+        return _print_line(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
     return code if isinstance(code, int) else 0
 
 
-def _said(line: str, *, code: int) -> int:
+def _print_line(line: str, *, code: int) -> int:
     """Print ``line`` and return ``code``; a child process passes the line to its launcher, which prints one for all."""
     line = " ".join(word if len(word) < LONG_WORD else f"{word[:100]}…{word[-50:]}" for word in line.split())
     if line and not (launcher() is not None and write_error_file(line, to=Path(os.environ["TORCHELASTIC_ERROR_FILE"]))):

@@ -27,7 +27,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
     rank, limit = _fullest(step), ON_TERMINAL // layout.v
     memory_levels, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
     show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time, rows)))
-    show(pipeline.Picture(rows, drawn=_drawn(planner, layout, limit)))
+    show(pipeline.Picture(rows, drawn=_describe_limit(planner, layout, limit)))
     show(heading(f"Memory over time of pipeline rank {rank}" if layout.pp > 1 else "Memory over time"))
     show(memory.Picture(memory_levels, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
 
@@ -39,7 +39,7 @@ def charts_of(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
     from fivefold.rendering.drawing import memory, pipeline
 
     rank, limit = _fullest(step), IN_CHART // layout.v
-    memory_levels, caption = levels(planner, layout, rank=rank, limit=limit), _drawn(planner, layout, limit)
+    memory_levels, caption = levels(planner, layout, rank=rank, limit=limit), _describe_limit(planner, layout, limit)
     return {
         "pipeline": pipeline.draw_file(spans(planner, layout, limit=limit), step=step, drawn=caption),
         "memory": memory.draw_file(
@@ -72,18 +72,18 @@ def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> N
         "machine": step.machine,
         "layout": step.layout,
         "step_seconds": f"{step.time.step_seconds:.6g}",
-        "drawn": _drawn(planner, layout, IN_TRACE),
+        "drawn": _describe_limit(planner, layout, IN_TRACE),
     }
     trace.save(spans(planner, layout, limit=IN_TRACE), path, about=about)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")
 
 
-def _drawn(planner: Planner, layout: Layout, limit: int) -> str:
-    from fivefold.planner.time.spans import shown
+def _describe_limit(planner: Planner, layout: Layout, limit: int) -> str:
+    from fivefold.planner.time.spans import count_simulated
     from fivefold.rendering.pipeline import remark
 
     micro_batches = layout.micro_batches(planner.job)
-    return remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+    return remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
 
 
 def _fullest(step: Step) -> int:

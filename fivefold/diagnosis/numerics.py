@@ -36,7 +36,7 @@ from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.float8.blocks import in_blocks, widen_blocks
 from fivefold.trainer.model.float8.cast import Cast, widen
 from fivefold.trainer.model.linear import Linear
-from fivefold.trainer.optimizers.loss_scaling import START
+from fivefold.trainer.optimizers.loss_scaling import INITIAL_SCALE
 
 MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that only move values
 NOISE = 2.0**-20  # relative to the largest: a smaller fp32 value may be only rounding, so 0 is no underflow there
@@ -57,12 +57,12 @@ class ErrorStats:
     reference: float = 0.0  # Σ b²
     product: float = 0.0  # Σ a·b
 
-    def add(self, found: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
+    def add(self, observed: Tensor, wanted: Tensor, *, top: float, scale: float = 1.0) -> None:
         """Compare ``found`` ÷ ``scale`` with ``wanted``.
 
         Values with abs(found) ≥ ``top``, the largest value of the format, count as overflow.
         """
-        values, expected = found.detach().reshape(-1), wanted.to(found.device).reshape(-1)
+        values, expected = observed.detach().reshape(-1), wanted.to(observed.device).reshape(-1)
         noise = NOISE * float(expected.abs().max()) if expected.numel() else 0.0
         self.elements += values.numel()
         for value_piece, expected_piece in zip(values.split(PIECE), expected.split(PIECE), strict=True):
@@ -107,15 +107,15 @@ class TensorProbe:
     rerouted: int = 0  # choices that differ from those of fp32
     loss: float = math.nan
 
-    def take(self, place: Place, index: int, found: Tensor) -> None:
+    def take(self, place: Place, index: int, observed: Tensor) -> None:
         """Keep or compare the ``index``-th tensor of a place."""
         if self.reference is None:
-            self.tensors[place, index] = found.detach().to("cpu", copy=True)
+            self.tensors[place, index] = observed.detach().to("cpu", copy=True)
             return
         expected = self.reference.tensors[place, index]
         scale = 1.0 if place[0] == "activation" else self.scale
         tally = self.tallies.setdefault(place, ErrorStats())
-        tally.add(found, expected, top=torch.finfo(found.dtype).max, scale=scale)
+        tally.add(observed, expected, top=torch.finfo(observed.dtype).max, scale=scale)
 
     def cast(self, place: Place, x: Tensor, cast: Cast) -> None:
         """Compare a matmul's operand with its fp8 cast.
@@ -195,7 +195,7 @@ def examine(
 
 
 def _first_scale(job: Job) -> float:
-    return START if job.precision.loss_scaling else 1.0
+    return INITIAL_SCALE if job.precision.loss_scaling else 1.0
 
 
 def _run(
@@ -282,13 +282,13 @@ def _observe_operation(
 
 
 def _observe_output(
-    probe: TensorProbe, layer: int | None, name: str, _module: nn.Module, _inputs: Any, found: Any
+    probe: TensorProbe, layer: int | None, name: str, _module: nn.Module, _inputs: Any, output: Any
 ) -> None:
-    _observe(probe, layer, name, found)
+    _observe(probe, layer, name, output)
 
 
-def _observe(probe: TensorProbe, layer: int | None, name: str, found: Any) -> None:
-    for index, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
+def _observe(probe: TensorProbe, layer: int | None, name: str, output: Any) -> None:
+    for index, tensor in enumerate(output if isinstance(output, tuple) else (output,)):
         probe.take(("activation", layer, name), index, tensor)
         if tensor.requires_grad:
             tensor.register_hook(partial(_observe_gradient, probe, ("gradient", layer, name), index))

@@ -25,7 +25,7 @@ def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
     ``streams``: messages of a communicator run in issue order, as with NCCL; else, as with gloo, in any order.
     """
     played = Streams(tapes, streams=streams)
-    return _Mismatches(played).found() or deadlocks(played)
+    return _Mismatches(played).list_mismatches() or deadlocks(played)
 
 
 # Mismatched messages
@@ -40,7 +40,7 @@ class _Mismatches:
         for exchange in played.exchanges.values():
             self.lines.setdefault(exchange.key, []).append(exchange)
 
-    def found(self) -> list[str]:
+    def list_mismatches(self) -> list[str]:
         """Return one line per communicator or pair that has a mismatch."""
         lines = (self._line(sorted(line, key=lambda exchange: exchange.number)) for line in self.lines.values())
         return [line for line in lines if line]

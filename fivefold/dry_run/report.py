@@ -292,22 +292,22 @@ def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) 
     return counted.replace(parameters=sum(weights.values()), hardware_flops=flops)
 
 
-def data(found: Rehearsal, predicted: Step | None) -> dict[str, object]:
+def data(rehearsal: Rehearsal, predicted: Step | None) -> dict[str, object]:
     """Return the result as JSON: both steps, memory of the first one, the live bytes at the peak, and the findings."""
-    if found.step is None:
-        return {"findings": found.findings}
-    peak_moment = moment(found.tapes[found.fullest.rank])
+    if rehearsal.step is None:
+        return {"findings": rehearsal.findings}
+    peak_moment = moment(rehearsal.tapes[rehearsal.fullest.rank])
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
-        "rehearsed": found.step.model_dump(mode="json"),
+        "rehearsed": rehearsal.step.model_dump(mode="json"),
         "first_step": [
-            share.first.model_dump(mode="json") for share in found.rank_summaries if share.rank in found.ranks
+            share.first.model_dump(mode="json") for share in rehearsal.rank_summaries if share.rank in rehearsal.ranks
         ],
         "peak": {
             "rank": peak_moment.rank,
             "bytes": peak_moment.parts,
             "largest": [holding._asdict() for holding in peak_moment.largest],
         },
-        "findings": found.findings,
-        "assumed": found.assumed,
+        "findings": rehearsal.findings,
+        "assumed": rehearsal.assumed,
     }

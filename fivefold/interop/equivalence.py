@@ -7,14 +7,14 @@ from fivefold.model.spec import Model
 from fivefold.update import LearningRate
 
 
-def fitted(model: Model, found: Model) -> Model:
+def fitted(model: Model, read_model: Model) -> Model:
     """Copy from ``found`` into ``model`` what costs nothing: the scaling of positions and the balancing of experts."""
-    model = model.replace(rope_scaling=found.rope_scaling)
-    if model.moe is None or found.moe is None:
+    model = model.replace(rope_scaling=read_model.rope_scaling)
+    if model.moe is None or read_model.moe is None:
         return model
-    moe = model.moe.replace(balance=found.moe.balance, aux_coefficient=found.moe.aux_coefficient)
-    if _shared(moe) == _shared(found.moe):  # several shared experts cost as much as one of their total width
-        moe = moe.replace(shared_experts=found.moe.shared_experts, shared_ffn=found.moe.shared_ffn)
+    moe = model.moe.replace(balance=read_model.moe.balance, aux_coefficient=read_model.moe.aux_coefficient)
+    if _shared(moe) == _shared(read_model.moe):  # several shared experts cost as much as one of their total width
+        moe = moe.replace(shared_experts=read_model.moe.shared_experts, shared_ffn=read_model.moe.shared_ffn)
     return model.replace(moe=moe)
 
 

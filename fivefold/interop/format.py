@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.results.reading import Reading, Said
+from fivefold.results.reading import ParsedKey, Reading
 
 
 class Document(NamedTuple):
@@ -29,13 +29,13 @@ class Document(NamedTuple):
     text: str = ""
     folder: Path = Path()
     ranks: int | None = None  # as a launcher or a Slurm script gives them
-    remarks: tuple[Said, ...] = ()
-    assumed: tuple[Said, ...] = ()  # values that the file lacks, read as in most configs of the software
+    remarks: tuple[ParsedKey, ...] = ()
+    assumed: tuple[ParsedKey, ...] = ()  # values that the file lacks, read as in most configs of the software
     options: Mapping[str, str] = {}  # of the launcher
     given: Mapping[str, str] = {}  # keys that the user adds
 
 
-class Asked(NamedTuple):
+class Overrides(NamedTuple):
     """Facts that the user gives in addition to the file."""
 
     ranks: int | None = None
@@ -84,21 +84,21 @@ class Format(NamedTuple):
     version: str  # the version for which files are written
     stack: str
     recognizes: Callable[[Document], bool]
-    parse: Callable[[Document, Asked], ParsedConfig] | None
-    to_job: Callable[[ParsedConfig, Asked], Reading] | None
+    parse: Callable[[Document, Overrides], ParsedConfig] | None
+    to_job: Callable[[ParsedConfig, Overrides], Reading] | None
     emit: Callable[[Plan], Written] | None
     keys: Mapping[str, Table] = {}  # tables by the name of their software
     main_keys: frozenset[str] = frozenset()  # keys that a config should set itself: sequence length and batch size
     order: int = 0  # formats are tried in this order; one whose keys occur in others' configs has a higher number
 
-    def read(self, document: Document, asked: Asked) -> Reading:
+    def read(self, document: Document, asked: Overrides) -> Reading:
         """Return the document as model, layout and job."""
         assert self.parse is not None
         assert self.to_job is not None
         return self.to_job(self.parse(document, asked), asked)
 
 
-def world(document: Document, asked: Asked) -> int | None:
+def world(document: Document, asked: Overrides) -> int | None:
     """Return the number of ranks; raise ``UserError`` if the user and a launcher give different numbers."""
     if asked.ranks and document.ranks and asked.ranks != document.ranks:
         raise UserError(

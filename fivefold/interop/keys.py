@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 from fivefold.record import UserError
-from fivefold.results.reading import Said
+from fivefold.results.reading import ParsedKey
 
 
 class Key(NamedTuple):
@@ -48,7 +48,7 @@ def unsupported(means: str, *names: str, default: Any = None) -> dict[str, Key]:
     return dict.fromkeys(names, foreign(means, default))
 
 
-def near(means: str, *names: str, default: Any = None) -> dict[str, Key]:
+def approximate_keys(means: str, *names: str, default: Any = None) -> dict[str, Key]:
     """Return keys that, with values other than ``default``, are counted as a variant of about the same cost."""
     return dict.fromkeys(names, Key("near", means, default))
 
@@ -121,7 +121,7 @@ class Values:
         """List the key as read as the nearest setting that is counted."""
         self.approximations[key] = why
 
-    def whole(self, key: str, *, least: int | None = 1) -> int:
+    def to_int(self, key: str, *, least: int | None = 1) -> int:
         """Return the value as an integer; raise ``UserError`` if it is not one or is below ``least``."""
         value = self[key]
         if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
@@ -134,14 +134,14 @@ class Values:
         value = self[key]
         if isinstance(value, float) and value.is_integer() and value >= 1:
             return int(value)  # a shell script may write 220e6
-        return self.whole(key) if value else None
+        return self.to_int(key) if value else None
 
     def number(self, key: str) -> float | None:
         """Return the value as a number, or None if it is unset; raise ``UserError`` for anything else."""
         value = self[key]
         if value is None or is_number(value):
             return value
-        raise UserError(f"{self.origin}: {key} must be a number, not {shown(value)!r}")
+        raise UserError(f"{self.origin}: {key} must be a number, not {shorten_value(value)!r}")
 
     def pair(self, key: str) -> tuple[float, float] | None:
         """Return the value as two numbers, or None if it is unset; raise ``UserError`` for anything else."""
@@ -195,18 +195,18 @@ class Values:
         if is_number(default) and value is not None and not isinstance(value, int | float):
             raise UserError(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
 
-    def understood(self) -> tuple[Said, ...]:
+    def understood(self) -> tuple[ParsedKey, ...]:
         """Return the keys of the config that our records represent."""
         return tuple(
-            Said(key=name, value=shown(value), means=key.means)
+            ParsedKey(key=name, value=shorten_value(value), means=key.means)
             for name, value in self.given.items()
             if (key := self.find_key(name)) and key.kind in ("field", "part") and not self._is_doubted(name)
         )
 
-    def defaulted(self) -> tuple[Said, ...]:
+    def defaulted(self) -> tuple[ParsedKey, ...]:
         """Return the keys that the config leaves at their defaults."""
         return tuple(
-            Said(key=name, value=shown(key.default), means=key.means)
+            ParsedKey(key=name, value=shorten_value(key.default), means=key.means)
             for name, key in self.table.items()
             if key.kind in ("field", "part")
             and key.default is not None
@@ -214,50 +214,54 @@ class Values:
             and not self._is_doubted(name)
         )
 
-    def not_understood(self) -> tuple[Said, ...]:
+    def not_understood(self) -> tuple[ParsedKey, ...]:
         """Return the keys that may change the cost of a step and that no record represents."""
         return tuple(self._strange())
 
-    def approximated(self) -> tuple[Said, ...]:
+    def approximated(self) -> tuple[ParsedKey, ...]:
         """Return the keys that are read as the nearest setting that is counted."""
         return (*self._of_kind("near"), *self._doubted(self.approximations))
 
-    def harmless(self) -> tuple[Said, ...]:
+    def harmless(self) -> tuple[ParsedKey, ...]:
         """Return the keys of the config that have no effect on the cost of a step."""
         return tuple(self._harmless())
 
-    def _harmless(self) -> Iterator[Said]:
+    def _harmless(self) -> Iterator[ParsedKey]:
         for name, value in self.given.items():
             key = self.find_key(name)
             if self._is_doubted(name):
                 continue
             if key is None:
                 if value == {}:
-                    yield Said(key=name, value="", means="an empty table")
+                    yield ParsedKey(key=name, value="", means="an empty table")
             elif key.kind == "idle":
-                yield Said(key=name, value=shown(value), means="no effect on a training step")
+                yield ParsedKey(key=name, value=shorten_value(value), means="no effect on a training step")
             elif key.kind in ("foreign", "near") and is_off(value, key.default):
-                yield Said(key=name, value=shown(value), means="off, as it is counted")
+                yield ParsedKey(key=name, value=shorten_value(value), means="off, as it is counted")
 
-    def _strange(self) -> Iterator[Said]:
+    def _strange(self) -> Iterator[ParsedKey]:
         for name, value in self.given.items():
             if self.find_key(name) is None and value != {} and not self._is_doubted(name):
-                yield Said(
-                    key=name, value=shown(value), means=f"is no key that is known of {self.software} {self.version}"
+                yield ParsedKey(
+                    key=name,
+                    value=shorten_value(value),
+                    means=f"is no key that is known of {self.software} {self.version}",
                 )
         yield from self._of_kind("foreign")
         yield from self._doubted(self.doubts)
 
-    def _of_kind(self, kind: str) -> Iterator[Said]:
+    def _of_kind(self, kind: str) -> Iterator[ParsedKey]:
         """Yield the keys of one kind that are not off."""
         for name, value in self.given.items():
             key = self.find_key(name)
             if key and key.kind == kind and not self._is_doubted(name) and not is_off(value, key.default):
-                yield Said(key=name, value=shown(value), means=key.means)
+                yield ParsedKey(key=name, value=shorten_value(value), means=key.means)
 
-    def _doubted(self, reasons: Mapping[str, str]) -> Iterator[Said]:
+    def _doubted(self, reasons: Mapping[str, str]) -> Iterator[ParsedKey]:
         for name, why in reasons.items():
-            yield Said(key=name, value=shown(self[name] if name in self.table else self.given.get(name)), means=why)
+            yield ParsedKey(
+                key=name, value=shorten_value(self[name] if name in self.table else self.given.get(name)), means=why
+            )
 
     def _is_doubted(self, name: str) -> bool:
         return name in self.doubts or name in self.approximations
@@ -268,13 +272,13 @@ def listed(value: Any) -> list[Any]:
     return [] if value in (None, False) else list(value) if isinstance(value, list | tuple) else [value]
 
 
-SHOWN = 80  # maximum characters of a value in a message
+MAX_VALUE_CHARACTERS = 80  # maximum characters of a value in a message
 
 
-def shown(value: Any) -> str:
-    """Return a value as text of at most ``SHOWN`` characters."""
+def shorten_value(value: Any) -> str:
+    """Return a value as text of at most ``MAX_VALUE_CHARACTERS`` characters."""
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 1]}…"
 
 
 def nested(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:

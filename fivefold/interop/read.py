@@ -9,7 +9,7 @@ from typing import Any
 
 from fivefold.interop.equivalence import fitted
 from fivefold.interop.files import document
-from fivefold.interop.format import Asked, Document
+from fivefold.interop.format import Document, Overrides
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.shell.expand import substituted
 from fivefold.interop.shell.launch import launched
@@ -24,7 +24,7 @@ from fivefold.results.reading import Reading
 
 def read(
     words: Sequence[str],
-    asked: Asked = Asked(),  # noqa: B008 (a frozen record)
+    asked: Overrides = Overrides(),  # noqa: B008 (a frozen record)
 ) -> Reading:
     """Read a config file or a launch line as model, layout and job.
 
@@ -33,7 +33,7 @@ def read(
     software, or contradict each other.
     """
     documents = _documents(words)
-    pairs = ((form, each) for each in documents for form in FORMATS if form.recognizes(each))
+    pairs = ((form, text) for text in documents for form in FORMATS if form.recognizes(text))
     form, document = next(pairs, (None, documents[0]))
     if form is None:
         formats = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.parse))
@@ -52,7 +52,7 @@ def _known(model: Model) -> Model:
     for name, entry in catalog.CATALOG.items():
         config = entry.config
         if (config["num_hidden_layers"], config["hidden_size"]) == (model.layers, model.width):
-            published = catalog.named(name)
+            published = catalog.build_model(name)
             if differs(published, fitted(model, published)) is None:
                 return model.replace(name=name)
     return model
@@ -114,6 +114,6 @@ def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
         command_document = command_document._replace(options=run.options, given=extra_keys)
         documents.append(command_document._replace(remarks=parsed.remarks, values=parsed.variables))
     if not documents:
-        skipped = "".join(f", and {each.key}, {each.value!r}, {each.means}" for each in parsed.remarks[:1])
+        skipped = "".join(f", and {remark.key}, {remark.value!r}, {remark.means}" for remark in parsed.remarks[:1])
         raise UserError(f"{path}: holds no command{skipped}; name a config, a script, or a launch line")
     return documents

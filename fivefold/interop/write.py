@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from fivefold.interop.equivalence import fitted, resolve_rate
-from fivefold.interop.format import Asked, Format, Plan, Written
+from fivefold.interop.format import Format, Overrides, Plan, Written
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
 from fivefold.layout.legal import refuse
@@ -19,10 +19,10 @@ from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
 from fivefold.record import UserError, difference
 from fivefold.results.reading import Reading
-from fivefold.stack.catalog import named as stack_named
+from fivefold.stack.catalog import build_stack as stack_named
 
 # Fields of a job that cost nothing, or that the software sets itself; differences in them are only remarks.
-FREE = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
+IGNORED_JOB_FIELDS = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
 
 
 def write(plan: Plan, *, to: str) -> Written:
@@ -56,12 +56,12 @@ def plain(layout: Layout, model: Model) -> Layout:
     return default_layout if tuple(map(len, stage_layers(model.layers, default_layout))) == layout.stages else layout
 
 
-def _read_back(found: Written, plan: Plan) -> Reading:
+def _read_back(written: Written, plan: Plan) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in found.files.items():
+        for name, text in written.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
-        asked = Asked(ranks=plan.layout.world, ranks_per_node=plan.ranks_per_node)
-        return read([str(Path(folder) / next(iter(found.files)))], asked)
+        asked = Overrides(ranks=plan.layout.world, ranks_per_node=plan.ranks_per_node)
+        return read([str(Path(folder) / next(iter(written.files)))], asked)
 
 
 def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
         raise UserError(f"{option}: of model {plan.model.name!r} it can only say {why}")
     if back.layout != plan.layout:
         raise UserError(f"{option}: of layout {str(plan.layout)!r} it can only say {str(back.layout)!r}; take that")
-    if why := difference(back.job, plan.job, skip=FREE):
+    if why := difference(back.job, plan.job, skip=IGNORED_JOB_FIELDS):
         raise UserError(f"{option}: of the job it can only say {why}")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:

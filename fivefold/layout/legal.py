@@ -69,7 +69,7 @@ def is_legal(layout: Layout, *, model: Model, job: Job, machine: Machine | None 
     return next(reasons(layout, model=model, job=job, machine=machine), None) is None
 
 
-def told(layout: Layout, *, model: Model, job: Job) -> bool:
+def can_express(layout: Layout, *, model: Model, job: Job) -> bool:
     """Tell whether the config of the job's stack can express axes, ZeRO stage, recomputation and experts."""
     runs, moe = job.stack.runs, model.moe is not None
     default_etp = layout.tp if layout.ep == 1 else 1
@@ -80,7 +80,7 @@ def told(layout: Layout, *, model: Model, job: Job) -> bool:
     return (
         axes
         and zero
-        and runs.told(layout.ac, experts=moe)
+        and runs.can_express(layout.ac, experts=moe)
         and (not (moe and runs.experts_as_mlp) or layout.etp == default_etp)
     )
 
@@ -168,17 +168,22 @@ def _batch(layout: Layout, job: Job) -> Iterator[str]:
 def _tensor(layout: Layout, model: Model) -> Iterator[str]:
     experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
-    tp = _near("tp", layout.tp, lambda n: takes_tp(model, n), most=model.heads)
+    tp = _suggest_degrees("tp", layout.tp, lambda n: takes_tp(model, n), most=model.heads)
     for axis, name, size, fix in (
         ("tp", "heads", model.heads, tp),
         ("tp", "ffn", model.ffn, tp),
         ("tp", "ffn of shared experts", _shared_ffn(model), tp),
-        ("ep", "experts", experts, _near("ep", layout.ep, lambda n: experts % n == 0 == ranks % n, most=experts)),
+        (
+            "ep",
+            "experts",
+            experts,
+            _suggest_degrees("ep", layout.ep, lambda n: experts % n == 0 == ranks % n, most=experts),
+        ),
         (
             "etp",
             "expert ffn",
             expert_ffn,
-            _near("etp", layout.etp, lambda n: expert_ffn % n == 0 == layout.tp % n, most=layout.tp),
+            _suggest_degrees("etp", layout.etp, lambda n: expert_ffn % n == 0 == layout.tp % n, most=layout.tp),
         ),
     ):
         degree = getattr(layout, axis)
@@ -255,7 +260,7 @@ def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     rows = layout.mbs * job.sequence // layout.cp
     if not layout.sp or rows % layout.tp == 0:
         return
-    fix = _near("tp", layout.tp, lambda n: rows % n == 0 and takes_tp(model, n), most=model.heads)
+    fix = _suggest_degrees("tp", layout.tp, lambda n: rows % n == 0 and takes_tp(model, n), most=model.heads)
     if model.moe is None:
         fix = fix.replace("try ", "try nosp or ")
     sequence_text = f"/cp={job.sequence}/{layout.cp}" if layout.cp > 1 else f"={job.sequence}"
@@ -374,7 +379,7 @@ def _more(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -
     return f"try {' or '.join([f'gbs {gbs}', *smaller])}"
 
 
-def _near(axis: str, degree: int, legal: Callable[[int], bool], *, most: int) -> str:
+def _suggest_degrees(axis: str, degree: int, legal: Callable[[int], bool], *, most: int) -> str:
     """Return the fix "try …" with the nearest legal degrees below and above."""
     below = next(n for n in range(min(degree, most), 0, -1) if n == 1 or legal(n))
     above = next((n for n in range(degree + 1, most + 1) if legal(n)), None)

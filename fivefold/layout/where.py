@@ -66,7 +66,7 @@ class Where(NamedTuple):
         """Tell whether a value of a field is allowed."""
         return all(term.admits(value) for term in self.terms if term.field == field)
 
-    def named(self, field: str) -> tuple[str, ...]:
+    def values_of(self, field: str) -> tuple[str, ...]:
         """Return the values of ``field`` that some term names with ``=``."""
         return tuple(value for term in self.terms if term.field == field and term.sign == "=" for value in term.values)
 

@@ -15,7 +15,7 @@ from fivefold.bounded_types import RANKS
 from fivefold.machine import kernel_efficiency as measured
 from fivefold.machine import toml
 from fivefold.machine.kernel_efficiency import KernelEfficiency, chip_fields
-from fivefold.machine.overrides import varied
+from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi
 from fivefold.record import UserError, locate, nearest, read_file
@@ -411,8 +411,8 @@ def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[
     the text to the file. Raises a one-line ``UserError`` for an unknown name.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
-    machine = _named(name, local=local, ranks=ranks, find=find)
-    return varied(machine, overrides, text=text) if overrides else machine
+    machine = _resolve_name(name, local=local, ranks=ranks, find=find)
+    return apply_overrides(machine, overrides, text=text) if overrides else machine
 
 
 def locate_machine(text: str, *, beside: Path) -> str:
@@ -421,7 +421,7 @@ def locate_machine(text: str, *, beside: Path) -> str:
     return locate(path[0], beside=beside) + text[path.end() :] if path else text
 
 
-def _named(text: str, *, local: Path, ranks: int | None, find: Callable[[str], Path]) -> Machine:
+def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[str], Path]) -> Machine:
     name, count = _split(text)
     count = ranks or count
     if name == "local" and not local.exists():

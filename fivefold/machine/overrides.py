@@ -19,7 +19,7 @@ BITS = {"Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 OWNER = "as named by its owner"
 
 
-def varied(machine: Machine, words: list[str], *, text: str) -> Machine:
+def apply_overrides(machine: Machine, words: list[str], *, text: str) -> Machine:
     """Apply each ``KEY=VALUE`` of ``words`` to ``machine``; ``text``: the user's whole text, for a ``UserError``."""
     value_by_key: dict[str, str] = {}
     for word in words:

@@ -28,7 +28,7 @@ def names() -> list[str]:
     return list(CATALOG)
 
 
-def named(name: str) -> Model:
+def build_model(name: str) -> Model:
     """Build the catalog model ``name``; a ``UserError`` suggests the nearest names."""
     if name not in CATALOG:
         raise nearest(name, names(), kind="model")
@@ -45,7 +45,7 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     keys that may change the model but that its family does not read.
     """
     if text in CATALOG:
-        return named(text)
+        return build_model(text)
     path = find(text)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()

@@ -52,12 +52,12 @@ def advised(model: Model, tokens: float) -> float:
     return sqrt(first.tokens * second.tokens)
 
 
-def near(size: float, *, model: Model, tokens: float) -> Iterator[Advice]:
+def find_nearby_advice(size: float, *, model: Model, tokens: float) -> Iterator[Advice]:
     """Laws and teams whose batch is nearer to ``size`` than to its half or its double; teams of runs as long, ×4."""
-    for each in (*laws(model, tokens), *TEAMS):
-        alike = each.run is None or abs(log2(each.run / tokens)) <= 2
-        if alike and abs(log2(each.tokens / size)) < 0.5:
-            yield each
+    for law in (*laws(model, tokens), *TEAMS):
+        alike = law.run is None or abs(log2(law.run / tokens)) <= 2
+        if alike and abs(log2(law.tokens / size)) < 0.5:
+            yield law
 
 
 def _active(model: Model) -> int:

@@ -20,7 +20,7 @@ from fivefold.stack.catalog import named
 from fivefold.stack.spec import FACTS
 from fivefold.step import FITS_RISK, Step
 
-MOST = 12  # variants: more cannot be read side by side
+MAX_VARIANTS = 12  # variants: more cannot be read side by side
 STATES = {
     "parameters": "parameter state",
     "gradients": "gradient state",
@@ -28,7 +28,7 @@ STATES = {
     "activations": "activations",
     "temporary": "temporary",
 }
-PARTS = ("bubble", "optimizer", "data", "host")
+TIME_PARTS = ("bubble", "optimizer", "data", "host")
 LARGE = 1e12  # tokens to which hours and dollars are stated
 
 
@@ -44,10 +44,10 @@ class Case(NamedTuple):
 def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
     """Predict every case. A case that cannot run is kept with its reason; ``UserError`` if none can, or one is left."""
     distinct = list(dict.fromkeys(cases))
-    if not 2 <= len(distinct) <= MOST:
-        raise UserError(f"{len(distinct)} different variants; compare lays 2 to {MOST} side by side")
+    if not 2 <= len(distinct) <= MAX_VARIANTS:
+        raise UserError(f"{len(distinct)} different variants; compare lays 2 to {MAX_VARIANTS} side by side")
     facts = _facts(distinct)
-    variants = [_variant(*each) for each in zip(ascii_uppercase, distinct, facts, strict=False)]
+    variants = [_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
     told = [(case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None]
     if not told:
         raise UserError(variants[0].refused)
@@ -74,11 +74,11 @@ def _ratios(cases: Sequence[Case], variants: Sequence[Variant]) -> Iterator[Vari
 
 def run_by(job: Job, stack: str) -> Job:
     """The job run by the software called ``stack``, with the changes that ``job`` makes to the facts of its own."""
-    usual = named(job.stack.name)
+    usual = build_stack(job.stack.name)
     changed = [name for name in FACTS if getattr(job.stack, name) != getattr(usual, name)]
     widened = job.stack.reduce_in_fp32
-    asked = [name for name, each in RECIPES.items() if each.reduced(in_fp32=widened) == job.precision]
-    other = job.replace(stack=named(stack), **{name: getattr(job.stack, name) for name in changed})
+    asked = [name for name, entry in RECIPES.items() if entry.reduced(in_fp32=widened) == job.precision]
+    other = job.replace(stack=build_stack(stack), **{name: getattr(job.stack, name) for name in changed})
     return in_precision(other, asked[0]) if asked else other
 
 
@@ -109,23 +109,23 @@ def _facts(cases: Sequence[Case]) -> list[list[str]]:
         and len({job.get(field) for job in jobs}) > 1
         and len(names.get(field.partition(".")[0], {""})) == 1
     ]
-    found = []
+    fact_lists = []
     for case, job in zip(cases, jobs, strict=True):
         machine, *words = case.machine.name.split()
         others = [f"{field.removeprefix('stack.')}={job.get(field, 'none')}" for field in fields]
         size = " ".join([f"{machine}:{case.machine.ranks}", *words])
         batch = f"seq {case.job.sequence}", f"gbs {case.job.global_batch}"
         nouns = case.model.name, size, case.job.stack.name, case.job.precision.name
-        found.append([*nouns, *batch, *others, *str(case.layout).split()])
-    return found
+        fact_lists.append([*nouns, *batch, *others, *str(case.layout).split()])
+    return fact_lists
 
 
 def _flat(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
     """A record's dump as one level: ``{"optimizer": {"kind": "adamw"}}`` → ``{"optimizer.kind": "adamw"}``."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{within}{key}.") if isinstance(value, dict) else {f"{within}{key}": str(value)}
-    return found
+        flat |= _flat(value, f"{within}{key}.") if isinstance(value, dict) else {f"{within}{key}": str(value)}
+    return flat
 
 
 def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:

@@ -47,7 +47,7 @@ def lengths(
         return Planner(model=model, machine=machine, job=job.replace(sequence=tokens, global_batch=batch), risk=risk)
 
     curves = []
-    for other in _varied(layout):
+    for other in _vary_layout(layout):
         if not is_legal(other, model=model, job=job, machine=machine):
             continue
         points = tuple(_points(other, sizes, planner, job=job))
@@ -64,7 +64,7 @@ def lengths(
     )
 
 
-def _varied(layout: Layout) -> Iterator[Layout]:
+def _vary_layout(layout: Layout) -> Iterator[Layout]:
     """The layout with every recomputation and every cp that its data-parallel ranks allow."""
     ranks = layout.dp * layout.cp
     for cp in (2**power for power in range(MOST_CP.bit_length()) if ranks % 2**power == 0):
@@ -79,13 +79,13 @@ def _points(
     chunk = layout.dp * layout.mbs
     for tokens in sizes:
         batch = max(1, round(job.tokens_per_step / tokens / chunk)) * chunk
-        found = planner(tokens, batch)
-        if not is_legal(layout, model=found.model, job=found.job, machine=found.machine):
+        length_planner = planner(tokens, batch)
+        if not is_legal(layout, model=length_planner.model, job=length_planner.job, machine=length_planner.machine):
             continue
-        step = found.step(layout)
+        step = length_planner.step(layout)
         yield LengthPoint(
             tokens=tokens,
-            fits=found.fits(layout),
+            fits=length_planner.fits(layout),
             peak_bytes=step.memory.peak_bytes,
             step_seconds=step.time.step_seconds,
             mfu=step.mfu.causal,
@@ -120,18 +120,18 @@ def _changes(
         yield f"the model's positions: {model.positions} of {target}, by longer training and scaled rotary positions"
     batch = max(1, job.tokens_per_step // target)
     try:
-        found = search(job.replace(sequence=target, global_batch=batch))
+        result = search(job.replace(sequence=target, global_batch=batch))
     except UserError as mistake:
         yield f"more: {mistake}"
         return
-    if found.proposal is None:
-        yield from (_needs(miss) for miss in found.misses[:1])
+    if result.proposal is None:
+        yield from (_needs(miss) for miss in result.misses[:1])
         return
-    step = found.proposal.choice.step
-    words = changed_words(layout, Layout.parse(found.proposal.layout))
+    step = result.proposal.choice.step
+    words = changed_words(layout, Layout.parse(result.proposal.layout))
     figures = f"{show_bytes(step.memory.peak_bytes)}, {show_seconds(step.time.step_seconds)} a step"
     figures += f", MFU {step.mfu.causal:.1%}"
-    yield f"the layout: {words or 'nothing'}, so {found.proposal.layout} with gbs {batch} ({figures})"
+    yield f"the layout: {words or 'nothing'}, so {result.proposal.layout} with gbs {batch} ({figures})"
 
 
 def _needs(miss: NearMiss) -> str:

@@ -16,10 +16,10 @@ from fivefold.layout.legal import is_legal, reasons, validate_job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.batch import advised, laws, near
+from fivefold.planner.batch import advised, find_nearby_advice, laws
 from fivefold.planner.predict import Planner
 from fivefold.record import UserError
-from fivefold.results.playbook import Stage, Tried
+from fivefold.results.playbook import Attempt, Stage
 from fivefold.results.search_result import Proposal, Walk
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
@@ -35,10 +35,10 @@ def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[S
     chosen = job.global_batch if said else proposed
     sizes = sorted({chosen, max(1, proposed // 4), max(1, proposed // 2), proposed, 2 * proposed, 4 * proposed})
     tried = tuple(
-        Tried(layout=f"gbs {size}", chosen=size == chosen, fits=True, why=_who(model, size * job.sequence, tokens))
+        Attempt(layout=f"gbs {size}", chosen=size == chosen, fits=True, why=_who(model, size * job.sequence, tokens))
         for size in sizes
     )
-    told = ", ".join(f"{each.who} {show_count(each.tokens)}" for each in laws(model, tokens))
+    told = ", ".join(f"{law.who} {show_count(law.tokens)}" for law in laws(model, tokens))
     reason = f"gbs {chosen} is {show_count(chosen * job.sequence)} tokens a step" + (
         ", as the job says" if said else f": the power of two between the laws ({told})"
     )
@@ -53,11 +53,11 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
     for words, layout in ladder(planner, world):
         why = next(reasons(layout, model=planner.model, job=planner.job, machine=planner.machine), None)
         if why is not None:
-            tried.append(Tried(layout=str(layout), why=why, fits=False))
+            tried.append(Attempt(layout=str(layout), why=why, fits=False))
             continue
-        rung = _tried(planner, layout, fits=f"{words}: fits", else_=f"{words}: ")
+        rung = _describe_attempt(planner, layout, fits=f"{words}: fits", else_=f"{words}: ")
         assert rung.peak_bytes is not None
-        least = min(least or (rung.peak_bytes, layout), (rung.peak_bytes, layout), key=lambda each: each[0])
+        least = min(least or (rung.peak_bytes, layout), (rung.peak_bytes, layout), key=lambda candidate: candidate[0])
         tried.append(rung.replace(chosen=rung.fits and chosen is None))
         chosen = layout if rung.fits and chosen is None else chosen
         after += chosen is not None
@@ -135,8 +135,8 @@ def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | No
 
 def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
     """The micro-batch: of those that fit the fastest, and so how often gradients are accumulated."""
-    job, tried = planner.job, list[Tried]()
-    found: list[tuple[float, Layout]] = []
+    job, tried = planner.job, list[Attempt]()
+    fitting: list[tuple[float, Layout]] = []
     for size in (2**power for power in range(7)):
         other = layout.replace(mbs=size)
         if not is_legal(other, model=planner.model, job=job, machine=planner.machine):
@@ -145,10 +145,10 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
         count = _count_micro_batches(times)
         rung = _tried(planner, other, fits=count, else_=f"{count}, ")
         assert rung.step_seconds is not None
-        found += [(rung.step_seconds, other)] if rung.fits else []
+        fitting += [(rung.step_seconds, other)] if rung.fits else []
         tried.append(rung)
-    _, best = min(found, key=lambda each: each[0])
-    rows = tuple(each.replace(chosen=each.layout == str(best)) for each in tried)
+    _, best = min(fitting, key=lambda candidate: candidate[0])
+    rows = tuple(attempt.replace(chosen=attempt.layout == str(best)) for attempt in tried)
     times = job.global_batch // (best.dp * best.mbs)
     reason = (
         f"{job.global_batch} sequences are dp{best.dp} times mbs{best.mbs} times {_count_micro_batches(times)}; "
@@ -161,7 +161,7 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
 def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
     """The walk from where we are, one change at a time, and what ``search`` proposes of all layouts."""
     tried = [
-        Tried(
+        Attempt(
             layout=change.layout,
             why=f"{change.change}: {change.faster - 1:+.1%}",
             fits=change.fits,
@@ -174,7 +174,7 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
     last = walk.path[-1] if walk.path else walk.start
     gain = last.step_seconds / step.time.step_seconds - 1
     tried.append(
-        Tried(
+        Attempt(
             layout=proposal.layout,
             fits=True,
             chosen=True,
@@ -199,19 +199,21 @@ def _count_micro_batches(count: int) -> str:
 
 def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:
     """An estimated layout, in the words of ``fits``, or of ``else_`` and by how much it is too large."""
-    found = planner.estimate(layout)
-    over = planner.excess_bytes(layout, found.ranks)
-    return Tried(
+    estimate = planner.estimate(layout)
+    over = planner.excess_bytes(layout, estimate.ranks)
+    return Attempt(
         layout=str(layout),
         why=f"{else_}needs {show_bytes(over)} less to fit" if over else fits,
         fits=not over,
-        peak_bytes=found.peak_bytes,
-        step_seconds=found.step_time.seconds,
+        peak_bytes=estimate.peak_bytes,
+        step_seconds=estimate.step_time.seconds,
     )
 
 
 def _who(model: Model, size: float, tokens: float) -> str:
-    who = ", ".join(f"{each.who} ({each.source})" for each in near(size, model=model, tokens=tokens))
+    who = ", ".join(
+        f"{advice.who} ({advice.source})" for advice in find_nearby_advice(size, model=model, tokens=tokens)
+    )
     return f"{show_count(size)} tokens" + (f": {who}" if who else "")
 
 

@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.batch import laws, near
+from fivefold.planner.batch import find_nearby_advice, laws
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import fits_any, search
@@ -37,7 +37,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
     """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``UserError`` if none fits."""
     planner, question = Planner(model=model, machine=machine, job=job, risk=risk), "largest micro-batch"
     sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
-    legal = [each for each in sizes if is_legal(each, model=model, job=job, machine=machine)]
+    legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
     for tried in legal:
         if _fits(planner, tried):
             return _answer(question, f"{tried.mbs} sequences at a time", tried.mbs, planner, tried)
@@ -130,10 +130,10 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
         )
     too_few = max((size for size in sizes if size < enough), default=0)
     ranks = next((size for size in _node_multiples(too_few, enough, machine.ranks_per_node) if fits(size)), enough)
-    found = search(
+    result = search(
         model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk, tight=False, using=planner
     )
-    step = found.best[0].step
+    step = result.best[0].step
     return Answer(
         question="fewest GPUs",
         line=f"{ranks} of {machine.name}",
@@ -213,7 +213,7 @@ def sound_batches(
     ``model`` only those that are legal, such as with enough micro-batches for its pipeline; a ``UserError`` if none is.
     """
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
-    said = [*(each.tokens for each in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
+    said = [*(law.tokens for law in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
     ends = SOUND_TOKENS
     if said:
         ends = min(SOUND_TOKENS[0], min(said) / 1.5), min(SOUND_TOKENS[1], 8 * max(said))
@@ -236,7 +236,7 @@ def sound_batches(
 def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout) -> list[int]:
     """Return the numbers of micro-batches with which the layout is legal; ``UserError`` if it is with none of them."""
 
-    chunk, found, mistake = layout.dp * layout.mbs, list[int](), UserError()
+    chunk, batch_sizes, mistake = layout.dp * layout.mbs, list[int](), UserError()
     for size in sizes:
         try:
             fields = job.model_dump() | {"global_batch": size * chunk, "ramp": None}
@@ -244,18 +244,18 @@ def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, j
         except UserError as error:
             mistake = error
         else:
-            found.append(size)
-    if not found:
+            batch_sizes.append(size)
+    if not batch_sizes:
         raise mistake
-    return found
+    return batch_sizes
 
 
 def _who(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
     """Who says or chose a batch of about ``size`` tokens."""
     if noise and abs(log2(noise / size)) < 0.5:
         yield f"the measured noise scale, {show_count(noise)}"
-    for each in near(size, model=model, tokens=tokens) if model else ():
-        yield f"{each.who}, {show_count(each.tokens)} ({each.source})"
+    for advice in find_nearby_advice(size, model=model, tokens=tokens) if model else ():
+        yield f"{advice.who}, {show_count(advice.tokens)} ({advice.source})"
 
 
 def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
@@ -282,10 +282,10 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
                 saved_bytes=before.peak_bytes - after.peak_bytes,
             )
         )
-    return sorted(found, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
+    return sorted(change_list, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
 
 
-def _others(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     """Single changes: what is changed in words, the job and the layout."""
     for zero in {layout.zero + 1, layout.zero - 1} & {0, 1, 2, 3}:
         if other := with_zero(layout, zero):
@@ -332,14 +332,14 @@ def _most(fits: Callable[[int], bool], *, limit: int) -> int:
 
 
 def _answer(question: str, line: str, value: float, planner: Planner, layout: Layout) -> Answer:
-    found = planner.estimate(layout)
+    estimate = planner.estimate(layout)
     return Answer(
         question=question,
         line=line,
         value=value,
         layout=str(layout),
-        memory_bytes=found.peak_bytes,
-        step_seconds=found.step_time.seconds,
+        memory_bytes=estimate.peak_bytes,
+        step_seconds=estimate.step_time.seconds,
     )
 
 

@@ -17,7 +17,7 @@ def for_run(job: Job, *, tokens: float) -> Job:
     return job.replace(steps=steps, learning_rate=job.learning_rate.replace(warmup_steps=min(warmup, steps)))
 
 
-def told(content: str, job: Job, *, run: WholeRun, command: str) -> str:
+def write_run_file(content: str, job: Job, *, run: WholeRun, command: str) -> str:
     """The run file ``content`` with the line that made it, its data, and checkpoints as often as loses the least."""
     every = min(job.steps, max(1, round(run.interval_seconds / run.step_seconds)))
     head = [

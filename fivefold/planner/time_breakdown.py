@@ -12,7 +12,7 @@ from collections import defaultdict
 from fivefold.layout.mesh import group_of
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, run_part
-from fivefold.planner.counts.operations.local_shapes import Part, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
 from fivefold.planner.counts.traffic import messages, passes
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.time.timeline import StepTime
@@ -29,14 +29,14 @@ def parts(units: Units, layout: Layout, time: StepTime) -> dict[str, float]:
     share = time.compute / whole if whole else 1.0
     if units.profiled is None:  # else the units were measured as wholes, which their operations share
         share = min(1.0, share)
-    found: dict[str, float] = defaultdict(float)
+    total: dict[str, float] = defaultdict(float)
     for key, times in number.items():
         for name, seconds in operations.parts(key).items():
-            found[name] += share * times * seconds
-    found["other compute"] = time.compute - share * whole
-    found.update(_messages(units, layout, time.exposed, held=held))
-    found.update({"bubble": time.bubble, "optimizer": time.optimizer})
-    return {name: seconds for name, seconds in found.items() if seconds > 0}
+            total[name] += share * times * seconds
+    total["other compute"] = time.compute - share * whole
+    total.update(_messages(units, layout, time.exposed, held=held))
+    total.update({"bubble": time.bubble, "optimizer": time.optimizer})
+    return {name: seconds for name, seconds in total.items() if seconds > 0}
 
 
 class _OperationTimes:
@@ -46,30 +46,30 @@ class _OperationTimes:
         self.counts, self.prices = units.counts, units.prices(layout)
         self.part, self.work = part_of(layout), units.counts.stage_work(layout)
         self.passes = passes(layout, units.job)
-        self._parts: dict[tuple[Part, Name], dict[str, float]] = {}
+        self._parts: dict[tuple[LocalDegrees, Name], dict[str, float]] = {}
 
-    def number(self, held: tuple[int, ...]) -> dict[tuple[Part, Name], int]:
+    def number(self, held: tuple[int, ...]) -> dict[tuple[LocalDegrees, Name], int]:
         """How often a rank that holds the stages ``held`` runs each unit."""
-        found: dict[tuple[Part, Name], int] = defaultdict(int)
+        runs: dict[tuple[LocalDegrees, Name], int] = defaultdict(int)
         for stage in held:
             for run, times in self.work[stage]:
-                found[run_part(self.part, run), run.name] += times * self.passes
-        return found
+                runs[run_part(self.part, run), run.name] += times * self.passes
+        return runs
 
-    def parts(self, key: tuple[Part, Name]) -> dict[str, float]:
+    def parts(self, key: tuple[LocalDegrees, Name]) -> dict[str, float]:
         """Seconds by operation and way."""
         if key not in self._parts:
-            found: dict[str, float] = defaultdict(float)
+            seconds: dict[str, float] = defaultdict(float)
             heads = self.counts.local(key[0]).heads
             for op in self.counts.unit(*key).ops:
                 time = self.prices.operation(op, heads=heads)
-                found[f"{op.name} forward"] += time.forward
-                found[f"{op.name} backward"] += time.backward + time.weight
-                found[f"{op.name} recomputed"] += time.forward * op.recomputed
-            self._parts[key] = found
+                seconds[f"{op.name} forward"] += time.forward
+                seconds[f"{op.name} backward"] += time.backward + time.weight
+                seconds[f"{op.name} recomputed"] += time.forward * op.recomputed
+            self._parts[key] = seconds
         return self._parts[key]
 
-    def seconds(self, key: tuple[Part, Name]) -> float:
+    def seconds(self, key: tuple[LocalDegrees, Name]) -> float:
         """Seconds of all of them."""
         return sum(self.parts(key).values())
 
@@ -82,9 +82,13 @@ def _messages(units: Units, layout: Layout, exposed: dict[str, float], *, held: 
             place = group_of(layout, message.group, message.ranks)
             seconds = units.network.seconds(message.collective, message.payload, place)
             whole[message.axis][message.collective] += message.times * seconds
-    found: dict[str, float] = {}
-    for axis, each in whole.items():
-        total = sum(each.values())
-        shares = {collective: seconds / total for collective, seconds in each.items()} if total else {"messages": 1.0}
-        found |= {f"{axis} {collective}": share * exposed[axis] for collective, share in shares.items()}
-    return found
+    shares_by_name: dict[str, float] = {}
+    for axis, axis_messages in whole.items():
+        total = sum(axis_messages.values())
+        shares = (
+            {collective: seconds / total for collective, seconds in axis_messages.items()}
+            if total
+            else {"messages": 1.0}
+        )
+        shares_by_name |= {f"{axis} {collective}": share * exposed[axis] for collective, share in shares.items()}
+    return shares_by_name

@@ -127,13 +127,13 @@ def _lost(
     """Seconds by what they are lost to. A piece fails exp((τ + δ) / M) - 1 times, and each time it takes
     M·(exp(R / M) - 1) to be back.
     """
-    pieces, each = training * (1 + site.evaluation) / interval, interval + blocked
-    fails = 0.0 if between == inf else expm1(each / between)
+    pieces, cycle = training * (1 + site.evaluation) / interval, interval + blocked
+    fails = 0.0 if between == inf else expm1(cycle / between)
     return {
         "evaluation": training * site.evaluation,
         "checkpoints": pieces * blocked,
         "restarts": pieces * fails * between * expm1(restart / between) if fails else 0.0,
-        "repeated": max(0.0, pieces * (between * fails - each)) if fails else 0.0,
+        "repeated": max(0.0, pieces * (between * fails - cycle)) if fails else 0.0,
     }
 
 
@@ -151,23 +151,23 @@ def _bound(
         known = SOURCES["restart"]
         restart += ((known.high if high else known.low) or site.restart_seconds) - site.restart_seconds
     times = {"blocked": blocked, "restart": restart, "between": between}
-    found = _seconds(steps * seconds, site=site, interval=interval, **times)
-    return min(found, NO_END)
+    run_seconds = _seconds(steps * seconds, site=site, interval=interval, **times)
+    return min(run_seconds, NO_END)
 
 
 def _curve(interval: float, *, blocked: float, restart: float, between: float) -> list[Goodput]:
     """Goodput at intervals from a thirtieth to thirty times the chosen one."""
-    found = []
+    curve = []
     for place in range(POINTS):
         at = interval * 30 ** (2 * place / (POINTS - 1) - 1)
         share = goodput(at, blocked=blocked, restart=restart, between=between)
-        found.append(Goodput(interval_seconds=at, share=share))
-    return found
+        curve.append(Goodput(interval_seconds=at, share=share))
+    return curve
 
 
 def checkpoint_bytes(model: Model, job: Job) -> int:
     """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once."""
     every = tuple(weights(model) if job.adapter is None else adapter_weights(model, job.adapter))
-    scaled = frozenset(each.name for each in every if quantised(each.numel, vector=each.is_vector))
+    scaled = frozenset(weight.name for weight in every if quantised(weight.numel, vector=weight.is_vector))
     states = find_cost(job.optimizer.kind).state_bytes(every, shards=1, quantised=scaled, job=job)
-    return sum(each.numel for each in every) * job.precision.updated_bytes + states
+    return sum(weight.numel for weight in every) * job.precision.updated_bytes + states

@@ -70,7 +70,7 @@ class RankTime(NamedTuple):
     exchanges: tuple[Exchange, ...]  # of all steps
     steps: int
 
-    def of(self, category: str) -> float:
+    def seconds_of(self, category: str) -> float:
         """Return the seconds of one category of ``items``."""
         return sum(item.seconds for item in self.items if item.category == category)
 
@@ -213,7 +213,7 @@ def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
     exposed, travel = chosen.messages("exposed"), hidden(times, chosen)
     parts |= chosen.messages("exposed", whole=True) | {"bubble": chosen.bubble}
     shares = {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
-    by_category = {name: chosen.of(name) * scale for name in ("compute", "optimizer", "data", "host")}
+    by_category = {name: chosen.seconds_of(name) * scale for name in ("compute", "optimizer", "data", "host")}
     bubble, exposed_by_axis = chosen.bubble * scale, {axis: seconds * scale for axis, seconds in exposed.items()}
     sizes = (
         {f"{axis} messages": seconds for axis, seconds in exposed_by_axis.items()} | by_category | {"bubble": bubble}

@@ -36,15 +36,15 @@ def findings(
 
 def busy(one: RankTime) -> float:
     """Return the seconds of a rank's own work."""
-    return one.of("compute") + one.of("host") + one.of("optimizer")
+    return one.seconds_of("compute") + one.seconds_of("host") + one.seconds_of("optimizer")
 
 
 def _loader(times: Sequence[RankTime]) -> Iterator[tuple[int, str]]:
     """Yield the rank that waits longest for its batch, with the line that reports it."""
-    worst = max(times, key=lambda rank_time: rank_time.of("data"))
-    seconds = worst.of("data")
+    worst = max(times, key=lambda rank_time: rank_time.seconds_of("data"))
+    seconds = worst.seconds_of("data")
     if seconds > SHARE * worst.step:
-        other_count = sum(rank_time.of("data") > SHARE * rank_time.step for rank_time in times) - 1
+        other_count = sum(rank_time.seconds_of("data") > SHARE * rank_time.step for rank_time in times) - 1
         others_text = f", {other_count} more ranks likewise" if other_count else ""
         share = f"{show_seconds(seconds)} ({seconds / worst.step:.0%})"
         yield worst.rank, f"stalled loader: rank {worst.rank} waits {share} of each step for its batch{others_text}"
@@ -118,9 +118,11 @@ def _links(times: Sequence[RankTime], expected: Callable[[Message], float] | Non
     yield from (line for _, line in sorted(slow_links, reverse=True)[:1])
 
 
-def _members(message: Message, each: Exchange) -> tuple[int, ...]:
+def _members(message: Message, exchange: Exchange) -> tuple[int, ...]:
     """Return the ranks that exchange a message."""
-    return message.ranks if message.collective != "p2p" else tuple(sorted({*message.to, *message.source, each.rank}))
+    return (
+        message.ranks if message.collective != "p2p" else tuple(sorted({*message.to, *message.source, exchange.rank}))
+    )
 
 
 def _listed(members: tuple[int, ...]) -> str:

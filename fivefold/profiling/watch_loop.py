@@ -94,8 +94,8 @@ class Watched:
             fake=self._fake,
         )
         for optimizer in self.optimizers:
-            self._hooks.append(optimizer.register_step_pre_hook(self._before))
-        self._hooks.append(self.optimizers[-1].register_step_post_hook(self._after))
+            self._hooks.append(optimizer.register_step_pre_hook(self._begin_update))
+        self._hooks.append(self.optimizers[-1].register_step_post_hook(self._end_update))
         self._clock.begin()
         self.meter.__enter__()
         return self
@@ -116,12 +116,12 @@ class Watched:
 
     # In the loop
 
-    def _before(self, *_: object) -> None:
+    def _begin_update(self, *_: object) -> None:
         if self.meter is not None:
             self.meter.updating = True
         self._updates.append(self._clock.mark())
 
-    def _after(self, *_: object) -> None:
+    def _end_update(self, *_: object) -> None:
         self._ends.append(self._clock.mark())
         if self.meter is None:
             return

@@ -21,11 +21,11 @@ from fivefold.rendering.table import heading
 from fivefold.step import Step, Time
 from fivefold.units import show_seconds
 
-SHOWN = 12  # lines of a budget above the rest
+MAX_BUDGET_ROWS = 12  # lines of a budget above the rest
 REST = "rest"
 
 
-class Line(NamedTuple):
+class BudgetRow(NamedTuple):
     """A part of both steps, in seconds."""
 
     part: str
@@ -43,16 +43,16 @@ def causes(time: Time) -> dict[str, float]:
     return {part.name: part.size for part in list_time_parts(time, zeros=True)}
 
 
-def budget(predicted: Time, measured: Time, *, shown: int = SHOWN) -> list[Line]:
+def budget(predicted: Time, measured: Time, *, shown: int = MAX_BUDGET_ROWS) -> list[BudgetRow]:
     """Return the parts, the largest difference first.
 
     The last line is the rest, so that the differences add up to that of the steps.
     """
     names = dict.fromkeys([*measured.parts, *predicted.parts])
-    lines = [Line(name, predicted.parts.get(name, 0.0), measured.parts.get(name, 0.0)) for name in names]
+    lines = [BudgetRow(name, predicted.parts.get(name, 0.0), measured.parts.get(name, 0.0)) for name in names]
     lines = sorted(lines, key=lambda line: -abs(line.difference))[:shown]
     predicted_rest = predicted.step_seconds - sum(line.predicted for line in lines)
-    return [*lines, Line(REST, predicted_rest, measured.step_seconds - sum(line.measured for line in lines))]
+    return [*lines, BudgetRow(REST, predicted_rest, measured.step_seconds - sum(line.measured for line in lines))]
 
 
 def overlap(time: Time) -> dict[str, float]:
@@ -106,7 +106,7 @@ def show_difference(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{show_seconds(abs(seconds))}"
 
 
-BUDGET: tuple[Column[Line], ...] = (
+BUDGET: tuple[Column[BudgetRow], ...] = (
     Column("part", attrgetter("part"), is_text=True),
     Column("predicted", attrgetter("predicted"), show_seconds),
     Column("measured", attrgetter("measured"), show_seconds),

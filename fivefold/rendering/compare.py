@@ -17,14 +17,14 @@ def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "mea
     first, second = headings
     columns = (
         Column[Row]("quantity", attrgetter("quantity"), is_text=True),
-        Column[Row](first, lambda row: shown(row, row.predicted)),
-        Column[Row](second, lambda row: shown(row, row.measured)),
+        Column[Row](first, lambda row: format_value(row, row.predicted)),
+        Column[Row](second, lambda row: format_value(row, row.measured)),
         Column[Row]("difference", difference, lambda text: text),
     )
     return make_grid(columns, rows)
 
 
-def shown(row: Row, value: float) -> str:
+def format_value(row: Row, value: float) -> str:
     """Return a value of a row in its unit."""
     if row.unit == "bytes":
         return show_bytes(value)

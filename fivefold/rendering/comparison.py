@@ -19,17 +19,17 @@ from fivefold.results.ratio import SpeedRatio
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
-ALIKE = 0.02  # relative difference below which two predictions are considered equal
+EQUAL_DIFFERENCE = 0.02  # relative difference below which two predictions are considered equal
 BESIDE = 4  # maximum number of variants shown as columns
 FREE = "free memory"
 MAIN = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE, "cost of 1 T tokens")
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 
-def page(found: Comparison) -> RenderableType:
+def page(comparison: Comparison) -> RenderableType:
     """Return the page: what is compared, the table of what differs, what is equal, and what could not be predicted."""
-    parts: list[RenderableType] = [Text(line, style="dim", overflow="fold") for line in describe_shared(found)]
-    for variant in found.variants:
+    parts: list[RenderableType] = [Text(line, style="dim", overflow="fold") for line in describe_shared(comparison)]
+    for variant in comparison.variants:
         parts.append(Text.assemble((f"{variant.name}  ", "bold"), (_words(variant), "bold cyan"), overflow="fold"))
         if variant.step is not None and variant.step.remarks:
             parts.append(
@@ -45,34 +45,36 @@ def page(found: Comparison) -> RenderableType:
     return Group(*parts)
 
 
-def describe_shared(found: Comparison) -> list[str]:
+def describe_shared(comparison: Comparison) -> list[str]:
     """Return what all variants share: the keywords of models, machines and layouts, and the job's fields."""
-    jobs = [Job.read(dict(variant.step.job), origin="job") for variant in found.predicted if variant.step is not None]
+    jobs = [
+        Job.read(dict(variant.step.job), origin="job") for variant in comparison.predicted if variant.step is not None
+    ]
     job_words = {word for job in jobs for word in (job.stack.name, job.precision.name)}
     job_words |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
-    shared_words = " ".join(word for word in found.common if word not in job_words)
+    shared_words = " ".join(word for word in comparison.common if word not in job_words)
     return [f"all: {shared_words}", describe_job(*jobs)] if shared_words else [describe_job(*jobs)]
 
 
-def charts(found: Comparison) -> dict[str, Chart]:
+def charts(comparison: Comparison) -> dict[str, Chart]:
     """Return the charts by file name: seconds of a step and bytes of the fullest rank, a bar for each variant."""
-    return {"time": _time_chart(found), "memory": _memory_chart(found)}
+    return {"time": _time_chart(comparison), "memory": _memory_chart(comparison)}
 
 
 def _words(variant: Variant) -> str:
     return " ".join(variant.facts) or "as above"
 
 
-def finding(found: Comparison) -> str:
+def finding(comparison: Comparison) -> str:
     """Return which variant that fits trains most tokens per second, and by how much it leads the next.
 
     It also says if the difference is too small for a prediction.
     """
-    steps = [(variant.name, variant.step) for variant in found.predicted if variant.step is not None]
+    steps = [(variant.name, variant.step) for variant in comparison.predicted if variant.step is not None]
     # per token, since variants may differ in their batch
-    fitting = sorted((_per_token(step), name) for name, step in steps if found.fits(step))
+    fitting = sorted((_per_token(step), name) for name, step in steps if comparison.fits(step))
     if not fitting:
-        return "none fits" + "".join(f"; {line}" for line in _describe_unfit(found, steps))
+        return "none fits" + "".join(f"; {line}" for line in _describe_unfit(comparison, steps))
     (best, name), *slower = fitting
     if not slower:
         not_fitting = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
@@ -91,11 +93,11 @@ def _describe_doubt(ratio: SpeedRatio | None, lead: float) -> str:
     return f" (90 % interval {ratio.low_90 - 1:+.0%} to {ratio.high_90 - 1:+.0%}{meaning[ratio.verdict]})"
 
 
-def _describe_unfit(found: Comparison, steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
+def _describe_unfit(comparison: Comparison, steps: Sequence[tuple[str, Step]]) -> Iterator[str]:
     """Yield the variants whose risk is above the accepted one, one line for each verdict."""
-    verdicts = [(name, step.memory.verdict) for name, step in steps if not found.fits(step)]
+    verdicts = [(name, step.memory.verdict) for name, step in steps if not comparison.fits(step)]
     for verdict, one, several in (
-        ("fits", f"has a risk above {show_risk(found.risk)}", f"have a risk above {show_risk(found.risk)}"),
+        ("fits", f"has a risk above {show_risk(comparison.risk)}", f"have a risk above {show_risk(comparison.risk)}"),
         ("tight", "is tight", "are tight"),
         ("does not fit", "does not fit", "do not fit"),
     ):
@@ -103,13 +105,13 @@ def _describe_unfit(found: Comparison, steps: Sequence[tuple[str, Step]]) -> Ite
             yield f"{', '.join(names)} {one if len(names) == 1 else several}"
 
 
-def why(found: Comparison) -> list[str]:
+def why(comparison: Comparison) -> list[str]:
     """Return what makes each step longer or shorter than the first: the parts of its time that differ.
 
     The list is empty for many variants, and a variant whose step has another number of tokens is left out.
     """
     (first, first_step), *others = [
-        (variant.name, variant.step) for variant in found.predicted if variant.step is not None
+        (variant.name, variant.step) for variant in comparison.predicted if variant.step is not None
     ]
     if len(others) >= BESIDE:
         return []
@@ -152,14 +154,14 @@ def _per_token(step: Step) -> float:
     return 1 / (step.tokens_per_second_per_gpu * step.world)
 
 
-def make_difference_grid(found: Comparison, *, most: int = BESIDE) -> Grid:
+def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
     """Return what differs: a column for each variant, or for more than ``most``, a row for each.
 
     The rows have the ``MAIN`` quantities.
     """
-    names = [variant.name for variant in found.predicted]
+    names = [variant.name for variant in comparison.predicted]
     if len(names) <= most:
-        rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in found.rows if row.differs]
+        rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in comparison.rows if row.differs]
         return Grid(("", *names), tuple(rows), words=("",))
     main = [row for name in MAIN for row in found.rows if row.name == name]
     cells = [_cells(row, relative=row.name == "step time") for row in main]
@@ -167,9 +169,9 @@ def make_difference_grid(found: Comparison, *, most: int = BESIDE) -> Grid:
     return Grid(("", *(row.name for row in main)), tuple(rows), words=("",))
 
 
-def list_equal(found: Comparison) -> list[str]:
+def list_equal(comparison: Comparison) -> list[str]:
     """Return the quantities in which all variants agree, with their values."""
-    return [f"{row.name} {worded(row, row.values[0])}" for row in found.rows if not row.differs]
+    return [f"{row.name} {worded(row, row.values[0])}" for row in comparison.rows if not row.differs]
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
@@ -201,26 +203,28 @@ def _bytes(size: float) -> str:
 FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": _bytes}
 
 
-def _time_chart(found: Comparison) -> Chart:
+def _time_chart(comparison: Comparison) -> Chart:
     bars, texts = {}, []
-    for name, step in _named(found):
+    for name, step in _list_steps(comparison):
         time = step.time
         parts = (time.compute_seconds, time.bubble_seconds, sum(time.exposed_seconds.values()), time.optimizer_seconds)
         bars[name] = dict(zip(TIMES, parts, strict=True))
         texts.append(show_seconds(time.step_seconds))
-    subtitle = " ".join(found.common)
+    subtitle = " ".join(comparison.common)
     return stacked_bars(
-        bars, texts, colours=TIMES, axis="seconds of a step", title=finding(found), subtitle=subtitle, height=40
+        bars, texts, colours=TIMES, axis="seconds of a step", title=finding(comparison), subtitle=subtitle, height=40
     )
 
 
-def _memory_chart(found: Comparison) -> Chart:
-    stages = {name: max(step.memory.stages, key=lambda stage: stage.peak_bytes) for name, step in _named(found)}
+def _memory_chart(comparison: Comparison) -> Chart:
+    stages = {
+        name: max(step.memory.stages, key=lambda stage: stage.peak_bytes) for name, step in _list_steps(comparison)
+    }
     smallest = min(stages, key=lambda name: stages[name].peak_bytes)
     title = f"{smallest} needs the least memory, {show_bytes(stages[smallest].peak_bytes)}"
-    subtitle = " ".join(found.common)
+    subtitle = " ".join(comparison.common)
     return stage_bars(stages, axis="memory of the fullest rank", title=title, subtitle=subtitle, height=40)
 
 
-def _named(found: Comparison) -> Sequence[tuple[str, Step]]:
-    return [(f"{v.name}  {_words(v)}", v.step) for v in found.predicted if v.step is not None]
+def _list_steps(comparison: Comparison) -> Sequence[tuple[str, Step]]:
+    return [(f"{v.name}  {_words(v)}", v.step) for v in comparison.predicted if v.step is not None]

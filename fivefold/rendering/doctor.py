@@ -23,28 +23,34 @@ MOST_ROWS = 16  # maximum rows of the module table, which limit its depth
 LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
 
 
-def page(found: Diagnosis) -> RenderableType:
+def page(diagnosis: Diagnosis) -> RenderableType:
     """Return the whole page."""
-    fullest_step = max(found.steady, found.first, key=lambda step: step.peak_bytes)
+    fullest_step = max(diagnosis.steady, diagnosis.first, key=lambda step: step.peak_bytes)
     sizes = {part: getattr(fullest_step, f"{part}_bytes") for part in CATEGORIES}
     bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), fullest_step.peak_bytes)
-    parts: list[RenderableType] = [_headline(found)]
+    parts: list[RenderableType] = [_headline(diagnosis)]
     parts += [heading("Memory at the peak", cause(fullest_step)), show_bars(bars)]
     parts += [heading("What lies there", "the largest, like ones together"), _largest(fullest_step)]
-    parts += [heading("By module", "like ones together; kept from the forward to the backward"), _modules(found.parts)]
-    if found.advice is not None:
-        parts += [heading("Recomputation", f"within {show_bytes(found.advice.budget_bytes)}"), advice(found.advice)]
-    if found.costs:
+    parts += [
+        heading("By module", "like ones together; kept from the forward to the backward"),
+        _modules(diagnosis.parts),
+    ]
+    if diagnosis.advice is not None:
+        parts += [
+            heading("Recomputation", f"within {show_bytes(diagnosis.advice.budget_bytes)}"),
+            advice(diagnosis.advice),
+        ]
+    if diagnosis.costs:
         parts += [
             heading("What it would cost", "a rank; weights gathered before use and let go, unless said"),
-            _costs(found),
+            _costs(diagnosis),
         ]
-    if found.remarks:
-        parts += [heading("Remarks"), *(Text(f"· {remark}", overflow="fold") for remark in found.remarks)]
+    if diagnosis.remarks:
+        parts += [heading("Remarks"), *(Text(f"· {remark}", overflow="fold") for remark in diagnosis.remarks)]
     return Group(*parts)
 
 
-def _costs(found: Diagnosis) -> Grid:
+def _costs(diagnosis: Diagnosis) -> Grid:
     rows = tuple(
         (
             cost.what,
@@ -55,7 +61,7 @@ def _costs(found: Diagnosis) -> Grid:
             str(sum(message.messages for message in cost.traffic)),
             show_bytes(sum(message.bytes for message in cost.traffic)),
         )
-        for cost in found.costs
+        for cost in diagnosis.costs
     )
     return Grid(("", "peak", "states", "kept", "FLOPs", "messages", "sent"), rows, words=("",))
 
@@ -66,20 +72,20 @@ def cause(at: Fullest) -> str:
     return ", ".join(filter(None, (at.phase, " ".join(filter(None, (at.module, at.operation, line))))))
 
 
-def advice(found: Advice) -> Text:
+def advice(plan: Advice) -> Text:
     """Return the modules to recompute, their cost, the peak measured with them, and whether it fits."""
-    if not found.modules and found.fits:
-        return Text(f"none is needed: {show_bytes(found.peak_bytes)} fits", style="green")
-    text = Text("".join(f"{line}\n" for line in found.refused), overflow="fold")
-    if found.modules:
+    if not plan.modules and plan.fits:
+        return Text(f"none is needed: {show_bytes(plan.peak_bytes)} fits", style="green")
+    text = Text("".join(f"{line}\n" for line in plan.refused), overflow="fold")
+    if plan.modules:
         text.append("torch.utils.checkpoint(use_reentrant=False) of  ")
-        text.append(", ".join(ranges(found.modules)), "bold")
+        text.append(", ".join(ranges(plan.modules)), "bold")
         text.append(
-            f"\n{show_bytes(found.peak_bytes)} at the peak when tried, "
-            f"{show_bytes(found.predicted_peak_bytes)} expected; {found.extra_share:+.1%} FLOPs"
+            f"\n{show_bytes(plan.peak_bytes)} at the peak when tried, "
+            f"{show_bytes(plan.predicted_peak_bytes)} expected; {plan.extra_share:+.1%} FLOPs"
         )
-    verdict, style = ("fits", "green") if found.fits else (f"does not fit: {found.reason}", "bold red")
-    return text.append("\n" if found.modules else "").append(verdict, style)
+    verdict, style = ("fits", "green") if plan.fits else (f"does not fit: {plan.reason}", "bold red")
+    return text.append("\n" if plan.modules else "").append(verdict, style)
 
 
 def ranges(modules: Iterable[str]) -> Iterator[str]:
@@ -104,16 +110,20 @@ def ranges(modules: Iterable[str]) -> Iterator[str]:
         yield before + (names[0] if len(indices) == 1 else f"{{{','.join(names)}}}") + after
 
 
-def _headline(found: Diagnosis) -> Text:
-    flops = found.forward_flops + found.backward_flops + found.recomputed_flops
-    trained = f", {show_count(found.trainable)} trained" if found.trainable != found.parameters else ""
-    recomputed = f", {show_count(found.recomputed_flops)} recomputed" if found.recomputed_flops else ""
+def _headline(diagnosis: Diagnosis) -> Text:
+    flops = diagnosis.forward_flops + diagnosis.backward_flops + diagnosis.recomputed_flops
+    trained = f", {show_count(diagnosis.trainable)} trained" if diagnosis.trainable != diagnosis.parameters else ""
+    recomputed = f", {show_count(diagnosis.recomputed_flops)} recomputed" if diagnosis.recomputed_flops else ""
     return Text.assemble(
-        (f"{found.model} with {found.optimizer}, {show_count(found.parameters)} parameters{trained}\n\n", "dim"),
-        (f"{show_bytes(found.peak_bytes)} at the peak", "bold cyan"),
-        f"  ·  {show_bytes(found.first.peak_bytes)} in the first step, {show_bytes(found.steady.peak_bytes)} later\n",
-        f"{show_count(flops)}FLOPs a step: {show_count(found.forward_flops)} forward, "
-        f"{show_count(found.backward_flops)} backward{recomputed}",
+        (
+            f"{diagnosis.model} with {diagnosis.optimizer}, {show_count(diagnosis.parameters)} parameters{trained}\n\n",
+            "dim",
+        ),
+        (f"{show_bytes(diagnosis.peak_bytes)} at the peak", "bold cyan"),
+        f"  ·  {show_bytes(diagnosis.first.peak_bytes)} in the first step, "
+        f"{show_bytes(diagnosis.steady.peak_bytes)} later\n",
+        f"{show_count(flops)}FLOPs a step: {show_count(diagnosis.forward_flops)} forward, "
+        f"{show_count(diagnosis.backward_flops)} backward{recomputed}",
         overflow="fold",
     )
 

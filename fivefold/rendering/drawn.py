@@ -23,18 +23,18 @@ MOST_NAMES = 8  # maximum number of points with names in a file
 MEMORY = "memory of the fullest rank"
 
 
-def front(found: SearchResult, *, within: Page) -> list[str]:
+def front(result: SearchResult, *, within: Page) -> list[str]:
     """Draw memory against time for a search with several memory limits; return nothing for other searches."""
-    if len(found.front) < 2:
+    if len(result.front) < 2:
         return []
     remark = "no layout is both smaller and faster than one of these"
-    picture_svg = draw_front(list_front(found))
+    picture_svg = draw_front(list_front(result))
     return [heading("Memory against time", remark), _placed(picture_svg, "memory against time", within)]
 
 
-def list_front(found: SearchResult, *, named: bool = False) -> list[Point]:
+def list_front(result: SearchResult, *, named: bool = False) -> list[Point]:
     """Return the points of the front, in bytes and seconds; ``named``: with their layouts if there are few."""
-    shows_names = named and len(found.front) <= MOST_NAMES
+    shows_names = named and len(result.front) <= MOST_NAMES
     return [
         Point(
             point.memory_bytes,
@@ -42,7 +42,7 @@ def list_front(found: SearchResult, *, named: bool = False) -> list[Point]:
             f"{point.layout}: {show_seconds(point.step_seconds)}, {show_bytes(point.memory_bytes)}",
             text=point.layout if shows_names else "",
         )
-        for point in found.front
+        for point in result.front
     ]
 
 
@@ -55,17 +55,17 @@ def draw_front(points: Sequence[Point]) -> Raw:
     return picture(scaled, label=label, stairs=True, x_title=f"{MEMORY}, {unit}", y_title=time_name)
 
 
-def draw_front_file(found: SearchResult, *, subtitle: str = "") -> PictureFile:
+def draw_front_file(result: SearchResult, *, subtitle: str = "") -> PictureFile:
     """Return the front as a file; its title says what less memory costs."""
-    if not found.front:
+    if not result.front:
         raise UserError("no layout fits; there is no front to draw")
-    points = sorted(found.front, key=lambda point: point.memory_bytes)
+    points = sorted(result.front, key=lambda point: point.memory_bytes)
     small, fast = points[0], points[-1]
     slower, less = small.step_seconds / fast.step_seconds - 1, 1 - small.memory_bytes / fast.memory_bytes
     title = f"{less:.0%} less memory costs {slower:.0%} more time"
     if len(points) == 1:
         title = f"{fast.layout} is both the fastest and the smallest"
-    return PictureFile(title, (subtitle,), draw_front(list_front(found, named=True)), HEIGHT, ())
+    return PictureFile(title, (subtitle,), draw_front(list_front(result, named=True)), HEIGHT, ())
 
 
 def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:

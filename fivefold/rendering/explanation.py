@@ -18,10 +18,10 @@ from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMem
 from fivefold.units import show_bytes
 
 
-def page(found: Sequence[Explanation], *, beside: AgainstPrediction | None = None) -> RenderableType:
+def page(explanations: Sequence[Explanation], *, beside: AgainstPrediction | None = None) -> RenderableType:
     """Return all explanations, one after another, then the prediction."""
     parts: list[RenderableType] = []
-    for explanation in found:
+    for explanation in explanations:
         files = explanation.files[0] if len(explanation.files) == 1 else f"{len(explanation.files)} files"
         parts.append(
             Text.assemble((f"{explanation.kind}  {files}\n", "dim"), (explanation.verdict, "bold"), overflow="fold")
@@ -83,10 +83,10 @@ def _prediction(beside: AgainstPrediction) -> list[RenderableType]:
     return [heading("Beside the prediction", about), grid, *lines, _change(beside)]
 
 
-def _difference(found: int | None, predicted: int | None) -> str:
-    if found is None or predicted is None or not predicted:
+def _difference(measured: int | None, predicted: int | None) -> str:
+    if measured is None or predicted is None or not predicted:
         return "–"
-    return "exact" if found == predicted else f"{found / predicted - 1:+.1%}"
+    return "exact" if measured == predicted else f"{measured / predicted - 1:+.1%}"
 
 
 def _change(beside: AgainstPrediction) -> Text:

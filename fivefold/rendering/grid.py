@@ -62,7 +62,7 @@ class Grid:
     wide: tuple[str, ...] = ()
     values: tuple[tuple[Any, ...], ...] = ()
 
-    def without(self, headings: Collection[str]) -> Grid:
+    def drop_columns(self, headings: Collection[str]) -> Grid:
         """Return the table without the columns of these headings."""
         indices = [index for index, heading in enumerate(self.headings) if heading not in headings]
 
@@ -74,7 +74,7 @@ class Grid:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render for the terminal's width; called by rich."""
         if self.wide:
-            yield self.without(self.wide)
+            yield self.drop_columns(self.wide)
             return
 
         def fits(grid: Grid) -> bool:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 
-SHOWN = 60  # maximum rows of a table
+MAX_ROWS = 60  # maximum rows of a table
 
 
 def step(what: Step) -> str:
@@ -235,10 +235,12 @@ def comparison(what: Comparison) -> str:
 
 def run(what: RunFolder) -> str:
     """Return the page of a finished run."""
-    return block(headline(what.measured), figures(list_key_figures(what.measured)), *beside(what.predicted, what.steps))
+    return block(
+        headline(what.measured), figures(list_key_figures(what.measured)), *compare_html(what.predicted, what.steps)
+    )
 
 
-def beside(predicted: Step, steps: Sequence[Step]) -> list[str]:
+def compare_html(predicted: Step, steps: Sequence[Step]) -> list[str]:
     """Return predicted next to measured, quantity by quantity; time by cause; the parts of the error."""
     measured = steps[-1]
     parts = [
@@ -294,7 +296,7 @@ def traced(what: Traced) -> str:
                 ),
             ),
         )
-        for row in what.breakdown[:SHOWN]
+        for row in what.breakdown[:MAX_ROWS]
     ]
     headings = ("rank", "step", "window", "compute", "exposed", "copies alone", "idle")
     parts = [paragraph(what.line(), kind="soft"), table(headings, rows, left=("step",))]

@@ -18,10 +18,10 @@ KIB = 1024
 LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {KIB**2} + ' M'"
 
 
-def page(found: Lengths) -> RenderableType:
+def page(lengths: Lengths) -> RenderableType:
     """Return the page: the longest sequence, a row for each cp and recomputation, and the changes needed for more."""
-    rows = tuple(_row(found, curve) for curve in found.curves)
-    sizes = [_tokens(point) for point in _sizes(found)]
+    rows = tuple(_row(lengths, curve) for curve in lengths.curves)
+    sizes = [_tokens(point) for point in _sizes(lengths)]
     return Group(
         answers([found.answer]),
         heading(
@@ -34,9 +34,9 @@ def page(found: Lengths) -> RenderableType:
     )
 
 
-def chart(found: Lengths) -> Chart:
+def chart(lengths: Lengths) -> Chart:
     """Draw memory above and MFU below, over the length; one colour per cp, one dash pattern per recomputation."""
-    alt, (unit, name) = _altair(), _unit(found)
+    alt, (unit, name) = _altair(), _unit(lengths)
     values = [
         {
             "tokens": point.tokens,
@@ -46,7 +46,7 @@ def chart(found: Lengths) -> Chart:
             "ac": f"ac={curve.ac}",
             "fits": point.fits,
         }
-        for curve in found.curves
+        for curve in lengths.curves
         for point in curve.points
     ]
     cps = list(dict.fromkeys(value["cp"] for value in values))
@@ -67,25 +67,25 @@ def chart(found: Lengths) -> Chart:
         dots = base.mark_point(size=40).encode(opacity=alt.condition("datum.fits", alt.value(1), alt.value(0.15)))
         return (base.mark_line(strokeWidth=1.6).encode(strokeDash=dash) + dots).properties(width=560, height=220)
 
-    longest = max(found.curves, key=lambda curve: curve.longest)
-    title = f"{found.model}: cp{longest.cp} with ac={longest.ac} reaches {longest.longest:,} tokens"
+    longest = max(lengths.curves, key=lambda curve: curve.longest)
+    title = f"{lengths.model}: cp{longest.cp} with ac={longest.ac} reaches {longest.longest:,} tokens"
     panels = [
         Panel(f"{name} of the fullest rank", panel("memory", name, "~s", log=True)),
         Panel("MFU, causal", panel("mfu", "MFU", ".0%", log=False)),
     ]
-    return stacked(panels, title=title, subtitle=f"{found.answer.layout} on {found.machine}; faint: does not fit")
+    return stacked(panels, title=title, subtitle=f"{lengths.answer.layout} on {lengths.machine}; faint: does not fit")
 
 
-def _unit(found: Lengths) -> tuple[int, str]:
+def _unit(lengths: Lengths) -> tuple[int, str]:
     """Return the unit in which memory is shown, by the largest that fits, or by all if none does."""
-    points = [point for curve in found.curves for point in curve.points]
+    points = [point for curve in lengths.curves for point in curve.points]
     fitting = [point for point in points if point.fits] or points
     return byte_unit(max((point.peak_bytes for point in fitting), default=0))
 
 
-def _sizes(found: Lengths) -> list[int]:
+def _sizes(lengths: Lengths) -> list[int]:
     """Return every other length and the longest; more columns do not fit a terminal."""
-    sizes = sorted({point.tokens for curve in found.curves for point in curve.points})
+    sizes = sorted({point.tokens for curve in lengths.curves for point in curve.points})
     return sorted({*sizes[1::2], *sizes[-1:]})
 
 
@@ -93,11 +93,13 @@ def _tokens(size: int) -> str:
     return f"{size // KIB} k" if size < KIB**2 else f"{size // KIB**2} M"
 
 
-def _row(found: Lengths, curve: LengthCurve) -> tuple[str, ...]:
+def _row(lengths: Lengths, curve: LengthCurve) -> tuple[str, ...]:
     points = {point.tokens: point for point in curve.points}
     cells = []
-    for size in _sizes(found):
+    for size in _sizes(lengths):
         point = points.get(size)
         fits = point is not None and point.fits
-        cells.append(f"{point.peak_bytes / _unit(found)[0]:.0f} {point.mfu:.0%}" if fits and point is not None else "–")
+        cells.append(
+            f"{point.peak_bytes / _unit(lengths)[0]:.0f} {point.mfu:.0%}" if fits and point is not None else "–"
+        )
     return (str(curve.cp), curve.ac, f"{curve.longest:,}", *cells)

@@ -90,12 +90,12 @@ class Picture:
         yield Text(f"{words}{cause and ';'}{cause}", overflow="fold")
 
 
-def _cell(level: Level, floor: int | float, each: float, *, plain: bool) -> tuple[str, str]:
+def _cell(level: Level, floor: int | float, bytes_per_cell: float, *, plain: bool) -> tuple[str, str]:
     """Return a cell's character and style: the part in its middle, or eighths of a block at the top of the column."""
-    fill = min(8, round((level.live_bytes - floor) / each * 8))
+    fill = min(8, round((level.live_bytes - floor) / bytes_per_cell * 8))
     if fill <= 0:
         return " ", ""
-    middle = floor + min(each, level.live_bytes - floor) / 2
+    middle = floor + min(bytes_per_cell, level.live_bytes - floor) / 2
     stack_tops = zip(LOOKS.values(), accumulate(parts(level)), strict=True)
     colour, letter = next(look for look, top in stack_tops if middle <= top)
     if fill < 8:

@@ -20,42 +20,40 @@ from fivefold.results.numerics import KINDS, Compared, Numerics
 LOST = 0.01  # share of underflow above which the headline counts a tensor
 
 
-def page(found: Numerics) -> RenderableType:
+def page(numerics: Numerics) -> RenderableType:
     """Return the page: a table per kind of tensor, with the worst layer of each name."""
-    parts: list[RenderableType] = [Text(headline(found), style="bold"), Text(_about(found), style="dim")]
+    parts: list[RenderableType] = [Text(headline(numerics), style="bold"), Text(_about(numerics), style="dim")]
     for kind, words in KINDS.items():
-        rows = [row for row in found.rows if row.kind == kind]
+        rows = [row for row in numerics.rows if row.kind == kind]
         if rows:
             parts += [heading(words.capitalize(), "of each name the worst layer"), _grid(rows)]
     return Group(*parts)
 
 
-def headline(found: Numerics) -> str:
+def headline(numerics: Numerics) -> str:
     """Return the finding in one line."""
-    overflows = [row for row in found.rows if row.overflow]
+    overflows = [row for row in numerics.rows if row.overflow]
     if overflows:
-        return (
-            f"{found.recipe} overflows in {len(overflows)} of {len(found.rows)} places, first in {_place(overflows[0])}"
-        )
-    gradients = [row for row in found.rows if row.kind == "weight"]
+        places = f"{len(overflows)} of {len(numerics.rows)} places"
+        return f"{numerics.recipe} overflows in {places}, first in {_place(overflows[0])}"
+    gradients = [row for row in numerics.rows if row.kind == "weight"]
     worst = max(gradients, key=lambda row: row.error)
-    lost = [row for row in found.rows if row.kind != "operand" and row.underflow > LOST]
-    note = f"; {len(lost)} of {len(found.rows)} places lose more than {LOST:.0%} to underflow" if lost else ""
-    return (
-        f"{found.recipe}: gradients of weights are within {_share(worst.error)} of fp32's, worst {_place(worst)}{note}"
-    )
+    lost = [row for row in numerics.rows if row.kind != "operand" and row.underflow > LOST]
+    note = f"; {len(lost)} of {len(numerics.rows)} places lose more than {LOST:.0%} to underflow" if lost else ""
+    within = f"within {_share(worst.error)} of fp32's, worst {_place(worst)}"
+    return f"{numerics.recipe}: gradients of weights are {within}{note}"
 
 
-def _about(found: Numerics) -> str:
-    loss = "not finite" if found.loss is None else f"{found.loss:.5f}"
+def _about(numerics: Numerics) -> str:
+    loss = "not finite" if numerics.loss is None else f"{numerics.loss:.5f}"
     words = [
-        f"{found.model}, {found.tokens:,} tokens, weights {found.weights}",
-        f"loss {loss}, in fp32 {found.reference_loss:.5f}",
+        f"{numerics.model}, {numerics.tokens:,} tokens, weights {numerics.weights}",
+        f"loss {loss}, in fp32 {numerics.reference_loss:.5f}",
     ]
-    if found.loss_scale != 1:
-        words.append(f"loss scaled by {found.loss_scale:g}")
-    if found.rerouted is not None:
-        words.append(f"{_share(found.rerouted)} of the choices of experts would be others")
+    if numerics.loss_scale != 1:
+        words.append(f"loss scaled by {numerics.loss_scale:g}")
+    if numerics.rerouted is not None:
+        words.append(f"{_share(numerics.rerouted)} of the choices of experts would be others")
     return " · ".join(words)
 
 
@@ -90,12 +88,12 @@ def _place(row: Compared) -> str:
     return row.name if row.layer is None else f"{row.name} of layer {row.layer}"
 
 
-def error_map(found: Numerics) -> charts.Chart:
+def error_map(numerics: Numerics) -> charts.Chart:
     """Return a heat map of relative errors: layers across, names down, one panel per kind of tensor."""
     alt = charts._altair()
     panels = []
     for kind, words in KINDS.items():
-        rows = [row for row in found.rows if row.kind == kind]
+        rows = [row for row in numerics.rows if row.kind == kind]
         if not rows:
             continue
         values: list[dict[str, Any]] = [
@@ -123,4 +121,4 @@ def error_map(found: Numerics) -> charts.Chart:
             )
             .properties(height=16 * len(names), width=charts.WIDTH)
         )
-    return alt.vconcat(*panels, title=alt.TitleParams(headline(found), subtitle=_about(found), anchor="start"))
+    return alt.vconcat(*panels, title=alt.TitleParams(headline(numerics), subtitle=_about(numerics), anchor="start"))

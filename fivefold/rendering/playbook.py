@@ -14,17 +14,20 @@ from fivefold.results.playbook import Playbook, Stage
 from fivefold.units import show_bytes, show_count, show_seconds
 
 
-def page(found: Playbook) -> RenderableType:
+def page(playbook: Playbook) -> RenderableType:
     """Return the page: the steps, the resulting layout, the run, and the commands to type."""
     parts: list[RenderableType] = [
-        Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
-        Text(describe_step(found.step, open_fields=("global_batch",)), style="dim", overflow="fold"),
+        Text(
+            f"{playbook.model} on {playbook.ranks} {playbook.machine}, {show_count(playbook.tokens)} tokens",
+            style="dim",
+        ),
+        Text(describe_step(playbook.step, open_fields=("global_batch",)), style="dim", overflow="fold"),
     ]
-    for number, stage in enumerate(found.stages, start=1):
+    for number, stage in enumerate(playbook.stages, start=1):
         parts += _stage(number, stage)
-    step = found.step
+    step = playbook.step
     parts += [
-        heading(f"{len(found.stages) + 1}  The run"),
+        heading(f"{len(playbook.stages) + 1}  The run"),
         Text(step.layout, style="bold cyan", overflow="fold"),
         Text(
             f"step time {show_seconds(step.time.step_seconds)}, peak memory {show_bytes(step.memory.peak_bytes)}, MFU "
@@ -33,9 +36,9 @@ def page(found: Playbook) -> RenderableType:
         ),
         expectation(step),
         Text(""),
-        brief(found.run),
+        brief(playbook.run),
     ]
-    for software, lines in found.typed.items():
+    for software, lines in playbook.typed.items():
         parts.append(heading(f"With {software}"))
         parts += [Text(line, overflow="fold") for line in lines]
     return Group(*parts)

@@ -15,7 +15,7 @@ from fivefold.results.balance import Axis, Ratios, Sizing
 from fivefold.units import show_count
 
 
-def page(found: Ratios) -> RenderableType:
+def page(ratios: Ratios) -> RenderableType:
     """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
     rows = tuple((axis.axis, axis.sends, axis.behind, _up_to(axis), axis.reason) for axis in found.axes)
     words = ("axis", "sends", "overlapped with", "worth it up to", "because")
@@ -28,10 +28,10 @@ def page(found: Ratios) -> RenderableType:
     return Group(*parts)
 
 
-def degrees(found: Ratios) -> RenderableType:
+def degrees(ratios: Ratios) -> RenderableType:
     """Return a table per message: for every degree, the FLOPs per byte that it offers and that the link needs."""
     parts: list[RenderableType] = []
-    for axis in found.axes:
+    for axis in ratios.axes:
         rows = tuple(
             (d.token, f"{d.flops_per_byte:,.0f}", f"{d.balance:,.0f}", d.link, "yes" if d.hides else "no")
             for d in axis.degrees

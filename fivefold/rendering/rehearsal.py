@@ -79,7 +79,7 @@ def page(
     parts += [show_section(view.traffic._replace(remark="what one rank of the first stage sends per step"))]
     parts += [show_section(view.work)]
     if predicted is not None:
-        parts += _beside(predicted, step)
+        parts += _compare(predicted, step)
     return Group(*parts)
 
 
@@ -105,13 +105,13 @@ def _tensors(each: Holding) -> str:
     return f"{each.number:,} of up to {show_bytes(each.largest_bytes)}"
 
 
-def _what(each: Holding) -> str:
-    since = f"{each.category} since {each.since}" if each.since else each.category
-    location = " ".join(filter(None, (each.module, f"({each.line})" if each.line else "")))
+def _what(holding: Holding) -> str:
+    since = f"{holding.category} since {holding.since}" if holding.since else holding.category
+    location = " ".join(filter(None, (holding.module, f"({holding.line})" if holding.line else "")))
     return f"{since}: {location}" if location else since
 
 
-def _beside(predicted: Step, step: Step) -> list[RenderableType]:
+def _compare(predicted: Step, step: Step) -> list[RenderableType]:
     """Compare with the planner's step; counts, which must be equal, are listed only if they differ."""
     rows = compare(predicted, step)
     counts = [row for row in rows if row.exact]

@@ -29,7 +29,7 @@ from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.units import show_count
 
-SHOWN = 80  # maximum number of settings of a sweep
+MAX_SETTINGS = 80  # maximum number of settings of a sweep
 PAGE = """
 :root{color-scheme:light dark}body{margin:0 auto;max-width:60rem;padding:1.2rem}
 body{background:var(--card);color:var(--text)}
@@ -52,14 +52,14 @@ class Drawing(NamedTuple):
     drawn: str = ""
 
 
-class Asked(NamedTuple):
+class Provenance(NamedTuple):
     """The commands that reproduce a report, and the environment in which it was made."""
 
     commands: Sequence[str]
     environment: Mapping[str, str]
 
 
-def document(title: str, parts: Sequence[str], *, asked: Asked) -> str:
+def document(title: str, parts: Sequence[str], *, asked: Provenance) -> str:
     """Return the text of the file."""
     commands = "\n".join(asked.commands)
     reproduction = [
@@ -111,14 +111,14 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
     return [*parts, *operations(step)]
 
 
-def question(step: Step, *, found: bool = False) -> list[str]:
+def question(step: Step, *, by_search: bool = False) -> list[str]:
     """Return what was asked: model, machine, layout (unless it was ``found``), and the job with all fields folded."""
     job = step.job
     sequence, batch = int(str(job.get("sequence", 0))), int(str(job.get("global_batch", 0)))
     rows = [
         ("model", f"{step.model}, {show_count(step.work.parameters)} parameters"),
         ("machine", f"{step.machine}, {step.world:,} rank{'s' if step.world > 1 else ''}"),
-        ("layout", "to be found" if found else step.layout),
+        ("layout", "to be found" if by_search else step.layout),
         ("batch", f"{batch:,} sequences of {sequence:,} tokens, {show_count(sequence * batch)} tokens a step"),
         ("job", describe_step(step)),
     ]
@@ -146,7 +146,7 @@ def of_run(
     """
     parts = [*question(run.measured), heading("What was measured", level=2), figures(list_key_figures(run.measured))]
     parts += [paragraph(line, kind="bad") for line in run.measured.findings]
-    parts += html.beside(run.predicted, run.steps)
+    parts += html.compare_html(run.predicted, run.steps)
     if lanes:
         names = [f"{kind} {rank}" for kind, rows in lanes.items() for rank in range(len(rows))]
         rows = [row for rank_rows in lanes.values() for row in rank_rows]
@@ -181,12 +181,12 @@ def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str)
     return [titled(picture), legend(timeline.looks(rows))]
 
 
-def of_search(found: SearchResult, drawing: Drawing | None = None) -> list[str]:
+def of_search(result: SearchResult, drawing: Drawing | None = None) -> list[str]:
     """Return the parts of a search: the proposal and why, the best layouts, the front; then the proposal as a step."""
-    choice = found.proposal.choice if found.proposal else found.best[0] if found.best else None
-    parts = question(choice.step, found=True) if choice else []
-    parts += [heading("What is proposed, and why", level=2), *html.search_parts(found)]
-    parts += front(found, within="report")
+    choice = result.proposal.choice if result.proposal else result.best[0] if result.best else None
+    parts = question(choice.step, by_search=True) if choice else []
+    parts += [heading("What is proposed, and why", level=2), *html.search_parts(result)]
+    parts += front(result, within="report")
     return [*parts, *(resources(choice.step, drawing) if choice else [])]
 
 
@@ -199,7 +199,7 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
     if fitting:
         parts += [
             heading("The best layout of each setting", "by MFU, causal", level=2),
-            grid(make_best_grid(rows, most=SHOWN)),
+            grid(make_best_grid(rows, most=MAX_SETTINGS)),
             *cloud(fitting, within="report", level=2),
         ]
     reasons: dict[str, int] = {}

@@ -8,54 +8,54 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid, show_share
-from fivefold.results.search_result import Regret, Robustness, Told
+from fivefold.results.search_result import Regret, Robustness, ScenarioResult
 from fivefold.units import show_bytes, show_seconds
 
 UNFIT = "does not fit"
 
 
-def robust(found: Robustness) -> RenderableType:
+def robust(robustness: Robustness) -> RenderableType:
     """Return the layout with the smallest regret, in two lines."""
     return Group(
-        Text.assemble("\n", ("Most robust  ", "bold"), (found.rows[0].layout, "bold cyan"), overflow="fold"),
-        Text(worded(found), overflow="fold"),
+        Text.assemble("\n", ("Most robust  ", "bold"), (robustness.rows[0].layout, "bold cyan"), overflow="fold"),
+        Text(worded(robustness), overflow="fold"),
     )
 
 
-def worded(found: Robustness) -> str:
+def worded(robustness: Robustness) -> str:
     """Return step time and memory of the layout with the smallest regret, and the regret."""
     first = found.rows[0]
     figures = f"step time {show_seconds(first.step_seconds)}, peak memory {show_bytes(first.memory_bytes)}"
     if first.worst is None:
         return f"{figures}; with {first.worst_in} it does not fit, and no other layout does"
     if not first.worst:
-        return f"{figures}; the best in each of {len(found.scenarios)} scenarios"
+        return f"{figures}; the best in each of {len(robustness.scenarios)} scenarios"
     return (
         f"{figures}; at worst {first.worst:.1%} slower than the best layout of a scenario ({first.worst_in}), "
         f"{first.expected or 0.0:.1%} on average over {len(found.scenarios)}"
     )
 
 
-def regrets(found: Robustness) -> Grid:
+def regrets(robustness: Robustness) -> Grid:
     """Return a table of layouts by their worst regret, the smallest first."""
-    return make_grid(REGRETS, found.rows)
+    return make_grid(REGRETS, robustness.rows)
 
 
-def make_scenario_grid(found: Robustness) -> Grid:
+def make_scenario_grid(robustness: Robustness) -> Grid:
     """Return a table of the scenarios: the best layout of each, and the regret of the most robust one."""
-    return make_grid(SCENARIOS, found.scenarios)
+    return make_grid(SCENARIOS, robustness.scenarios)
 
 
-def scenarios(found: Robustness) -> RenderableType:
+def scenarios(robustness: Robustness) -> RenderableType:
     """Return the table of the scenarios, and below it the sources, for which a terminal has no column."""
-    source_lines = (Text(line, style="dim", overflow="fold") for line in sources(found))
-    return Group(make_scenario_grid(found), *source_lines)
+    source_lines = (Text(line, style="dim", overflow="fold") for line in sources(robustness))
+    return Group(make_scenario_grid(robustness), *source_lines)
 
 
-def sources(found: Robustness) -> list[str]:
+def sources(robustness: Robustness) -> list[str]:
     """Return a line for each source, with the scenarios whose range it gives."""
     names: dict[str, list[str]] = {}
-    for scenario in found.scenarios:
+    for scenario in robustness.scenarios:
         names.setdefault(scenario.source, []).append(scenario.name)
     return [f"{', '.join(scenario_names)}: {source}" for source, scenario_names in names.items() if source]
 
@@ -69,7 +69,7 @@ REGRETS: tuple[Column[Regret], ...] = (
     Column("in scenario", lambda row: row.worst_in if row.worst != 0 else "", is_text=True),
     Column("note", attrgetter("note"), is_text=True),
 )
-SCENARIOS: tuple[Column[Told], ...] = (
+SCENARIOS: tuple[Column[ScenarioResult], ...] = (
     Column("scenario", attrgetter("name"), is_text=True),
     Column("best layout", attrgetter("best"), is_text=True),
     Column("step time", attrgetter("best_seconds"), show_seconds),

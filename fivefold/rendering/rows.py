@@ -15,7 +15,7 @@ from fivefold.units import show_bytes, show_count, show_seconds
 if TYPE_CHECKING:
     from fivefold.display import Rows
 
-SHOWN = 60  # maximum rows of a table
+MAX_ROWS = 60  # maximum rows of a table
 AXES = (
     "model",
     "machine",
@@ -31,11 +31,11 @@ AXES = (
 
 def rows(what: Rows[Any]) -> str:
     """Return records of one kind as a table; empty columns are left out, and for a sweep the columns of details."""
-    rest = f"; {len(what) - SHOWN:,} more are not shown" if len(what) > SHOWN else ""
+    rest = f"; {len(what) - MAX_ROWS:,} more are not shown" if len(what) > MAX_ROWS else ""
     count_line = paragraph(f"{len(what):,} rows{rest}", kind="soft")
     if all(isinstance(record, SweepRow) for record in what):
-        return block(count_line, *cloud(what, within="notebook"), grid(make_row_grid(what[:SHOWN], axes=AXES)))
-    values = [record.model_dump(mode="json") for record in islice(what, SHOWN)]
+        return block(count_line, *cloud(what, within="notebook"), grid(make_row_grid(what[:MAX_ROWS], axes=AXES)))
+    values = [record.model_dump(mode="json") for record in islice(what, MAX_ROWS)]
     names = [
         name
         for name in dict.fromkeys(name for record in values for name in record)

@@ -31,12 +31,12 @@ from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 UNFIT = 3  # number of changes listed that do not fit but would help most
 
 
-def page(found: SearchResult) -> RenderableType:
+def page(result: SearchResult) -> RenderableType:
     """Return the page: proposal, best layouts, near misses, the front if it has several points, why others lost."""
-    fits = "" if found.best else ", none fits"
+    fits = "" if result.best else ", none fits"
     parts: list[RenderableType] = [
         Text(
-            f"{found.tried:,} layouts in {show_seconds(found.seconds)}, {found.evaluated:,} evaluated{fits}",
+            f"{result.tried:,} layouts in {show_seconds(result.seconds)}, {result.evaluated:,} evaluated{fits}",
             style="dim",
         )
     ]
@@ -69,14 +69,14 @@ def page(found: SearchResult) -> RenderableType:
     return Group(*parts)
 
 
-def answers(found: Sequence[Answer]) -> RenderableType:
+def answers(answer_list: Sequence[Answer]) -> RenderableType:
     """Return a table with a row per answered question."""
-    return make_grid(ANSWERS, found)
+    return make_grid(ANSWERS, answer_list)
 
 
-def changes(found: Sequence[Change]) -> RenderableType:
+def changes(change_list: Sequence[Change]) -> RenderableType:
     """Return a table of single changes to a layout: speed, step time, memory, and whether it fits."""
-    return make_grid(CHANGES, found)
+    return make_grid(CHANGES, change_list)
 
 
 def fine_tunes(found: Sequence[FineTune]) -> RenderableType:
@@ -86,16 +86,16 @@ def fine_tunes(found: Sequence[FineTune]) -> RenderableType:
 
 def walk(found: Walk, *, top: int) -> RenderableType:
     """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best path."""
-    start = found.start
+    start = path.start
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[start.answer]
     figures = f"step time {show_seconds(start.step_seconds)}, peak memory {show_bytes(start.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
         Text.assemble((start.layout, "bold cyan"), overflow="fold"),
         Text(figures),
         _heading("One change"),
-        make_grid(CHANGES, choose_changes(found.changes, top)),
+        make_grid(CHANGES, choose_changes(path.changes, top)),
     ]
-    if len(found.path) > 1:
+    if len(path.path) > 1:
         parts += [
             _heading("The best change, then the best one after it, and so on"),
             make_grid(CHANGES, found.path),
@@ -108,20 +108,20 @@ def walk(found: Walk, *, top: int) -> RenderableType:
     return Group(*parts)
 
 
-def choose_changes(found: Sequence[Change], top: int) -> list[Change]:
+def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
     """Return the ``top`` changes, and a few of the faster changes that do not fit."""
-    faster = [change for change in found[top:] if not change.fits and change.faster > 1]
-    return [*found[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
+    faster = [change for change in change_list[top:] if not change.fits and change.faster > 1]
+    return [*change_list[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
 
 
-def batches(found: Sequence[Batch]) -> RenderableType:
+def batches(batch_list: Sequence[Batch]) -> RenderableType:
     """Return a table of global batches: tokens, micro-batches and steps of each."""
-    return make_grid(BATCHES, found)
+    return make_grid(BATCHES, batch_list)
 
 
-def _proposal(found: Proposal) -> RenderableType:
+def _proposal(proposal: Proposal) -> RenderableType:
     """Return the proposed layout, simpler and faster ones with their difference, and the reason for each choice."""
-    step = found.choice.step
+    step = proposal.choice.step
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
@@ -130,8 +130,8 @@ def _proposal(found: Proposal) -> RenderableType:
         Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
         Text(f"{figures}; the simplest layout within {found.within:.1%} of the fastest ({similar_text})"),
     ]
-    lines += [Text(found.remark, style="yellow", overflow="fold")] if found.remark else []
-    for word, other in (("simpler", found.simpler), ("fastest", found.faster)):
+    lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
+    for word, other in (("simpler", proposal.simpler), ("fastest", proposal.faster)):
         if other is not None:
             comparative = "longer" if other.slower >= 0 else "shorter"
             because = f" ({other.because})" if other.because else ""
@@ -152,18 +152,18 @@ def _money(dollars: float) -> str:
     return f"{dollars:,.2f}" if dollars >= 1 or not dollars else f"{dollars:.2g}"
 
 
-def finalists(found: Sequence[Finalist]) -> Grid:
+def finalists(finalist_list: Sequence[Finalist]) -> Grid:
     """Return a table of the layouts that were trained for a few steps, the fastest first."""
-    return make_grid(FINALISTS, enumerate(found, start=1))
+    return make_grid(FINALISTS, enumerate(finalist_list, start=1))
 
 
 def _error(finalist: Finalist) -> float | None:
     return finalist.predicted_seconds / finalist.measured_seconds - 1 if finalist.measured_seconds else None
 
 
-def _ranked(each: Ranked) -> str:
+def _ranked(ranked: Ranked) -> str:
     """Return the layout, with how often it reduces gradients if its software does otherwise by default."""
-    return _usually(each.step.layout, each.reduce, stack=each.step.stack)
+    return _usually(ranked.step.layout, ranked.reduce, stack=ranked.step.stack)
 
 
 def _usually(layout: str, reduce: str, *, stack: str) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 from fivefold.step import StageMemory
 from fivefold.units import byte_unit
 
-PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
+MEMORY_PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
 BAR_WIDTH = 20
 NEEDED = ("stage", "peak", "states", "activations", "temporary", "", "cause")  # by importance; "" is the bar
 ORDER = ("stage", "states", "activations", "temporary", "peak", "", "cause")  # from left to right
@@ -34,7 +34,7 @@ class Stages:
         self.rows = [self._row(list(equal_stages)) for _, equal_stages in groupby(stages, key=self._numbers)]
 
     def _numbers(self, stage: StageMemory) -> dict[str, str]:
-        return {name: f"{getattr(stage, f'{name}_bytes') / self.size:.2f}" for name in (*PARTS, "peak")}
+        return {name: f"{getattr(stage, f'{name}_bytes') / self.size:.2f}" for name in (*MEMORY_PARTS, "peak")}
 
     def _row(self, alike: list[StageMemory]) -> dict[str, Text]:
         first, last = alike[0].stage, alike[-1].stage
@@ -46,7 +46,7 @@ class Stages:
 
     def _bar(self, stage: StageMemory) -> Text:
         bar, total = Text(), 0
-        for name, (colour, letter) in PARTS.items():
+        for name, (colour, letter) in MEMORY_PARTS.items():
             before = round(total / self.highest * BAR_WIDTH) if self.highest else 0
             total = min(stage.peak_bytes, total + getattr(stage, f"{name}_bytes"))
             after = round(total / self.highest * BAR_WIDTH) if self.highest else 0
@@ -62,7 +62,9 @@ class Stages:
                 break
             shown.append(name)
         columns = [name for name in ORDER if name in shown]
-        yield self._line([Text(name, PARTS.get(name, ("",))[0]) for name in columns], columns, widths, style="bold")
+        yield self._line(
+            [Text(name, MEMORY_PARTS.get(name, ("",))[0]) for name in columns], columns, widths, style="bold"
+        )
         for row in self.rows:
             yield self._line([row[name] for name in columns], columns, widths)
 

@@ -120,12 +120,12 @@ def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -
     write(events(rows), path, about=about)
 
 
-def write(found: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:
+def write(event_dicts: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:
     """Write events one by one, so that they are never all in memory; raise ``RunFailure`` if writing fails."""
     try:
         with path.open("w", encoding="utf-8") as file:
             file.write('{"traceEvents":[')
-            for index, trace_event in enumerate(found):
+            for index, trace_event in enumerate(event_dicts):
                 file.write((",\n" if index else "\n") + json.dumps(trace_event, separators=(",", ":")))
             file.write(f'\n],"displayTimeUnit":"ms","otherData":{json.dumps(about)}}}\n')
     except OSError as error:

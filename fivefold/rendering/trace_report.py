@@ -27,7 +27,7 @@ from fivefold.units import show_bytes, show_seconds
 MOST_RANKS = 64  # maximum number of ranks listed or drawn one by one
 SLOTS = 1280  # time slots of the critical path's picture: two for each of its pixels
 LONGEST_NAME = 72  # maximum characters of a kernel's name
-PARTS = {
+TIME_PARTS = {
     "compute_seconds": ("compute", BLUE), "exposed_seconds": ("exposed communication", RED),
     "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
     "idle_host_seconds": ("host-bound idle", GREY),
@@ -90,7 +90,7 @@ def _means(report: TraceReport) -> list[Breakdown]:
 def finding(ranks: Sequence[Breakdown]) -> str:
     """Return the title: the share of compute, and what takes most of the rest."""
     window_seconds = sum(breakdown.window_seconds for breakdown in ranks)
-    sums = {name: sum(getattr(breakdown, field) for breakdown in ranks) for field, (name, _) in PARTS.items()}
+    sums = {name: sum(getattr(breakdown, field) for breakdown in ranks) for field, (name, _) in TIME_PARTS.items()}
     compute = sums.pop("compute")
     largest = max(sums, key=lambda name: sums[name])
     share = f", {largest} {sums[largest] / window_seconds:.0%}" if sums[largest] else ""
@@ -127,22 +127,26 @@ def _breakdown(ranks: Sequence[Breakdown]) -> Grid:
     return Grid(headings, tuple(_breakdown_row(breakdown) for breakdown in ranks[:MOST_RANKS]), words=())
 
 
-def _breakdown_row(each: Breakdown) -> tuple[str, ...]:
+def _breakdown_row(breakdown: Breakdown) -> tuple[str, ...]:
     def share(seconds: float | None) -> str:
-        return "–" if seconds is None or not each.window_seconds else f"{seconds / each.window_seconds:.1%}"
+        return "–" if seconds is None or not breakdown.window_seconds else f"{seconds / breakdown.window_seconds:.1%}"
 
-    overlap = "–" if each.overlap is None else f"{each.overlap:.0%} of {show_seconds(each.communication_seconds)}"
+    overlap = (
+        "–"
+        if breakdown.overlap is None
+        else f"{breakdown.overlap:.0%} of {show_seconds(breakdown.communication_seconds)}"
+    )
     return (
-        str(each.rank),
-        show_seconds(each.window_seconds),
-        share(each.compute_seconds),
-        share(each.optimizer_seconds),
-        share(each.exposed_seconds),
-        share(each.waiting_seconds),
+        str(breakdown.rank),
+        show_seconds(breakdown.window_seconds),
+        share(breakdown.compute_seconds),
+        share(breakdown.optimizer_seconds),
+        share(breakdown.exposed_seconds),
+        share(breakdown.waiting_seconds),
         overlap,
-        share(each.memcpy_alone_seconds),
-        share(each.idle_host_seconds),
-        share(each.idle_waiting_seconds),
+        share(breakdown.memcpy_alone_seconds),
+        share(breakdown.idle_host_seconds),
+        share(breakdown.idle_waiting_seconds),
     )
 
 
@@ -250,7 +254,7 @@ def breakdown_chart(report: TraceReport) -> charts.Chart:
     values = [
         {"rank": f"rank {breakdown.rank}", "part": name, "order": order, "ms": getattr(breakdown, field) * 1e3}
         for breakdown in ranks
-        for order, (field, (name, _)) in enumerate(PARTS.items())
+        for order, (field, (name, _)) in enumerate(TIME_PARTS.items())
     ]
     picture = (
         alt.Chart(alt.Data(values=values))
@@ -260,7 +264,7 @@ def breakdown_chart(report: TraceReport) -> charts.Chart:
             y=alt.Y(
                 "rank:N", sort=[f"rank {breakdown.rank}" for breakdown in ranks], title=None, axis=charts._labels(alt)
             ),
-            color=charts._colour("part", dict(PARTS.values())),
+            color=charts._colour("part", dict(TIME_PARTS.values())),
             order="order:Q",
         )
     )

@@ -19,17 +19,20 @@ from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 DAY = 86400.0
 
 
-def page(found: WholeRun) -> RenderableType:
+def page(run: WholeRun) -> RenderableType:
     """Return the page: what the run takes, where its time goes, goodput by interval, and what is assumed."""
-    peak, verdict = show_bytes(found.peak_bytes), "is tight" if found.verdict == "tight" else found.verdict
-    peak_and_risk = f"{peak} of {show_bytes(found.capacity_bytes)}, {show_risk(found.risk or 0)} risk of running out"
-    fits = "" if found.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
+    peak, verdict = show_bytes(run.peak_bytes), "is tight" if run.verdict == "tight" else run.verdict
+    peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
+    fits = "" if run.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
     parts: list[RenderableType] = [
-        Text(f"{found.model} on {found.ranks} {found.machine}, {show_count(found.tokens)} tokens", style="dim"),
-        Text(found.layout, style="bold cyan", overflow="fold"),
         Text(
-            f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), "
-            f"{found.steps:,} steps of {show_seconds(found.step_seconds)}{fits}",
+            f"{run.model} on {run.ranks} {run.machine}, {show_count(run.tokens)} tokens",
+            style="dim",
+        ),
+        Text(run.layout, style="bold cyan", overflow="fold"),
+        Text(
+            f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), "
+            f"{run.steps:,} steps of {show_seconds(run.step_seconds)}{fits}",
             style="bold",
             overflow="fold",
         ),
@@ -44,14 +47,14 @@ def page(found: WholeRun) -> RenderableType:
     return Group(*parts)
 
 
-def brief(found: WholeRun) -> RenderableType:
+def brief(run: WholeRun) -> RenderableType:
     """Return what a run takes in a few lines."""
     duration = f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), {found.steps:,} steps"
     checkpoints = f"{_fails(found)}; a checkpoint every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
     return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _figures(found))
 
 
-def offers(found: Offers) -> RenderableType:
+def offers(offer_list: Offers) -> RenderableType:
     """Return the page of one run on several machines: a row each, the best first, and why some cannot run it."""
     deadline = (
         ""
@@ -61,12 +64,12 @@ def offers(found: Offers) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"{found.model}, {show_count(found.tokens)} tokens, ordered by {found.by}{deadline}", style="dim")
     ]
-    best = found.offers[0].run if found.offers else None
+    best = offer_list.offers[0].run if offer_list.offers else None
     if best is not None:
         duration = f"{span(best.seconds)} ({span(best.low_seconds)} to {span(best.high_seconds)})"
         parts.append(Text(f"{best.ranks} {best.machine}: {duration}\n", style="bold"))
-        parts.append(make_offer_grid(found))
-    for offer in (offer for offer in found.offers if offer.run is None):
+        parts.append(make_offer_grid(offer_list))
+    for offer in (offer for offer in offer_list.offers if offer.run is None):
         line = f"{offer.named}  {offer.layout}  {offer.refused}"
         parts.append(Text(line, style="red", overflow="fold"))
     if best is not None:
@@ -83,11 +86,11 @@ def assumption(site: Site) -> str:
     )
 
 
-def chart(found: WholeRun) -> Chart:
+def chart(run: WholeRun) -> Chart:
     """Draw goodput over the interval of checkpoints, with the chosen one marked."""
     alt = _altair()
-    values = [{"minutes": point.interval_seconds / 60, "goodput": point.share} for point in found.curve]
-    best = [{"minutes": found.interval_seconds / 60, "goodput": found.curve[len(found.curve) // 2].share}]
+    values = [{"minutes": point.interval_seconds / 60, "goodput": point.share} for point in run.curve]
+    best = [{"minutes": run.interval_seconds / 60, "goodput": run.curve[len(run.curve) // 2].share}]
     x = alt.X("minutes:Q", title="minutes between checkpoints", scale=alt.Scale(type="log", nice=False))
     y = alt.Y(
         "goodput:Q",
@@ -123,8 +126,8 @@ def _figures(found: WholeRun) -> Grid:
     return Grid(("the run takes", ""), tuple(rows), words=("the run takes", ""))
 
 
-def _times(found: WholeRun) -> Grid:
-    parts = {"training": found.training_seconds, **found.lost}
+def _times(run: WholeRun) -> Grid:
+    parts = {"training": run.training_seconds, **run.lost}
     reasons = {
         "checkpoints": f"{show_bytes(found.checkpoint_bytes)} each; "
         f"training waits {show_seconds(found.blocked_seconds)}",
@@ -132,8 +135,7 @@ def _times(found: WholeRun) -> Grid:
         "repeated": "steps since the last checkpoint, repeated after a failure",
     }
     rows = tuple(
-        (name, span(seconds), f"{seconds / found.seconds:.2%}", reasons.get(name, ""))
-        for name, seconds in parts.items()
+        (name, span(seconds), f"{seconds / run.seconds:.2%}", reasons.get(name, "")) for name, seconds in parts.items()
     )
     return Grid(("", "time", "share", "why"), rows, words=("", "why"))
 
@@ -144,21 +146,21 @@ def _fails(found: WholeRun) -> str:
     return f"{found.failures:,.1f} failures, one every {span(found.between_failures_seconds)}"
 
 
-def _interval_words(found: WholeRun) -> str:
+def _interval_words(run: WholeRun) -> str:
     return (
         f"chosen: every {span(found.interval_seconds)}; Young's formula sqrt(2·δ·M): {span(found.young_seconds)}; "
         f"written in {show_seconds(found.written_seconds)}"
     )
 
 
-def _intervals(found: WholeRun) -> Grid:
-    points = found.curve[:: len(found.curve) // 8]
+def _intervals(run: WholeRun) -> Grid:
+    points = run.curve[:: len(run.curve) // 8]
     rows = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
     return Grid(("checkpoint every", "goodput"), rows, words=())
 
 
-def _assumed(found: WholeRun) -> Grid:
-    site = found.site
+def _assumed(run: WholeRun) -> Grid:
+    site = run.site
     values = {
         "failures": (f"{site.failures:g}", "{:g}"),
         "restart": (show_seconds(site.restart_seconds), "seconds"),
@@ -186,10 +188,10 @@ def _range(low: float | None, high: float | None, form: str) -> str:
     return " to ".join(ends)
 
 
-def make_offer_grid(found: Offers) -> Grid:
+def make_offer_grid(offer_list: Offers) -> Grid:
     """Return the table of the machines that can do the run, the best first."""
     return make_grid(
-        OFFERS, ((position, offer, offer.run) for position, offer in enumerate(found.offers, 1) if offer.run)
+        OFFERS, ((position, offer, offer.run) for position, offer in enumerate(offer_list.offers, 1) if offer.run)
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import UserError
-from fivefold.requests.commands import ALIKE, Question
+from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, Question
 from fivefold.requests.words import tokens_of
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
@@ -69,7 +69,7 @@ def answers(
                 job=job,
                 layout=chosen_layout,
                 search=lambda longer: searched(
-                    model=model, machine=machine, job=longer, top=1, within=ALIKE, risk=risk
+                    model=model, machine=machine, job=longer, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk
                 ),
                 risk=risk,
             )

@@ -14,10 +14,10 @@ Entry = TypeVar("Entry", bound=Record)
 
 def list_models(word: str | None = None) -> list[CatalogModel]:
     """Return the models of the catalog, or those that contain ``word``."""
-    from fivefold.model.catalog import named, names
+    from fivefold.model.catalog import build_model, names
 
     entries = []
-    for model in map(named, names()):
+    for model in map(build_model, names()):
         experts = {"experts": model.moe.experts, "experts_per_token": model.moe.topk} if model.moe else {}
         entries.append(
             CatalogModel(

@@ -148,7 +148,7 @@ class SearchRequest(MachineRequest):
             le=1,
             description="Relative time difference up to which layouts count as equal; the simplest is proposed.",
         ),
-        Option(shown_default=f"{ALIKE:g}"),
+        Option(shown_default=f"{UNRANKABLE_DIFFERENCE:g}"),
     ] = None
     exact: Annotated[bool, Field(description="Show only the ranking, without a proposal.")] = False
     front: FrontLevels = 1

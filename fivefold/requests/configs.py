@@ -15,11 +15,11 @@ from fivefold.record import UserError
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
-    from fivefold.interop.format import Asked
+    from fivefold.interop.format import Overrides
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.model.spec import Model
-    from fivefold.results.reading import ConfigNotes, Reading, Said
+    from fivefold.results.reading import ConfigNotes, ParsedKey, Reading
 
 MAX_REASONS = 4  # keys whose reason an error states; the others are only named
 MAX_LIST_LENGTH = 200  # characters of one list of keys on a command line
@@ -34,7 +34,7 @@ class LoadedConfig(NamedTuple):
     notes: ConfigNotes
 
 
-def load_config(words: Sequence[str], asked: Asked, *, ignore: Iterable[str] = ()) -> LoadedConfig:
+def load_config(words: Sequence[str], asked: Overrides, *, ignore: Iterable[str] = ()) -> LoadedConfig:
     """Read a config; raises ``UserError`` for missing values and for keys with an effect that are not ignored."""
     from fivefold.interop.read import read
 
@@ -45,16 +45,16 @@ def load_config(words: Sequence[str], asked: Asked, *, ignore: Iterable[str] = (
     return LoadedConfig(reading.model, reading.layout, reading.job, check_keys(reading, ignore=ignore, origin=origin))
 
 
-def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Asked:
+def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Overrides:
     """Return what the user adds to a config; for ``h100`` without a number, the config must give the number of GPUs."""
-    from fivefold.interop.format import Asked
+    from fivefold.interop.format import Overrides
     from fivefold.machine.catalog import spell_machine
     from fivefold.model.catalog import resolve
 
     gpus = gpus and spell_machine(gpus)
     machine = load_machine(gpus) if gpus else None
     counted = machine is not None and gpus is not None and (":" in gpus or gpus.endswith(".toml"))
-    return Asked(
+    return Overrides(
         ranks=machine.ranks if machine and counted else None,
         ranks_per_node=machine.ranks_per_node if machine else 8,
         model=resolve(model) if model else None,
@@ -88,12 +88,12 @@ def check_keys(reading: Reading, *, ignore: Iterable[str] = (), origin: str = ""
     )
 
 
-def _is_named(said: Said, keys: frozenset[str]) -> bool:
+def _is_named(said: ParsedKey, keys: frozenset[str]) -> bool:
     """Tell whether ``keys`` holds a key of a config, by its full name or by its last part."""
     return said.key in keys or said.key.rpartition(".")[2] in keys
 
 
-def _describe_open(keys: Sequence[Said], reading: Reading, *, origin: str) -> str:
+def _describe_open(keys: Sequence[ParsedKey], reading: Reading, *, origin: str) -> str:
     """Return the error that names the keys, the reason for each, and what to do."""
     reasons = [f"{key.key}={key.value} ({key.means})" for key in keys[:MAX_REASONS]]
     reasons += [key.key for key in keys[MAX_REASONS:]]

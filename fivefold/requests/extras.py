@@ -23,7 +23,7 @@ def missing(error: ModuleNotFoundError) -> str | None:
     return extra and f"this needs {error.name}, of the extra {extra}: pip install 'fivefold[{extra}]'"
 
 
-def told(verb: Callable[P, T]) -> Callable[P, T]:
+def requires_extra(verb: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function so that a missing package of an extra raises ``UserError``."""
 
     @wraps(verb)

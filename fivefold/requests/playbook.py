@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
-from fivefold.requests.commands import ALIKE, Batch
+from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, Batch
 from fivefold.requests.search import found_layouts
 from fivefold.step import FITS_RISK
 
@@ -43,7 +43,7 @@ def playbook(
     from fivefold.layout.where import Where
     from fivefold.machine.datacenter import assumed
     from fivefold.planner.playbook import stages
-    from fivefold.planner.run_file import for_run, told
+    from fivefold.planner.run_file import for_run, write_run_file
     from fivefold.planner.search.neighbours import walk
     from fivefold.planner.whole_run import checked, whole_run
     from fivefold.results.playbook import Playbook as Record
@@ -66,7 +66,7 @@ def playbook(
     chip, *words = machine.name.split()
     machine_text, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
     planned = Plan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
-    content = told(
+    content = write_run_file(
         run_file.text(planned, model=model_word(planned, file)),
         job,
         run=run,
@@ -93,7 +93,9 @@ def model_word(planned: Plan, file: Path) -> str:
 
 
 def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
-    result = found_layouts(model, machine, job, also=(), by="time", top=1, within=ALIKE, where=where, risk=risk)
+    result = found_layouts(
+        model, machine, job, also=(), by="time", top=1, within=UNRANKABLE_DIFFERENCE, where=where, risk=risk
+    )
     if result.proposal is None:
         raise UserError(result.tightest or f"no layout of {model.name} fits on {machine.ranks} {machine.name}")
     return result.proposal

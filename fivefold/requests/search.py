@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import UserError
-from fivefold.requests.commands import ALIKE, SearchRequest
+from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, SearchRequest
 from fivefold.requests.words import parse_bytes
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
@@ -30,7 +30,7 @@ def admitted(where: str) -> Where:
 
 def alike_within(request: SearchRequest) -> float | None:
     """Return the share of the best time within which layouts count as equal; None for a ranking only."""
-    return None if request.exact else ALIKE if request.within is None else request.within
+    return None if request.exact else UNRANKABLE_DIFFERENCE if request.within is None else request.within
 
 
 def limited(machine: Machine, memory: str | None) -> Machine:
@@ -44,7 +44,7 @@ def limited(machine: Machine, memory: str | None) -> Machine:
     return machine.replace(chip=machine.chip.replace(memory_bytes=limit))
 
 
-def others(job: Job) -> tuple[Reduce, ...]:
+def other_reduces(job: Job) -> tuple[Reduce, ...]:
     """Return the other frequencies of gradient reduction to try: only for our engine, and only if the job sets none."""
     return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
 
@@ -87,7 +87,7 @@ def found_layouts(
             machine=machine,
             job=job,
             recipes=[recipe(name) for name in also],
-            reduces=others(job),
+            reduces=other_reduces(job),
             report=lambda done, total: progress(f"layouts{best_text}", done, total),
             improved=improved,
             **options,

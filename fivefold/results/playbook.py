@@ -15,7 +15,7 @@ from fivefold.results.whole_run import WholeRun
 from fivefold.step import Step
 
 
-class Tried(Record):
+class Attempt(Record):
     """A layout that was considered; ``why``: the outcome in a few words."""
 
     layout: str
@@ -31,7 +31,7 @@ class Stage(Record):
 
     title: str
     question: str
-    tried: tuple[Tried, ...]
+    tried: tuple[Attempt, ...]
     reason: str
 
 

@@ -13,7 +13,7 @@ from fivefold.model.spec import Model
 from fivefold.record import Record
 
 
-class Said(Record):
+class ParsedKey(Record):
     """A key of a config, its value and its meaning; for a key that is not understood, the reason."""
 
     key: str
@@ -31,11 +31,11 @@ class Reading(Record):
     layout: Layout | None = None
     job: Job | None = None
     ranks: int | None = None
-    understood: tuple[Said, ...] = ()
-    defaulted: tuple[Said, ...] = ()
-    not_understood: tuple[Said, ...] = ()
-    approximated: tuple[Said, ...] = ()
-    harmless: tuple[Said, ...] = ()
+    understood: tuple[ParsedKey, ...] = ()
+    defaulted: tuple[ParsedKey, ...] = ()
+    not_understood: tuple[ParsedKey, ...] = ()
+    approximated: tuple[ParsedKey, ...] = ()
+    harmless: tuple[ParsedKey, ...] = ()
     missing: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()  # why the layout does not fit the model or the job
 
@@ -46,7 +46,7 @@ class ConfigNotes(Record):
     origin: str
     software: str
     version: str
-    ignored: tuple[Said, ...] = ()  # keys that may have an effect, ignored at the user's request
-    approximated: tuple[Said, ...] = ()
-    harmless: tuple[Said, ...] = ()
-    defaulted: tuple[Said, ...] = ()  # sequence and batch left at the software's defaults
+    ignored: tuple[ParsedKey, ...] = ()  # keys that may have an effect, ignored at the user's request
+    approximated: tuple[ParsedKey, ...] = ()
+    harmless: tuple[ParsedKey, ...] = ()
+    defaulted: tuple[ParsedKey, ...] = ()  # sequence and batch left at the software's defaults

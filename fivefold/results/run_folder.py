@@ -14,7 +14,7 @@ from fivefold.results.step_comparison import Row, compare, read_pair
 from fivefold.step import Step
 
 PREDICTED = "predicted.json"  # `train` writes it at the start
-SHOWN = 8  # largest number of measured ranks in a timeline
+MAX_TIMELINE_RANKS = 8  # largest number of measured ranks in a timeline
 
 
 class RunFolder(Shown):
@@ -75,5 +75,5 @@ def lanes(folder: Path) -> dict[str, Sequence[Sequence[Span]]]:
     planned = trace_file.read_planned(folder)
     if not planned:
         return {}
-    measured = [trace.steps[-1].row() for trace in trace_file.read(folder)[:SHOWN]]
+    measured = [trace.steps[-1].row() for trace in trace_file.read(folder)[:MAX_TIMELINE_RANKS]]
     return {kind: rows for kind, rows in (planned | {"measured": measured}).items() if rows}

@@ -132,7 +132,7 @@ class Proposal(Record):
     remark: str = ""
 
 
-class Told(Record):
+class ScenarioResult(Record):
     """A scenario, in which the run differs from the prediction: its best layout, and the regret of the chosen one."""
 
     name: str
@@ -161,7 +161,7 @@ class Regret(Record):
 class Robustness(Record):
     """Layouts by their worst-case loss if the run differs from the prediction, smallest loss first."""
 
-    scenarios: tuple[Told, ...]
+    scenarios: tuple[ScenarioResult, ...]
     rows: tuple[Regret, ...]
 
 

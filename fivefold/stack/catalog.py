@@ -20,7 +20,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for en
 SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})
 
 
-def named(name: str) -> Stack:
+def build_stack(name: str) -> Stack:
     """Return the stack called ``name``."""
     if name not in STACKS:
         raise nearest(name, list(STACKS), kind="stack")

@@ -67,7 +67,7 @@ class SupportedLayouts(Record):
         """Tell whether the config can express shard groups of ``shards`` ranks with ``cp`` ranks per sequence."""
         return not self.cp_shards or shards % cp == 0
 
-    def told(self, ac: str, *, experts: bool) -> bool:
+    def can_express(self, ac: str, *, experts: bool) -> bool:
         """Tell whether the config can express a recomputation, for a model with or without ``experts``."""
         if ac == "none" or not self.recomputes:
             return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fivefold.calibration import cores
-from fivefold.calibration.profile import measured as is_measured
+from fivefold.calibration.profile import is_profiled as is_measured
 from fivefold.calibration.profile import profile
 from fivefold.job import Job
 from fivefold.layout.spec import Layout

@@ -31,7 +31,7 @@ class Case(NamedTuple):
     row: Row
 
 
-def measured(row: Row, result: Trial) -> Row:
+def add_measurement(row: Row, result: Trial) -> Row:
     """Return the row with the outcome of its trial."""
     if result.measured is not None:
         return row.with_measured(result.measured)

@@ -76,11 +76,11 @@ def digest(setting: Setting, *, calibrated: bool = True, risk: float | None = No
     of the predictions, the highest at which a row fits.
     """
     parts = [part and part.model_dump_json() for part in (setting.model, setting.job, calibrated and setting.machine)]
-    values = [__version__, *parts, *_named(setting).values(), setting.why, *([] if risk is None else [risk])]
+    values = [__version__, *parts, *_setting_fields(setting).values(), setting.why, *([] if risk is None else [risk])]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _named(setting: Setting) -> dict[str, Any]:
+def _setting_fields(setting: Setting) -> dict[str, Any]:
     return {
         "model": setting.model.name,
         "machine": setting.machine_name,
@@ -93,7 +93,7 @@ def _named(setting: Setting) -> dict[str, Any]:
 
 
 def _row(setting: Setting, step: Step, *, risk: float) -> Row:
-    columns = _named(setting) | of_layout(Layout.parse(step.layout)) | of_step(step)
+    columns = _setting_fields(setting) | of_layout(Layout.parse(step.layout)) | of_step(step)
     capacity, peak, probability = (
         setting.machine.chip.memory_bytes,
         columns["peak_bytes"],
@@ -115,4 +115,4 @@ def _refused(setting: Setting, request: str, why: str, *, status: Status = "refu
     except UserError:
         words = [word for word in request.split() if word.startswith("ac=")]
         columns = {"layout": request, "recomputation": words[0][3:] if words else "none"}
-    return Row(**_named(setting) | columns, status=status, why=why)
+    return Row(**_setting_fields(setting) | columns, status=status, why=why)

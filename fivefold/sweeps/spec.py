@@ -25,7 +25,7 @@ from fivefold.model.catalog import locate_model
 from fivefold.model.catalog import resolve as resolve_model
 from fivefold.model.spec import Model
 from fivefold.record import Record, UserError, read_file
-from fivefold.stack.catalog import named as named_stack
+from fivefold.stack.catalog import build_stack as named_stack
 
 Item = TypeVar("Item")
 Some = Annotated[tuple[Item, ...], Field(min_length=1)]
@@ -66,14 +66,14 @@ class Sweep(Record):
 
         Files that it names are looked up next to it, then in the current folder.
         """
-        sweep = cls.of(read_file(path), origin=str(path))
+        sweep = cls.from_values(read_file(path), origin=str(path))
         return sweep.replace(
             models=tuple(locate_model(name, beside=path) for name in sweep.models),
             machines=tuple(locate_machine(name, beside=path) for name in sweep.machines),
         )
 
     @classmethod
-    def of(cls, values: dict[str, Any], *, origin: str) -> Sweep:
+    def from_values(cls, values: dict[str, Any], *, origin: str) -> Sweep:
         """Build the sweep of ``values``, validated like a file."""
         sweep = cls.read(values, origin=origin)
         Job.read(sweep.job, origin=f"{origin}: job")

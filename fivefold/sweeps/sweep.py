@@ -11,7 +11,7 @@ from fivefold.record import UserError
 from fivefold.results.sweep_row import Row
 from fivefold.step import FITS_RISK
 from fivefold.sweeps.journal import Journal
-from fivefold.sweeps.measure import Case, Submit, check_here, collected, here, measured, submitted
+from fivefold.sweeps.measure import Case, Submit, add_measurement, check_here, collected, here, submitted
 from fivefold.sweeps.predict import Predictor, digest
 from fivefold.sweeps.spec import Setting, Sweep, best_of, filled_for, settings
 from fivefold.sweeps.trial import STEPS, Trial
@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     parts: list[tuple[Setting, list[str]]]
 
     @classmethod
-    def of(cls, sweep: Sweep, *, local: Path) -> Plan:
+    def from_sweep(cls, sweep: Sweep, *, local: Path) -> Plan:
         """Expand a sweep; raises ``UserError`` if a layout matches none of the sweep's numbers of ranks."""
         requests, setting_list = sweep.requests(), list(settings(sweep, local=local))
         ranks = sorted({setting.ranks for setting in setting_list})
@@ -63,7 +63,7 @@ def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, 
     cases = list(_predicted(plan, journal, report, risk=risk))
     if trials is None:
         return [row for _, row in cases]
-    return list(_measured(cases, journal, trials, report))
+    return list(_measure_rows(cases, journal, trials, report))
 
 
 def _predicted(plan: Plan, journal: Journal, report: Report, *, risk: float) -> Iterator[Case]:
@@ -84,7 +84,7 @@ def _predicted(plan: Plan, journal: Journal, report: Report, *, risk: float) -> 
                     yield Case(setting, row)
 
 
-def _measured(cases: list[Case], journal: Journal, trials: Trials, report: Report) -> Iterator[Row]:
+def _measure_rows(cases: list[Case], journal: Journal, trials: Trials, report: Report) -> Iterator[Row]:
     if trials.submit is None:
         shutil.rmtree(trials.folder, ignore_errors=True)  # left by a sweep that was killed
     for number, case in enumerate(cases, 1):
@@ -94,16 +94,16 @@ def _measured(cases: list[Case], journal: Journal, trials: Trials, report: Repor
             continue
         key = f"{trials.steps} {digest(case.setting, calibrated=False)} {row.layout}"
         value = journal.get("measured", key)
-        result = Trial(**value) if value else _tried(case, journal, trials, key=key)
+        result = Trial(**value) if value else _get_outcome(case, journal, trials, key=key)
         if result is not None and not value:
             journal.put("measured", key, result.replace(predicted=None).model_dump(mode="json", exclude_defaults=True))
         report("trials", number, len(cases))
-        yield measured(row, result) if result else row.replace(measured="waiting")
+        yield add_measurement(row, result) if result else row.replace(measured="waiting")
     if trials.submit is None:
         shutil.rmtree(trials.folder, ignore_errors=True)
 
 
-def _tried(case: Case, journal: Journal, trials: Trials, *, key: str) -> Trial | None:
+def _get_outcome(case: Case, journal: Journal, trials: Trials, *, key: str) -> Trial | None:
     """Return the outcome of a trial; None while it waits for Slurm."""
     if trials.submit is None:
         return here(case, steps=trials.steps, timeout_seconds=trials.timeout_seconds, within=trials.folder)

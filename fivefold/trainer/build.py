@@ -23,7 +23,7 @@ from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import LossScaler
 from fivefold.trainer.parallel.apply import apply
-from fivefold.trainer.parallel.gradients import Underway
+from fivefold.trainer.parallel.gradients import InFlightReduction
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.mesh import ranks as make_ranks
 from fivefold.trainer.parallel.shard import Shard
@@ -42,7 +42,7 @@ class Built:
     optimizer: torch.optim.Optimizer
     ranks: Ranks
     table: Table  # pipeline schedule; without a pipeline forward and backward of each micro-batch in turn
-    underway: Underway  # the reduction of gradients that is in flight
+    underway: InFlightReduction  # the reduction of gradients that is in flight
     scaler: LossScaler | None = None  # dynamic loss scaling, for fp16
 
     @property

@@ -23,10 +23,10 @@ from fivefold.trainer.build import Built
 from fivefold.trainer.measure.meter import StepObserver
 from fivefold.trainer.measure.noise_scale import Noise, NoiseScale
 from fivefold.trainer.model.dropout import sequence_keys
-from fivefold.trainer.model.mtp import Further
+from fivefold.trainer.model.mtp import MTPTargets
 from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.optimizers import optimizer
-from fivefold.trainer.optimizers.loss_scaling import LEAST
+from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 from fivefold.trainer.parallel import expert
 from fivefold.trainer.parallel.pipeline import Pipeline
 
@@ -118,7 +118,7 @@ class Engine:
             norm = norm / scale
             is_finite = math.isfinite(norm.item())  # the same on all ranks
         updates = is_finite
-        if judge is not None and (is_finite or scale <= LEAST):
+        if judge is not None and (is_finite or scale <= MIN_SCALE):
             updates = judge(loss.item() / scale, norm.item()) and is_finite
         if scaler is not None and updates == is_finite:
             scaler.update(finite=is_finite)
@@ -254,7 +254,7 @@ class Engine:
             documents_BT=documents,
             keys_B=keys,
             scale=self.scale,
-            further=Further((targets, *further[:-1]), tuple(further)) if further else None,
+            further=MTPTargets((targets, *further[:-1]), tuple(further)) if further else None,
         )
         if self._metered is not None:
             self._metered.phase = "backward"

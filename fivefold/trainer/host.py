@@ -104,7 +104,7 @@ def _advice(host: Host, several: tuple[int, int], layout: Layout, file: Path) ->
     local_devices = host.gpus or host.cores
     start = f"start it on a host of {_count(ranks_per_host, 'GPU')}"
     if hosts > 1:
-        command = torchrun_command(file, hosts=hosts, each=ranks_per_host)
+        command = torchrun_command(file, hosts=hosts, ranks_per_host=ranks_per_host)
         start = f"start `{command}` on each of {hosts} hosts, or this with --slurm on a cluster"
     return f"{start}, or try it here: --machine local:{min(local_devices, layout.world)} --layout auto"
 

@@ -43,7 +43,7 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.measure.noise_scale import NoiseScale
 from fivefold.trainer.measure.tracer import ALWAYS, Tracer
 from fivefold.trainer.optimizers import optimizer
-from fivefold.trainer.optimizers.loss_scaling import LEAST
+from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 from fivefold.trainer.run import Run
 
 METERED = 2  # steps before the metered one: by then every persistent buffer is allocated
@@ -106,7 +106,7 @@ class Loop:
         )
         self.measured: Measured | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
-        self.engine.noise = NoiseScale.of(built, layout) if run.noise_scale else None
+        self.engine.noise = NoiseScale.from_built(built, layout) if run.noise_scale else None
         self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS)
         self.evaluator = Evaluator(
             run, model=model, layout=layout, built=built, shards=shards, engine=self.engine, logs=logs
@@ -254,7 +254,9 @@ class Loop:
         with meter or nullcontext():
             result = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
         engine.meter = None
-        if judge is None and not (result.skipped and result.loss_scale > LEAST):  # an overflow only lowers the scale
+        if judge is None and not (
+            result.skipped and result.loss_scale > MIN_SCALE
+        ):  # an overflow only lowers the scale
             self._judge(result.loss, result.norm)
         if meter and not result.skipped:
             self.measured = measure(meter, built=built, kept_bytes=engine.kept_bytes)

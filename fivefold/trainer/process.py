@@ -46,7 +46,7 @@ class Process:
     joined: bool = False
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Process:
+    def from_environment(cls, environment: Mapping[str, str]) -> Process:
         """Read the variables that torchrun or ``launch`` set in ``environment``; without them, a single process."""
         if "RANK" not in environment:
             return cls()

@@ -49,7 +49,7 @@ class Start(Record):
     weights: Path | None = None  # a Hugging Face folder
 
 
-class Boards(Record):
+class Loggers(Record):
     """[logs]: further loggers, in addition to the run's folder. ``wandb``: project of Weights & Biases; empty: none."""
 
     wandb: str = ""  # project of Weights & Biases; empty: none
@@ -69,7 +69,7 @@ class Run(Record):
     data: Data = Data()  # [data]: text to train on
     checkpoints: Checkpoints = Checkpoints()  # [checkpoints]: how often the run is saved
     faults: Faults = Faults()  # [faults]: what happens after a fault
-    logs: Boards = Boards()  # [logs]: further loggers
+    logs: Loggers = Loggers()  # [logs]: further loggers
     evaluate_every: PositiveInt = 50  # steps between two evaluations of the held-out loss
     evaluate_sequences: PositiveInt = 64  # held-out sequences of one evaluation
     trace_steps: NonNegativeInt = (

@@ -44,7 +44,7 @@ class Holder(Record):
     beat: int = 0
 
     @classmethod
-    def of(cls, process: int) -> Holder:
+    def from_pid(cls, process: int) -> Holder:
         """Describe a process of this host."""
         return cls(
             host=socket.gethostname(), process=process, kernel=_identify_kernel(), started=_read_start_time(process)
@@ -100,7 +100,7 @@ def hold(folder: Path, *, report: Callable[[str], object] = lambda _: None) -> I
 
     ``report``: called once if it takes a while to see whether the former holder still runs.
     """
-    path, holder = folder / NAME, Holder.of(os.getpid()).replace(since=time.time())
+    path, holder = folder / NAME, Holder.from_pid(os.getpid()).replace(since=time.time())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _take(path, holder, report=report)
@@ -122,7 +122,9 @@ def check_held(folder: Path) -> None:
     """
     with suppress(FileNotFoundError), _open_locked(folder / NAME, make=False) as file:
         current = _read(file)
-        if current is not None and not any(current.is_same(Holder.of(pid)) for pid in (os.getpid(), os.getppid())):
+        if current is not None and not any(
+            current.is_same(Holder.from_pid(pid)) for pid in (os.getpid(), os.getppid())
+        ):
             raise RunFailure(f"{current} has taken this run over, while this one stood still; it goes on there")
 
 

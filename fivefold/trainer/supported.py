@@ -23,7 +23,7 @@ KERNELS = ("fused", "triton", "compiled", "eager")
 LOSSES = ("fused", "chunked")
 ATTENTIONS = ("flash", "unfused")
 # Fields of a model that may have any value; all others must have the default.
-FREE = frozenset({
+FREE_FIELDS = frozenset({
     "layers", "position", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
     "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
@@ -127,7 +127,7 @@ def _check_model(model: Model) -> None:
     moe = model.moe
     all_moe = all(map(model.is_moe, range(model.layers + model.predicted)))
     only_experts = moe is not None and all_moe and not moe.shared_experts  # no layer has an MLP other than the experts
-    free_fields = FREE | {"activation"} if only_experts else FREE
+    free_fields = FREE_FIELDS | {"activation"} if only_experts else FREE_FIELDS
     for field, declared in type(model).model_fields.items():
         value = getattr(model, field)
         is_supported = declared.is_required() or field in free_fields or (field == "activation" and value in FUNCTIONS)

@@ -12,18 +12,18 @@ from fivefold.machine.datacenter import assumed
 from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner, planner, predict
 from fivefold.planner.time.memory_over_time import levels
-from fivefold.planner.time.spans import Rows, shown, spans
+from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.rendering.pipeline import remark
 from fivefold.requests.across import offers, priced, refuse_of_one
 from fivefold.requests.answers import answers, noise_of
 from fivefold.requests.commands import Question as AskedQuestion
-from fivefold.requests.search import alike_within, limited, others, walk
+from fivefold.requests.search import alike_within, limited, other_reduces, walk
 from fivefold.results.search_result import SearchResult, Walk
 from fivefold.results.spans import Level
 from fivefold.results.whole_run import Offers
 from fivefold.step import Step
 from fivefold.web.folder import Folder
-from fivefold.web.question import AskQuestion, Noun, SearchQuestion
+from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion
 
 DRAWN = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
@@ -40,12 +40,12 @@ class Planned(NamedTuple):
     drawn: str
 
 
-def step(noun: Noun, layout: Layout) -> Step:
+def step(noun: ResolvedRequest, layout: Layout) -> Step:
     """Predict one step: the data of ``fivefold predict --json``."""
     return predict(model=noun.model, machine=noun.machine, layout=layout, job=noun.job)
 
 
-def planned(noun: Noun, layout: Layout, *, rank: int | None = None) -> Planned:
+def planned(noun: ResolvedRequest, layout: Layout, *, rank: int | None = None) -> Planned:
     """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn, by default the fullest."""
     predicted, step_planner = step(noun, layout), planner(noun.model, noun.machine, noun.job)
     stages = predicted.memory.stages
@@ -54,15 +54,15 @@ def planned(noun: Noun, layout: Layout, *, rank: int | None = None) -> Planned:
     limit = max(2, DRAWN // layout.v)
     rows = spans(step_planner, layout, limit=limit)
     memory_levels = levels(step_planner, layout, rank=rank, limit=limit, rows=rows)
-    return Planned(predicted, rows, memory_levels, rank, _drawn(step_planner, layout, limit))
+    return Planned(predicted, rows, memory_levels, rank, _describe_limit(step_planner, layout, limit))
 
 
-def _drawn(using: Planner, layout: Layout, limit: int) -> str:
+def _describe_limit(using: Planner, layout: Layout, limit: int) -> str:
     micro_batches = layout.micro_batches(using.job)
-    return remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+    return remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
 
 
-def asked(about: AskedQuestion, question: AskQuestion, noun: Noun, *, folder: Folder) -> list[Any]:
+def answer_question(about: AskedQuestion, question: AskQuestion, noun: ResolvedRequest, *, folder: Folder) -> list[Any]:
     """Answer a question: the data of ``fivefold ask --json``."""
     (machine,) = priced([noun.machine], question.price)
     return answers(
@@ -81,7 +81,7 @@ def asked(about: AskedQuestion, question: AskQuestion, noun: Noun, *, folder: Fo
 
 def search(
     question: SearchQuestion,
-    noun: Noun,
+    noun: ResolvedRequest,
     *,
     machine: Callable[[str], Machine],
     report: Report,
@@ -122,7 +122,7 @@ def search(
     return layouts(question, noun, report=report)
 
 
-def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchResult:
+def layouts(question: SearchQuestion, noun: ResolvedRequest, *, report: Report) -> SearchResult:
     """Search the best layouts of one machine."""
     from fivefold.job import recipe
     from fivefold.planner.search import search as run
@@ -138,13 +138,13 @@ def layouts(question: SearchQuestion, noun: Noun, *, report: Report) -> SearchRe
         within=alike_within(question),
         where=Where.parse(question.where),
         recipes=[recipe(name) for name in question.also],
-        reduces=others(noun.job),
+        reduces=other_reduces(noun.job),
         two_dimensional=question.two,
         report=report,
         risk=question.risk,
     )
 
 
-def _machine(question: SearchQuestion, noun: Noun) -> Machine:
+def _machine(question: SearchQuestion, noun: ResolvedRequest) -> Machine:
     """Return the machine with the price and the memory of the question."""
     return limited(priced([noun.machine], question.price)[0], question.memory)

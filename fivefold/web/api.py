@@ -37,7 +37,7 @@ from fivefold.web.question import (
 from fivefold.web.runs import RunSummary
 from fivefold.web.site import Site
 
-LONG = ("gpus", "model")  # questions that need a search
+SEARCH_QUESTIONS = ("gpus", "model")  # questions that need a search
 
 
 class Catalog(Record):
@@ -51,7 +51,7 @@ def router(site: Site) -> APIRouter:
     """Build the routes below ``/api``."""
     api = APIRouter(prefix="/api", tags=["fivefold"])
     _short(api, site)
-    _others(api, site)
+    _add_process_routes(api, site)
     return api
 
 
@@ -81,7 +81,7 @@ def _short(api: APIRouter, site: Site) -> None:
         )
 
 
-def _others(api: APIRouter, site: Site) -> None:
+def _add_process_routes(api: APIRouter, site: Site) -> None:
     """Add the routes of questions that need a process, and of the runs in the folder."""
 
     @api.get("/search", response_model=Found)
@@ -92,9 +92,9 @@ def _others(api: APIRouter, site: Site) -> None:
     @api.get("/ask/{question}", response_model=list[Answer | Change | Batch | WholeRun | Lengths])
     async def ask(question: Ask, asked: Annotated[AskQuestion, Query()]) -> Any:
         """Answer a question about a layout, or about a model and a machine: ``fivefold ask QUESTION --json``."""
-        if question in LONG or not asked.layout:  # needs a search
+        if question in SEARCH_QUESTIONS or not asked.layout:  # needs a search
             return JSONResponse(await _long(site, f"ask {question}", asked))
-        return await site.answer(asked, lambda noun: answers.asked(question, asked, noun, folder=site.folder))
+        return await site.answer(asked, lambda noun: answers.answer_question(question, asked, noun, folder=site.folder))
 
     @api.get("/ratios", response_model=Ratios)
     async def ratios(asked: Annotated[RatiosQuestion, Query()]) -> Response:

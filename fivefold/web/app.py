@@ -69,7 +69,7 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     def first() -> Response:
         return RedirectResponse(FIRST)
 
-    def told(request: Request, code: int, line: str) -> Response:
+    def respond_error(request: Request, code: int, line: str) -> Response:
         line = site.folder.plain(line)
         if request.url.path.startswith(("/api/", "/static/")):
             return JSONResponse({"detail": line}, status_code=code)
@@ -78,19 +78,19 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     @app.exception_handler(UserError)
     @app.exception_handler(RunFailure)
     async def mistaken(request: Request, error: Exception) -> Response:
-        return told(request, 422, str(error))
+        return respond_error(request, 422, str(error))
 
     @app.exception_handler(Busy)
     async def busy(request: Request, error: Exception) -> Response:
-        return told(request, 429, str(error))
+        return respond_error(request, 429, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return told(request, 422, "; ".join(_explained(error_details) for error_details in error.errors()[:8]))
+        return respond_error(request, 422, "; ".join(_explained(error_details) for error_details in error.errors()[:8]))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return told(request, error.status_code, str(error.detail))
+        return respond_error(request, error.status_code, str(error.detail))
 
     return app
 

@@ -17,9 +17,9 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, usual_schedule
 from fivefold.layout.spec import Layout, divisor_below, divisors
 from fivefold.record import UserError
-from fivefold.web.question import Noun
+from fivefold.web.question import ResolvedRequest
 
-MOST = 8  # largest number of choices in a row
+MAX_BUTTONS = 8  # largest number of choices in a row
 
 
 class Option(NamedTuple):
@@ -57,13 +57,13 @@ HELP = {
 }
 
 
-def controls(noun: Noun, layout: Layout) -> list[Control]:
+def controls(noun: ResolvedRequest, layout: Layout) -> list[Control]:
     """Return a row for every keyword that matters to this model and layout."""
     rows = {field: [*choices(noun, layout, field)] for field in HELP}
     return [Control(field, *HELP[field], tuple(options)) for field, options in rows.items() if len(options) > 1]
 
 
-def choices(noun: Noun, layout: Layout, field: str) -> Iterator[Option]:
+def choices(noun: ResolvedRequest, layout: Layout, field: str) -> Iterator[Option]:
     """Yield the choices of one keyword."""
     for value in _values(noun, layout, field):
         text = _text(value)
@@ -83,7 +83,7 @@ def _text(value: object) -> str:
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
-def changed(noun: Noun, layout: Layout, **change: Any) -> Layout:
+def changed(noun: ResolvedRequest, layout: Layout, **change: Any) -> Layout:
     """Return the layout with one keyword changed and dependent ones adapted; raises ``UserError`` if it cannot be."""
     values = {name: getattr(layout, name) for name in Layout.model_fields} | change
     ranks = layout.world if layout.world <= noun.machine.ranks else noun.machine.ranks
@@ -132,7 +132,7 @@ def _flat(schedule: ScheduleName) -> ScheduleName:
     return schedule if PIPELINE_SCHEDULES[schedule].stages_per_rank == 1 else DEFAULT_SCHEDULE
 
 
-def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
+def _values(noun: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
     """Return the values that a row offers, valid or not, without pointless ones."""
     ranks, model, current = noun.machine.ranks, noun.model, getattr(layout, field)
     if field == "zero":
@@ -158,12 +158,12 @@ def _values(noun: Noun, layout: Layout, field: str) -> list[Any]:
 
 
 def _few(values: Any, *, most: int, now: int) -> list[int]:
-    """Return at most ``MOST`` numbers up to ``most``; if there are more, powers of two nearest to the current value."""
+    """Return at most ``MAX_BUTTONS`` numbers up to ``most``; of more, powers of two nearest to the current value."""
     candidates = [value for value in values if value <= most]
-    if len(candidates) > MOST:
+    if len(candidates) > MAX_BUTTONS:
         candidates = [value for value in candidates if value & (value - 1) == 0]
-    if len(candidates) > MOST:
-        candidates = sorted(candidates, key=lambda value: abs(log2(value / now)))[:MOST]
+    if len(candidates) > MAX_BUTTONS:
+        candidates = sorted(candidates, key=lambda value: abs(log2(value / now)))[:MAX_BUTTONS]
     return sorted({*candidates, now})
 
 
@@ -174,14 +174,14 @@ class Size(NamedTuple):
     layout: str
 
 
-def sizes(noun: Noun, layout: Layout) -> list[Size]:
+def sizes(noun: ResolvedRequest, layout: Layout) -> list[Size]:
     """Return the machine with a quarter to four times its ranks."""
     current = noun.machine.ranks
     rank_counts = {current >> shift for shift in (2, 1, 0)} | {current << shift for shift in (1, 2)}
     return [Size(size, str(_grown(noun, layout, size))) for size in sorted(rank_counts) if 1 <= size <= RANKS]
 
 
-def _grown(noun: Noun, layout: Layout, ranks: int) -> Layout:
+def _grown(noun: ResolvedRequest, layout: Layout, ranks: int) -> Layout:
     """Return the layout with as many replicas as fit ``ranks``; unchanged if it cannot grow or left ranks idle."""
     dp, rest = divmod(ranks * layout.dp, noun.machine.ranks)
     if layout.world != noun.machine.ranks or rest or not dp:

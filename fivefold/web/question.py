@@ -41,7 +41,7 @@ MOST_LAYOUTS, MOST_LEVELS = 200, 64  # layouts in a table, and points of a front
 Asked = TypeVar("Asked", bound="About")
 
 
-class Noun(NamedTuple):
+class ResolvedRequest(NamedTuple):
     """The records that a question names; ``remarks``: what is valid but perhaps not intended, one line each."""
 
     model: Model
@@ -76,14 +76,14 @@ class About(MachineRequest, defer_build=False):
         lists = {k: [entry for entry in v if entry] for k, v in values.items() if isinstance(v, list | tuple)}
         return {k: lists.get(k, v) for k, v in values.items() if v != ""}
 
-    def resolve(self, *, folder: Folder, local: Path) -> Noun:
+    def resolve(self, *, folder: Folder, local: Path) -> ResolvedRequest:
         """Resolve the records that the question names; raises ``UserError`` in one line."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UsageWarning)
             model = self._model(folder)
             machine = machines.resolve(self.machine, local=local, find=folder.path)
             job = load_job(**get_job_words(self))
-        return Noun(model, machine, job, tuple(str(warning.message) for warning in caught))
+        return ResolvedRequest(model, machine, job, tuple(str(warning.message) for warning in caught))
 
     def _model(self, folder: Folder) -> Model:
         if self.config:

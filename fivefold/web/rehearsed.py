@@ -32,42 +32,44 @@ from fivefold.web.pages.render import fragment
 TOLD = 240  # points in time at which live tensors are listed
 
 
-def html(found: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
+def html(rehearsal: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
     """Return the full answer as HTML."""
-    if found.step is None or found.played is None or found.table is None:
-        return fragment("rehearsed.html", found=found)
-    rank, chip = found.fullest.rank, machine.chip.memory_bytes
-    tape, at_peak = found.steady[rank], moment(found.tapes[rank])
-    memory_levels = levels(found.played, tape)
+    if rehearsal.step is None or rehearsal.played is None or rehearsal.table is None:
+        return fragment("rehearsed.html", found=rehearsal)
+    rank, chip = rehearsal.fullest.rank, machine.chip.memory_bytes
+    tape, at_peak = rehearsal.steady[rank], moment(rehearsal.tapes[rank])
+    memory_levels = levels(rehearsal.played, tape)
     rows = tuple(
-        spans(found.played, found.steady[shown_rank], row)
-        for shown_rank, row in zip(found.ranks, found.table.rows, strict=True)
+        spans(rehearsal.played, rehearsal.steady[shown_rank], row)
+        for shown_rank, row in zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
     )
     parts = split_bytes(at_peak.parts)
-    stream_rows = stream_lines(found.played, tape)
+    stream_rows = stream_lines(rehearsal.played, tape)
     scale_bytes, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
         "rehearsed.html",
-        found=found,
-        step=found.step,
-        view=view_step(found.step),
+        found=rehearsal,
+        step=rehearsal.step,
+        view=view_step(rehearsal.step),
         predicted=predicted,
         rank=rank,
         chip=chip,
         peak=at_peak,
         parts=parts,
         bar=stacked(parts, whole=scale_bytes, label="memory at the peak", limit=limit),
-        memory=memory.picture(memory_levels, rank=rank, capacity_bytes=chip, told=told(found.played, tape)),
+        memory=memory.picture(
+            memory_levels, rank=rank, capacity_bytes=chip, told=list_live_tensors(rehearsal.played, tape)
+        ),
         memory_looks=[(name, name) for name in memory.looks(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
-        pipeline=pipeline.picture(rows, label=finding(found.step.time)),
+        pipeline=pipeline.picture(rows, label=finding(rehearsal.step.time)),
         pipeline_looks=pipeline.looks(rows),
-        pipeline_finding=finding(found.step.time),
-        streams=streams.picture(stream_rows, last=found.played.step_seconds, label=f"streams of rank {rank}"),
+        pipeline_finding=finding(rehearsal.step.time),
+        streams=streams.picture(stream_rows, last=rehearsal.played.step_seconds, label=f"streams of rank {rank}"),
     )
 
 
-def told(played: Played, tape: Tape) -> list[tuple[float, float, str]]:
+def list_live_tensors(played: Played, tape: Tape) -> list[tuple[float, float, str]]:
     """Return intervals of the step, in seconds, with the live tensors at the fullest moment of each."""
     event_levels = every_level(tape)  # ``seconds`` of these levels are indices of events
     seconds = played.seconds_at(tape.rank)

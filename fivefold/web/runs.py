@@ -14,7 +14,7 @@ from fivefold.results.step_comparison import so_far
 from fivefold.step import Step
 from fivefold.web.folder import Folder
 
-DEEPEST, MOST = 4, 200  # depth of folders searched, and number of runs listed
+MAX_DEPTH, MAX_RUNS = 4, 200  # depth of folders searched, and number of runs listed
 LIVE_SECONDS = 30.0  # a run counts as training if its last log line is younger than this
 LOG = "log.jsonl"
 
@@ -37,8 +37,8 @@ class RunSummary(Record):
 
 def find(folder: Folder) -> list[RunSummary]:
     """Return the runs, most recently written first."""
-    logs = sorted(_logs(folder.root, DEEPEST), key=lambda path: -path.stat().st_mtime)
-    return [summary(folder, path.parent) for path in logs[:MOST]]
+    logs = sorted(_logs(folder.root, MAX_DEPTH), key=lambda path: -path.stat().st_mtime)
+    return [summary(folder, path.parent) for path in logs[:MAX_RUNS]]
 
 
 def _logs(root: Path, depth: int) -> Iterator[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fivefold.web.folder import Folder
-from fivefold.web.question import About, Noun
+from fivefold.web.question import About, ResolvedRequest
 from fivefold.web.work import Work
 
 T = TypeVar("T")
@@ -19,11 +19,11 @@ class Site:
     def __init__(self, root: Path, *, local: Path, work: Work | None = None) -> None:
         self.folder, self.local, self.work = Folder(root), local, work or Work()
 
-    def resolve(self, about: About) -> Noun:
+    def resolve(self, about: About) -> ResolvedRequest:
         """Resolve the records that a question names."""
         return about.resolve(folder=self.folder, local=self.local)
 
-    async def answer(self, about: About, action: Callable[[Noun], T]) -> T:
+    async def answer(self, about: About, action: Callable[[ResolvedRequest], T]) -> T:
         """Run a short ``action`` on the records of a question."""
         return await self.work.soon(lambda: action(self.resolve(about)))
 

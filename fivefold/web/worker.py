@@ -29,7 +29,7 @@ from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
 from fivefold.web.answers import Found, Report
 from fivefold.web.folder import Folder
-from fivefold.web.question import AskQuestion, Noun, PlaybookQuestion, RatiosQuestion, SearchQuestion
+from fivefold.web.question import AskQuestion, PlaybookQuestion, RatiosQuestion, ResolvedRequest, SearchQuestion
 
 MEMORY_BYTES = 24 * 2**30  # limit of the address space
 EVERY_SECONDS = 0.1  # between two reports of progress
@@ -76,7 +76,7 @@ def say(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-def noun(asked: dict[str, Any], kind: Any) -> tuple[Any, Noun]:
+def noun(asked: dict[str, Any], kind: Any) -> tuple[Any, ResolvedRequest]:
     """Return the question, and the records that it names."""
     question = kind.read(asked["question"], origin="question")
     folder, local = place(asked)
@@ -110,7 +110,7 @@ def ranked(asked: dict[str, Any], report: Report) -> Any:
     return every.replace(proposal=proposed.proposal, front=proposed.front, **counts).model_dump(mode="json")
 
 
-def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: Noun, report: Report) -> Found:
+def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: ResolvedRequest, report: Report) -> Found:
     (folder, local), numbers = place(asked), count(1)
 
     def begin(name: str) -> None:
@@ -129,7 +129,7 @@ def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: Noun, repo
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
     """Answer a question: the data of ``fivefold ask --json``."""
     question, nouns = noun(asked, AskQuestion)
-    replies = answers.asked(about, question, nouns, folder=place(asked)[0])
+    replies = answers.answer_question(about, question, nouns, folder=place(asked)[0])
     return [reply.model_dump(mode="json") for reply in replies]
 
 

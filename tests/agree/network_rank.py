@@ -23,7 +23,7 @@ def main() -> None:
     """Build once; steps until standard input ends."""
     model, layout, overlap, precision, _ = json.loads(sys.argv[1])
     case = Case(model, layout, overlap, precision)
-    process, plan = Process.of(os.environ), Layout.parse(case.layout)
+    process, plan = Process.from_environment(os.environ), Layout.parse(case.layout)
     device = process.start()
     built = build(model=MODELS[case.model], layout=plan, job=case.job, device=device, streams=process.several_hosts)
     engine = Engine(built, model=MODELS[case.model], layout=plan, job=case.job)

@@ -36,7 +36,7 @@ def calibrate_here(rank: int, folder: Path, known: dict[str, str]) -> None:
     """Calibrate as host ``rank``; the first one writes what was measured."""
     os.chdir(folder)
     os.environ.update(known | {"RANK": str(rank)})
-    machine = calibrate_hosts(Process.of(os.environ), points=SMALL)
+    machine = calibrate_hosts(Process.from_environment(os.environ), points=SMALL)
     assert (machine is None) == (rank != 0)
     if machine is not None:
         write(machine, Path("hosts.toml"))

@@ -21,8 +21,8 @@ from fivefold.calibration.messages import (
     heard,
     reduce_scatter,
 )
-from fivefold.calibration.null_process_group import SilentGroup, silent_world
-from fivefold.calibration.profile import add, measured, profile, shortened
+from fivefold.calibration.null_process_group import NullProcessGroup, silent_world
+from fivefold.calibration.profile import add, is_profiled, profile, shortened
 from fivefold.calibration.unit_clock import UnitClock
 from fivefold.calibration.unit_worker import RankProfile
 from fivefold.job import Job
@@ -78,7 +78,7 @@ def clocked_step(layout, model=NANO, rank=0, aside=None):
                 yield
                 filled[0] += time.perf_counter() - begin
 
-        SilentGroup.aside[0] = timed_aside
+        NullProcessGroup.aside[0] = timed_aside
         tokens = torch.randint(0, model.vocab, (layout.micro_batches(JOB), layout.mbs, JOB.sequence + 1))
         for _ in range(2):
             filled[0] = 0.0
@@ -177,8 +177,8 @@ def test_a_prediction_is_the_sum_of_the_measured_units():
 def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
     measured_as, layout = Layout.parse("dp2 zero1 mbs2"), Layout.parse("dp2 zero3 mbs2")
     store = given(measured_as)
-    assert measured(store, model=NANO, layout=measured_as, job=JOB)
-    assert not measured(store, model=NANO, layout=layout, job=JOB)
+    assert is_profiled(store, model=NANO, layout=measured_as, job=JOB)
+    assert not is_profiled(store, model=NANO, layout=layout, job=JOB)
     step = planner(NANO, store, JOB).estimate(layout).step_time
     assert step.compute == pytest.approx(layout.micro_batches(JOB) * (NANO.layers + 2) * 7.0)
     unknown = Layout.parse("dp2 zero3 mbs1")  # other shapes: the curves, as much slower as those of the measured blocks
@@ -329,7 +329,7 @@ def test_small_messages_are_priced_as_often_as_they_are_sent():
 def test_a_run_is_profiled_in_processes_of_its_own():
     layout = Layout.parse("dp2 zero2 mbs2")
     store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
-    assert measured(store, model=NANO, layout=layout, job=JOB)
+    assert is_profiled(store, model=NANO, layout=layout, job=JOB)
     assert {point.collective for point in store.calibration.collectives} == {
         "all_gather",
         "reduce_scatter",
@@ -356,7 +356,7 @@ def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():
     layout = Layout.parse("dp1 mbs2")
     apart = JOB.replace(documents="apart")
     store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
-    assert measured(store, model=NANO, layout=layout, job=apart)
+    assert is_profiled(store, model=NANO, layout=layout, job=apart)
     with pytest.raises(UserError, match="two micro-batches alternate"):
         profile(model=NANO, layout=layout, job=Job(pairs=True), machine=machine(), cores=1)
 

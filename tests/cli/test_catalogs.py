@@ -13,7 +13,7 @@ from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import names as machine_names
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.catalog import names as model_names
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
@@ -45,7 +45,7 @@ def test_a_word_selects_by_any_text_of_an_entry() -> None:
 
 
 def test_figures_are_those_of_the_records() -> None:
-    model, listed = named("qwen3-30b-a3b"), ff.models("qwen3-30b")[0]
+    model, listed = build_model("qwen3-30b-a3b"), ff.models("qwen3-30b")[0]
     assert (listed.parameters, listed.active_parameters) == (model.parameters, model.active_parameters)
     assert (listed.experts, listed.experts_per_token) == (128, 8)
     row = next(line for line in run("models").splitlines() if line.startswith("qwen3-30b"))
@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_records() -> None:
 @pytest.mark.parametrize("name", STACKS)
 def test_a_stack_runs_what_is_listed_and_nothing_else(name: str) -> None:
     (listed,) = [entry for entry in ff.stacks() if entry.name == name]
-    model, job = named("nano").replace(layers=4), Job(sequence=64, global_batch=16, stack=name)
+    model, job = build_model("nano").replace(layers=4), Job(sequence=64, global_batch=16, stack=name)
     schedule = listed.schedules[0] if listed.schedules else "1f1b"
     zero = f"zero{max(listed.zero)}"
 

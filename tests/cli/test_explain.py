@@ -52,11 +52,11 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
-    from fivefold.model.catalog import named
+    from fivefold.model.catalog import build_model
     from fivefold.planner.questions import changes
 
     others = changes(
-        model=named("llama3-8b"),
+        model=build_model("llama3-8b"),
         machine=machine("h100:8", local=Path()),
         job=Job(sequence=8192, global_batch=64),
         layout=Layout.parse("dp8 zero3 mbs2"),
@@ -78,7 +78,7 @@ def test_where_no_single_change_fits_another_layout_is_named(log: Path) -> None:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
-    from fivefold.model.catalog import named
+    from fivefold.model.catalog import build_model
     from fivefold.planner.counts.memory.allocator import driver_bytes
     from fivefold.planner.predict import predict
 
@@ -86,7 +86,7 @@ def test_where_no_single_change_fits_another_layout_is_named(log: Path) -> None:
     taken = driver_bytes(chips, Layout.parse("dp8 mbs1"))
     assert against["room_bytes"] == pytest.approx(30.1 * 2**30 - taken, abs=2)
     step = predict(
-        model=named("llama3-8b"),
+        model=build_model("llama3-8b"),
         machine=chips,
         layout=Layout.parse(against["layout"]),
         job=Job(sequence=4096, global_batch=8),

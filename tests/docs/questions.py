@@ -24,7 +24,7 @@ from fivefold.planner.predict import Planner
 from fivefold.rendering import comparison as side_by_side
 from fivefold.rendering import search as pages
 from fivefold.requests.cases import cases
-from fivefold.requests.commands import ALIKE
+from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
 from fivefold.requests.job import load_job
 from fivefold.requests.search import found_layouts
 from fivefold.results.comparison import Comparison
@@ -193,7 +193,7 @@ def searched(asked: Asked) -> SearchResult:
         also=(),
         by="time",
         top=1,
-        within=ALIKE,
+        within=UNRANKABLE_DIFFERENCE,
         where=Where.parse(asked.where),
     )
 
@@ -225,7 +225,7 @@ def verdict(asked: Asked, found: Comparison) -> str:
     ours, theirs = steps[0], steps[1]
     assert ours is not None
     slower = theirs.time.step_seconds / ours.time.step_seconds - 1
-    place = "Inside the margin" if slower <= ALIKE else "Outside the margin"
+    place = "Inside the margin" if slower <= UNRANKABLE_DIFFERENCE else "Outside the margin"
     if theirs.memory.verdict == "tight":
         place = f"Tight as predicted ({show_risk(theirs.memory.risk or 0.0)} risk of running out of memory)"
     elif not theirs.memory.fits:

@@ -12,10 +12,10 @@ from fivefold.dry_run.record.tape import Tape
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 
-TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 
 
 @cache

@@ -16,7 +16,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.record import RunFailure, UserError
@@ -26,8 +26,8 @@ from fivefold.trainer.model import mlp
 pytestmark = pytest.mark.slow
 
 H100, JOB = resolve("h100:8", local=Path()), Job(sequence=64, global_batch=4)
-TINY = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
-QWEN = named("qwen3-30b-a3b")
+TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+QWEN = build_model("qwen3-30b-a3b")
 assert QWEN.moe is not None
 MOE = QWEN.replace(
     layers=2,

@@ -13,7 +13,7 @@ from fivefold.dry_run.record.tape import KERNEL
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import run_part
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.predict import Planner
@@ -30,7 +30,7 @@ CASES = {
 @cache
 def both(case: str) -> tuple[Planner, Layout, Rehearsal]:
     name, text, layers, words, sequence = CASES[case]
-    model, machine = named(name).replace(layers=layers), resolve(text, local=Path())
+    model, machine = build_model(name).replace(layers=layers), resolve(text, local=Path())
     job, layout = Job(sequence=sequence, global_batch=8), Layout.parse(words)
     planner = Planner(model=model, machine=machine, job=job)
     return planner, layout, dryrun(model=model, machine=machine, layout=layout, job=job)

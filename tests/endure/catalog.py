@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from fivefold.model.catalog import named, names
+from fivefold.model.catalog import build_model, names
 from tests.endure.commands import alone, answer, judged
 from tests.endure.files import folder
 
@@ -22,7 +22,7 @@ LIMIT_SECONDS = 15.0
 def commands(model: str, machine: str) -> Iterator[list[str]]:
     """Yield the command lines for a model on a machine."""
     ranks = int(machine.partition(":")[2])
-    job = ["--seq", str(min(named(model).positions, 4096)), "--gbs", str(max(64, ranks))]
+    job = ["--seq", str(min(build_model(model).positions, 4096)), "--gbs", str(max(64, ranks))]
     layout = f"dp{ranks} zero3 mbs1 ac=full"
     yield ["search", model, machine, *job]
     yield ["plan", model, machine, *job, "--batch", "job"]

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from fivefold.interop.format import Asked
+from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
@@ -113,7 +113,7 @@ def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
             for file, text in files.items():
                 (Path(folder) / file).write_text(text, encoding="utf-8")
             try:
-                read([str(Path(folder) / next(iter(files)))], Asked(ranks=some.choice((None, 8, 16))))
+                read([str(Path(folder) / next(iter(files)))], Overrides(ranks=some.choice((None, 8, 16))))
             except UserError as refusal:
                 if "\n" in str(refusal):
                     yield f"{name}, seed {seed}, broken {number}: several lines: {refusal}"

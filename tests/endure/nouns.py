@@ -14,7 +14,7 @@ from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import toml
 from fivefold.machine.catalog import names as chips
 from fivefold.machine.catalog import resolve as machine
-from fivefold.model.catalog import CATALOG, named, names
+from fivefold.model.catalog import CATALOG, build_model, names
 from fivefold.record import Record, UserError
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import BROKEN, Content, broken
@@ -135,7 +135,7 @@ class Nouns:
             values = deepcopy(CATALOG[self.rng.choice(list(CATALOG))].config)
             name, suffix = self.rng.choice(("config", "m")), ".json"
         else:
-            values = named(self.rng.choice(SMALL)).model_dump(mode="json", exclude_none=True)
+            values = build_model(self.rng.choice(SMALL)).model_dump(mode="json", exclude_none=True)
             name, suffix = "m", self.rng.choice((".json", ".toml"))
         return self.file(name + suffix, self.changed(values))
 

@@ -22,9 +22,9 @@ from fivefold.dry_run.record.tape import ALLOC, Tape
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.trainer.model import flash_attention
-from fivefold.trainer.model.attention_mask import ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.flash_attention import attend, attend_backward
 from fivefold.trainer.model.kernels import norms
 from fivefold.trainer.model.kernels.eager import EAGER
@@ -32,7 +32,7 @@ from fivefold.trainer.model.kernels.rotary import rotate
 
 R, D, V = 48, 64, 96  # rows, width, words
 B, T, N, K = 2, 16, 4, 2
-RULE = ScoreRule(0.3)
+RULE = AttentionMask(0.3)
 
 
 def on(device: str, work: Callable[[Callable[..., Tensor]], object]) -> Tape:
@@ -108,7 +108,7 @@ def test_attention_by_blocks_is_padded_to_eights(
 
 def test_every_weight_has_a_step_counter() -> None:
     """AdamW's fused kernel wants it on the device: four bytes, of which the allocator makes 512."""
-    model = named("nano")
+    model = build_model("nano")
     job = Job(sequence=64, global_batch=1)
     tapes = rehearse_rank(model=model, layout=Layout.parse("dp1"), job=job, rank=0, streams=True)
     born = dict(initial_allocations(tapes.steady))

@@ -24,7 +24,7 @@ from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
@@ -63,7 +63,7 @@ OWN = {
             ffn=5632,
             moe=MoE(experts=32, topk=4, ffn=768, dense_layers=1, shared_experts=1),
         ),
-        named("deepseek-v2-lite").replace(name="mla-moe-3b", layers=6),
+        build_model("deepseek-v2-lite").replace(name="mla-moe-3b", layers=6),
     )
 }
 
@@ -84,7 +84,7 @@ class Case(NamedTuple):
 
     @property
     def model(self) -> Model:
-        return OWN.get(self.name) or named(self.name)
+        return OWN.get(self.name) or build_model(self.name)
 
     @property
     def job(self) -> Job:

@@ -23,7 +23,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.step import Step
 from fivefold.trainer import build as building
@@ -103,7 +103,7 @@ class Row(NamedTuple):
 def measure(case: Case, *, device: torch.device) -> tuple[float, int]:
     """In this process, which must be a fresh one: seconds per step, and the peak of allocated bytes (0 on CPU)."""
     building.initial = repeated
-    model, layout, job = named(case.name), Layout.parse(case.layout), case.job
+    model, layout, job = build_model(case.name), Layout.parse(case.layout), case.job
     built = building.build(model=model, layout=layout, job=job, device=device)
     engine = Engine(built, model=model, layout=layout, job=job)
     shape = (layout.micro_batches(job), layout.mbs, job.sequence + 1)
@@ -128,7 +128,7 @@ def _wait(device: torch.device) -> None:
 def predicted(case: Case, *, chip: str) -> Step:
     """The step that the planner promises on one such chip, by name or as a machine file."""
     machine = machines.resolve(f"{chip}:1", local=Path("local.toml"))
-    return predict(model=named(case.name), machine=machine, layout=Layout.parse(case.layout), job=case.job)
+    return predict(model=build_model(case.name), machine=machine, layout=Layout.parse(case.layout), job=case.job)
 
 
 def compared(case: Case, *, chip: str, machine: str = "", rehearse: bool = False) -> Row:
@@ -179,8 +179,8 @@ def _beside(promised: float | None, found: float, form: str) -> str:
 def test_the_cases_are_legal_and_fit_what_they_are_for() -> None:
     for case in CASES:
         layout, job = Layout.parse(case.layout), case.job
-        refuse(layout, model=named(case.name), job=job)
-        check_supported(layout, job, model=named(case.name))
+        refuse(layout, model=build_model(case.name), job=job)
+        check_supported(layout, job, model=build_model(case.name))
         assert predicted(case, chip="h200").memory.fits, case
         assert layout.world == 1
 

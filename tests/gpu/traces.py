@@ -22,7 +22,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.trainer import build as building
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.process import Process
@@ -93,7 +93,7 @@ def summed(case: Case, kernels: Sequence[Kernel], *, seconds: float, file: str) 
 def measure(case: Case, *, folder: Path, device: torch.device) -> dict[str, Any]:
     """In this process, which must be a fresh one: warm up, trace ``TRACED`` steps, write the trace; the row."""
     building.initial = repeated
-    model, layout, job = named(case.name), Layout.parse(case.layout), case.job
+    model, layout, job = build_model(case.name), Layout.parse(case.layout), case.job
     built = building.build(model=model, layout=layout, job=job, device=device)
     engine = Engine(built, model=model, layout=layout, job=job)
     shape = (layout.micro_batches(job), layout.mbs, job.sequence + 1)

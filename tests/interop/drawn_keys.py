@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from fivefold.interop.format import Asked
+from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
-from fivefold.results.reading import Reading, Said
+from fivefold.results.reading import ParsedKey, Reading
 
 HERE = Path(__file__).parent / "own_keys"
 VALUES = (True, 2, 3, 0.25, "on", "other", [1, 2], 0, -1, 10**30, "", ["x"], "full", "selective", "1,2")
@@ -226,7 +226,7 @@ def draw_keys(name: str, some: random.Random, count: int) -> dict[str, Any]:
 
 def read_with(name: str, keys: Mapping[str, Any], folder: Path) -> Reading:
     """Write the software's base config with more keys, and read it."""
-    return read(SOFTWARE[name].write(keys, folder), Asked(ranks=8))
+    return read(SOFTWARE[name].write(keys, folder), Overrides(ranks=8))
 
 
 def find_fault(name: str, keys: Mapping[str, Any], folder: Path) -> str | None:
@@ -253,7 +253,7 @@ def find_fault(name: str, keys: Mapping[str, Any], folder: Path) -> str | None:
     return "keys with an effect are no error"
 
 
-def list_keys(reading: Reading) -> tuple[tuple[Said, ...], ...]:
+def list_keys(reading: Reading) -> tuple[tuple[ParsedKey, ...], ...]:
     """Return the four lists, in one of which each key of a config must be."""
     return (reading.understood, reading.approximated, reading.not_understood, reading.harmless)
 

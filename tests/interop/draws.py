@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fivefold.interop.equivalence import fitted, resolve_rate
-from fivefold.interop.format import Asked, Plan
+from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
 from fivefold.interop.write import plain, write
@@ -15,11 +15,11 @@ from fivefold.job import Job, recipe
 from fivefold.layout.legal import reasons
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named as model_named
+from fivefold.model.catalog import build_model as model_named
 from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
 from fivefold.record import UserError, difference
-from fivefold.stack.catalog import named as stack_named
+from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.stack.spec import Stack
 from fivefold.update import LearningRate, Optimizer
 
@@ -127,7 +127,7 @@ def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
         return str(refusal)
     for name, text in written.files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    back = read([str(folder / next(iter(written.files)))], Asked(ranks=plan.layout.world))
+    back = read([str(folder / next(iter(written.files)))], Overrides(ranks=plan.layout.world))
     assert back.model is not None
     assert back.job is not None
     assert back.layout == plain(plan.layout, plan.model)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Asked
+from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from tests.interop.draws import Range, plans, returns
 
@@ -122,7 +122,7 @@ def put(folder: Path, text: str) -> str:
 
 
 def test_a_saved_config_of_bridge(tmp_path: Path) -> None:
-    found = read([put(tmp_path, BRIDGE)], Asked(ranks=64))
+    found = read([put(tmp_path, BRIDGE)], Overrides(ranks=64))
     assert found.model is not None
     assert found.job is not None
     assert found.model.name == "llama3-70b"
@@ -154,7 +154,7 @@ def test_an_activation_that_megatron_cannot_name_is_not_understood(
     tmp_path: Path, gate: bool, function: str, understood: bool, activation: str
 ) -> None:
     text = BRIDGE.replace("gated_linear_unit: true", f"gated_linear_unit: {str(gate).lower()}")
-    found = read([put(tmp_path, text.replace("torch.nn.functional.silu", function))], Asked(ranks=64))
+    found = read([put(tmp_path, text.replace("torch.nn.functional.silu", function))], Overrides(ranks=64))
     assert found.model is not None
     assert found.model.activation == activation
     assert [said.key for said in found.not_understood] == ([] if understood else ["activation_func"])
@@ -173,7 +173,7 @@ def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
 def test_what_costs_something_else_is_named(tmp_path: Path) -> None:
     changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
     lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
-    found = read([put(tmp_path, lora)], Asked(ranks=64))
+    found = read([put(tmp_path, lora)], Overrides(ranks=64))
     assert {said.key for said in found.not_understood} == {"fp8_dot_product_attention", "new_kernel", "peft"}
 
 

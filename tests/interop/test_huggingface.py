@@ -16,7 +16,7 @@ from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, plans, returns
@@ -153,7 +153,7 @@ def of(files: dict[str, str], folder: Path, *words: str, ranks: int | None = 8) 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     first = str(folder / next(iter(files)))
-    return read(words or [first], Asked(ranks=ranks))
+    return read(words or [first], Overrides(ranks=ranks))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
         "the length of a sequence",
         "on how many GPUs it runs",
     ]
-    whole = read([str(tmp_path / "ds.json"), "max_length=4096"], Asked(ranks=4, model=named("llama3-8b")))
+    whole = read([str(tmp_path / "ds.json"), "max_length=4096"], Overrides(ranks=4, model=build_model("llama3-8b")))
     assert whole.job is not None
     assert (str(whole.layout), whole.job.sequence, whole.job.global_batch) == ("dp4 zero2 mbs2", 4096, 8)
 
@@ -394,7 +394,7 @@ def test_what_is_written_is_read_back(to: str, stack: str, least: int, tmp_path:
     ],
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, precision: str, to: str, reason: str) -> None:
-    plan = Plan(named("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    plan = Plan(build_model("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to=to)
 

@@ -14,13 +14,13 @@ from fivefold.interop.registry import find_stack_format
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.trainer.run import Run
 from tests.interop.draws import Range, plans
 
 PLAN = Plan(
-    named("llama3-8b"),
+    build_model("llama3-8b"),
     Layout.parse("dp4 tp2 pp2 zero1 mbs1 ac=selective"),
     Job(sequence=8192, global_batch=128, precision="fp8", loss="chunked"),
     machine="h100",

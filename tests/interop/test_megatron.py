@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Asked, Plan
+from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.megatron.to_job import spelled
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from fivefold.trainer.optimizers.optimizer import learning_rate
@@ -183,8 +183,8 @@ def test_llama3_in_fp8(tmp_path: Path) -> None:
 def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
     path = put(tmp_path, "args.yaml", DEEPSEEK)
     with pytest.raises(UserError, match=r"--tensor-model-parallel-size is \$\{TP\}, which is not set; add TP=VALUE"):
-        read([path], Asked(ranks=1024))
-    found = read([path, "TP=2", "PP=16", "EP=64"], Asked(ranks=2048))
+        read([path], Overrides(ranks=1024))
+    found = read([path, "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
     assert found.model is not None
     assert found.job is not None
     assert found.model.parameters == pytest.approx(671e9, rel=1e-3)
@@ -222,13 +222,15 @@ def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_p
 
 def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is started on 128 ranks, and --gpus says 64"):
-        read([put(tmp_path, "train.sh", GPT3)], Asked(ranks=64))
+        read([put(tmp_path, "train.sh", GPT3)], Overrides(ranks=64))
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     found = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))])
     assert found.missing == ("the vocabulary, which its tokenizer has: say --vocab 128256",)
-    given = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))], Asked(vocab=51200))
+    given = read(
+        [put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))], Overrides(vocab=51200)
+    )
     assert given.model is not None
     assert given.model.vocab == 51_200
 
@@ -275,7 +277,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, precision: str, reason: str) -> None:
-    plan = Plan(named(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    plan = Plan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to="megatron")
 
@@ -283,7 +285,7 @@ def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, p
 def changed_llama3(folder: Path, *words: str, drop: str = "") -> Reading:
     text = LLAMA3.replace("--grad-reduce-in-bf16 ", "").replace('DTYPE="fp8"', 'DTYPE="bf16"').replace(drop, "")
     text = text.replace("--vocab-size 128256", " ".join(("--vocab-size 128256", *words)))
-    return read([put(folder, "train.sh", text)], Asked(ranks=8))
+    return read([put(folder, "train.sh", text)], Overrides(ranks=8))
 
 
 def test_each_moment_has_its_own_type(tmp_path: Path) -> None:

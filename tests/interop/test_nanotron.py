@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Asked, Plan
+from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from tests.interop.draws import Range, plans, returns
 
@@ -118,7 +118,7 @@ def test_the_published_tiny_llama(tmp_path: Path) -> None:
 )
 def test_contradictions_are_one_line(change: tuple[str, str], ranks: int | None, reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason):
-        read([put(tmp_path, TINY.replace(*change))], Asked(ranks=ranks))
+        read([put(tmp_path, TINY.replace(*change))], Overrides(ranks=ranks))
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 )
 def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        write(Plan(named(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")
+        write(Plan(build_model(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")
 
 
 @pytest.mark.parametrize(("dtype", "name", "bytes_each"), [("float32", "fp32", 4), ("bfloat16", "bf16", 2)])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.interop.format import Asked
+from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.model.catalog import resolve
 from fivefold.record import UserError
@@ -42,7 +42,7 @@ def name_of(config: dict[str, Any]) -> str:
 def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     model = resolve(config["model"]) if "model" in config else None
-    asked = Asked(ranks=config.get("gpus"), model=model, vocab=config.get("vocab"))
+    asked = Overrides(ranks=config.get("gpus"), model=model, vocab=config.get("vocab"))
     if "mistake" in config:
         with pytest.raises(UserError) as refused:
             read(config["words"].split(), asked)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from fivefold.interop.equivalence import resolve_rate
-from fivefold.interop.format import Asked, Plan
+from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS, find_format
 from fivefold.interop.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named as model_named
-from fivefold.stack.catalog import named as stack_named
+from fivefold.model.catalog import build_model as model_named
+from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.update import LearningRate, Optimizer
 
 LAYOUTS = {
@@ -97,7 +97,7 @@ def test_the_update_is_read_back_exactly(name: str, rate: str, tmp_path: Path) -
     written = write(asked, to=name)
     for file, text in written.files.items():
         (tmp_path / file).write_text(text)
-    back = read([str(tmp_path / next(iter(written.files)))], Asked(ranks=8)).job
+    back = read([str(tmp_path / next(iter(written.files)))], Overrides(ranks=8)).job
     assert back is not None
 
     def update(job: Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Asked
+from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.record import UserError
 
@@ -34,7 +34,7 @@ done
 def test_few_keys_are_enough(tmp_path: Path, name: str, text: str, ranks: int, software: str, layout: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    found = read([str(path)], Asked(ranks=ranks))
+    found = read([str(path)], Overrides(ranks=ranks))
     assert found.software.startswith(software)
     assert str(found.layout).startswith(layout)
 
@@ -43,4 +43,4 @@ def test_a_command_in_a_loop_is_not_followed(tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
     path.write_text(LOOP)
     with pytest.raises(UserError, match=r"holds no command, and line 2, 'for tp in 1 2', is logic of the shell"):
-        read([str(path)], Asked())
+        read([str(path)], Overrides())

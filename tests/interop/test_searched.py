@@ -13,9 +13,9 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.search import search
-from fivefold.stack.catalog import named as stack_named
+from fivefold.stack.catalog import build_stack as stack_named
 
 DENSE, EXPERTS = ("llama3-8b", "llama2-7b", "llama3.2-1b", "tiny"), ("qwen3-30b-a3b", "mixtral-8x7b")
 PRECISIONS = {"fsdp2": "bf16-grad16"}  # as accelerate's FSDP2 reduces
@@ -35,11 +35,11 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
         global_batch=some.choice((16, 32)),
     )
     machine = resolve(f"h200:{ranks}", local=Path())
-    found = search(model=named(model), machine=machine, job=job, top=20, within=0.1)
+    found = search(model=build_model(model), machine=machine, job=job, top=20, within=0.1)
     layouts = [ranked.step.layout for ranked in found.best]
     layouts += [found.proposal.layout] if found.proposal else []
     for layout in dict.fromkeys(layouts):
-        write(Plan(named(model), Layout.parse(layout), job), to=find_stack_format(stack))
+        write(Plan(build_model(model), Layout.parse(layout), job), to=find_stack_format(stack))
     return len(layouts)
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Asked, Plan
+from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.torchtitan.flavors import flavored, flavors
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, plans, returns
@@ -94,7 +94,7 @@ enable = false
 
 def of(text: str, folder: Path, *, ranks: int | None, name: str = "config.toml") -> Reading:
     (folder / name).write_text(text, encoding="utf-8")
-    return read([str(folder / name)], Asked(ranks=ranks))
+    return read([str(folder / name)], Overrides(ranks=ranks))
 
 
 @pytest.mark.parametrize(
@@ -201,15 +201,15 @@ def wide() -> Trainer.Config:
 
 def test_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CONFIG + "\nraise SystemExit('was run')\n")
-    found = read([f"{tmp_path}/mine.py:wide"], Asked(ranks=8))
+    found = read([f"{tmp_path}/mine.py:wide"], Overrides(ranks=8))
     assert found.job is not None
     assert (str(found.layout), found.job.stack.reshard) == ("dp4 tp2 zero3 mbs2", "backward")
     assert (found.job.stack.loss, found.job.stack.cuda_graphs, found.job.documents) == ("chunked", "none", "apart")
     assert [(said.key, said.value) for said in found.not_understood] == [("line 19", "if SOMETHING:")]
     with pytest.raises(UserError, match=r"holds 2 configs; name one, as .*mine.py:small"):
-        read([f"{tmp_path}/mine.py"], Asked(ranks=8))
+        read([f"{tmp_path}/mine.py"], Overrides(ranks=8))
     with pytest.raises(UserError, match="did you mean wide"):
-        read([f"{tmp_path}/mine.py:wyde"], Asked(ranks=8))
+        read([f"{tmp_path}/mine.py:wyde"], Overrides(ranks=8))
 
 
 TITANS = Range(
@@ -248,13 +248,13 @@ def test_what_is_written_is_read_back(to: str, tmp_path: Path) -> None:
 def test_what_it_cannot_run_is_refused_with_the_nearest(
     text: str, model: str, precision: str, to: str, reason: str
 ) -> None:
-    plan = Plan(named(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    plan = Plan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to=to)
 
 
 def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:
-    plan = Plan(named("tiny"), Layout.parse("dp2 tp2 zero3 mbs1"), Job(sequence=256, global_batch=8))
+    plan = Plan(build_model("tiny"), Layout.parse("dp2 tp2 zero3 mbs1"), Job(sequence=256, global_batch=8))
     assert returns(plan, to="torchtitan", folder=tmp_path) is None
 
 

@@ -15,7 +15,7 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.search.shapes import PAIRED, SPLIT
 from fivefold.planner.time.profiled import Profiled
@@ -91,7 +91,7 @@ def test_every_schedule_has_a_record_that_cannot_be_changed() -> None:
 @EVERY
 def test_units_measured_under_a_split_backward_have_a_key_of_their_own(record: PipelineSchedule) -> None:
     """DualPipe shared the key of schedules that do not split."""
-    counts = Counts(named("llama3-8b"), Job(sequence=4096, global_batch=16))
+    counts = Counts(build_model("llama3-8b"), Job(sequence=4096, global_batch=16))
     profiled = Profiled(counts, resolve("h100:2", local=Path("/nowhere")))
     layout = Layout(pp=2, schedule=record.name, v=record.stages_per_rank or 2)
     run = counts.stage_runs(layout)[0][-1]

@@ -6,7 +6,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 
@@ -40,7 +40,7 @@ def test_a_network_between_nodes(words: str, bandwidth: float) -> None:
 
 def test_the_network_changes_what_is_predicted() -> None:
     """One NIC of 100 Gbit/s for eight L40S instead of one each: gathers of 16 GB take eight times as long."""
-    job, layout, model = Job(global_batch=16, sequence=2048), Layout.parse("dp16 zero3"), named("llama3-8b")
+    job, layout, model = Job(global_batch=16, sequence=2048), Layout.parse("dp16 zero3"), build_model("llama3-8b")
     each, shared = (
         predict(model=model, machine=machine(text), layout=layout, job=job).time
         for text in ("l40s:16", "l40s:16 nic=100Gbit/node")
@@ -102,7 +102,7 @@ def test_the_examples_are_machines() -> None:
     assert whole.chip.source == whole.links[0].source == "its owner's figure"
     for each in (shared, whole):
         job, layout = Job(global_batch=64), Layout.parse("dp16 zero3")
-        assert predict(model=named("llama3-8b"), machine=each, layout=layout, job=job).time.step_seconds > 0
+        assert predict(model=build_model("llama3-8b"), machine=each, layout=layout, job=job).time.step_seconds > 0
 
 
 def test_an_assumed_network_says_so() -> None:

@@ -11,7 +11,7 @@ from fivefold.interop.megatron.keys import ACTIVATIONS as MEGATRON
 from fivefold.interop.megatron.keys import NORM
 from fivefold.interop.megatron_bridge.emit import FUNCTIONS as BRIDGE
 from fivefold.model.activations import ACTIVATIONS, ActivationName
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.mapping import NAMES
 from fivefold.model.norms import NORMS, NormName
 from fivefold.model.spec import Model
@@ -49,7 +49,7 @@ def test_the_gradient_is_the_derivative_of_the_function(name: ActivationName) ->
 
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_has_the_bias_of_its_record(name: NormName) -> None:
-    model = named("nano").replace(norm=name)
+    model = build_model("nano").replace(norm=name)
     module = norm(model, model.width)
     assert (isinstance(module, LayerNorm) and module.bias is not None) == NORMS[name].has_bias
     biases = [weight for weight in weights(model) if weight.name.endswith("norm1.bias")]
@@ -64,4 +64,4 @@ def test_other_software_names_known_activations_alone() -> None:
 @pytest.mark.parametrize(("field", "value"), [("activation", "mish"), ("norm", "batchnorm")])
 def test_an_unknown_name_is_refused(field: str, value: str) -> None:
     with pytest.raises(UserError, match=f"{field}: must be '"):
-        Model.read({**named("nano").model_dump(), field: value}, origin="x")
+        Model.read({**build_model("nano").model_dump(), field: value}, origin="x")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.model.catalog import CATALOG, named, names, resolve
+from fivefold.model.catalog import CATALOG, build_model, names, resolve
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.record import UserError
 
@@ -61,21 +61,21 @@ ROUNDED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_counts(name: str) -> None:
-    assert named(name).parameters == PUBLISHED[name]
+    assert build_model(name).parameters == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounded_counts(name: str) -> None:
     total, active = ROUNDED[name]
-    assert named(name).parameters / 1e9 == pytest.approx(total, rel=0.005)
-    assert named(name).active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+    assert build_model(name).parameters / 1e9 == pytest.approx(total, rel=0.005)
+    assert build_model(name).active_parameters / 1e9 == pytest.approx(active, rel=0.02)
 
 
 def test_deepseek_v3_with_its_module_of_multi_token_prediction() -> None:
     """671B, and 11.5B of the module; 685B with its copies of embedding and head, 0.9B each (the README_WEIGHTS.md and
     the model card of deepseek-ai/DeepSeek-V3). Active per token: 2.4B more, of which the output projection is shared.
     """
-    plain, whole = named("deepseek-v3"), named("deepseek-v3-mtp")
+    plain, whole = build_model("deepseek-v3"), build_model("deepseek-v3-mtp")
     more = whole.parameters - plain.parameters
     assert more / 1e9 == pytest.approx(11.5, abs=0.15)
     assert (whole.parameters + 2 * whole.vocab * whole.width) / 1e9 == pytest.approx(685, abs=0.6)
@@ -86,14 +86,22 @@ def test_deepseek_v3_with_its_module_of_multi_token_prediction() -> None:
 def test_every_name_builds_with_its_source() -> None:
     assert len(names()) >= 28
     for name in names():
-        model = named(name)
+        model = build_model(name)
         assert model.name == name
         assert model.source
 
 
 def test_own_models_are_small() -> None:
-    assert (named("nano").parameters, named("nano").head_dim, named("nano").vocab) == (125_248, 16, 256)
-    assert (named("tiny").parameters, named("tiny").head_dim, named("tiny").vocab) == (4_852_992, 32, 256)
+    assert (build_model("nano").parameters, build_model("nano").head_dim, build_model("nano").vocab) == (
+        125_248,
+        16,
+        256,
+    )
+    assert (build_model("tiny").parameters, build_model("tiny").head_dim, build_model("tiny").vocab) == (
+        4_852_992,
+        32,
+        256,
+    )
 
 
 def test_resolve_reads_a_hugging_face_config(tmp_path: Path) -> None:
@@ -102,7 +110,7 @@ def test_resolve_reads_a_hugging_face_config(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CATALOG["qwen3-0.6b"].config))
     for text in (str(folder), str(folder / "config.json")):
         assert resolve(text).name == "my-qwen"
-        assert resolve(text).parameters == named("qwen3-0.6b").parameters
+        assert resolve(text).parameters == build_model("qwen3-0.6b").parameters
 
 
 def test_resolve_reads_our_own_fields(tmp_path: Path) -> None:
@@ -110,14 +118,14 @@ def test_resolve_reads_our_own_fields(tmp_path: Path) -> None:
     toml = tmp_path / "small.toml"
     toml.write_text("\n".join(f"{key} = {value}" for key, value in fields.items()))
     dumped = tmp_path / "dumped.json"
-    dumped.write_text(named("deepseek-v3").model_dump_json())
+    dumped.write_text(build_model("deepseek-v3").model_dump_json())
     assert resolve(str(toml)).name == "small"
-    assert resolve(str(toml)).parameters == named("nano").parameters
-    assert resolve(str(dumped)) == named("deepseek-v3")
+    assert resolve(str(toml)).parameters == build_model("nano").parameters
+    assert resolve(str(dumped)) == build_model("deepseek-v3")
 
 
 def test_resolve_prefers_the_catalog() -> None:
-    assert resolve("gpt2") == named("gpt2")
+    assert resolve("gpt2") == build_model("gpt2")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +137,7 @@ def test_resolve_prefers_the_catalog() -> None:
         ("a.toml", "layers = ", "not valid TOML"),
         (
             "a.json",
-            named("nano").model_dump_json()[:-1] + ', "width_": 3}',
+            build_model("nano").model_dump_json()[:-1] + ', "width_": 3}',
             "unknown key 'width_'; did you mean 'width'?",
         ),
         ("a.toml", "layers = 2", "width"),

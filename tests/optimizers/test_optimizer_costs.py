@@ -10,7 +10,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.legal import uncounted
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.weights import weights
 from fivefold.optimizers import KINDS
 from fivefold.optimizers.cost import find_cost
@@ -38,7 +38,7 @@ def test_an_unknown_optimizer_is_an_error() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_moves_the_states_of_a_large_matrix(kind: str) -> None:
     """A hidden matrix that no rank shards: what an update reads and writes are its states, but for scales and means."""
-    matrix = next(weight for weight in weights(named("llama3-8b")) if weight.is_hidden)
+    matrix = next(weight for weight in weights(build_model("llama3-8b")) if weight.is_hidden)
     job = Job(optimizer=Optimizer(kind=kind))
     cost = find_cost(kind)
     states = cost.state_bytes([matrix], shards=1, quantised=frozenset({matrix.name}), job=job) / matrix.numel
@@ -47,7 +47,7 @@ def test_an_update_moves_the_states_of_a_large_matrix(kind: str) -> None:
 
 def test_sgd_without_momentum_has_no_state_anywhere() -> None:
     job = Job(optimizer=Optimizer(kind="sgd", momentum=0.0))
-    matrix = next(weight for weight in weights(named("llama3-8b")) if weight.is_hidden)
+    matrix = next(weight for weight in weights(build_model("llama3-8b")) if weight.is_hidden)
     cost = find_cost("sgd")
     assert cost.state_bytes([matrix], shards=1, quantised=frozenset(), job=job) == 0
     assert cost.moved_bytes(job) == 0
@@ -55,7 +55,7 @@ def test_sgd_without_momentum_has_no_state_anywhere() -> None:
 
 def test_facts_that_other_parts_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two-dimensional tensor parallelism and DeepSpeed's flat buffer follow the record, not names."""
-    model, layout = named("llama3-8b"), Layout.parse("dp2 tp2x2 zero1 mbs1")
+    model, layout = build_model("llama3-8b"), Layout.parse("dp2 tp2x2 zero1 mbs1")
     deepspeed = Job(stack={"name": "deepspeed"}, sequence=2048, global_batch=8)
     assert uncounted(layout, model=model, job=Job()) is None
     assert updates_one(layout, deepspeed)

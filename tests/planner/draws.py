@@ -232,7 +232,7 @@ TABLES: dict[type[BaseModel], dict[str, Draw]] = {
 
 @cache
 def named(name: str) -> Model:
-    return models.named(name)
+    return models.build_model(name)
 
 
 def model(some: random.Random) -> Model:

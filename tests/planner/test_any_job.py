@@ -15,7 +15,7 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve, with_ranks
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import Sums
 from fivefold.planner.counts.memory.peak import RankMemory, memory
@@ -58,7 +58,7 @@ def test_the_questions_about_any_job(seed: int) -> None:
 @pytest.mark.parametrize("name", one_in(2, STACKS))
 def test_every_stack_is_searched(name: str) -> None:
     """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
-    model, ranks = named("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4
+    model, ranks = build_model("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4
     machine, job = with_ranks(H100, ranks), Job(sequence=1024, global_batch=32, stack=STACKS[name])
     found = search(model=model, machine=machine, job=job, top=3)
     assert found.best
@@ -69,7 +69,7 @@ def test_every_stack_is_searched(name: str) -> None:
 @pytest.mark.parametrize("schedule", SPLIT)
 def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) -> None:
     """``summed`` keeps for W what ``apart`` keeps for it, and has none of the gradients beside its sums."""
-    model, layout = named("llama3-8b").replace(layers=8), Layout.parse(f"dp2 pp2 {schedule} zero1")
+    model, layout = build_model("llama3-8b").replace(layers=8), Layout.parse(f"dp2 pp2 {schedule} zero1")
 
     def of(**fields: object) -> list[RankMemory]:
         return memory(Counts(model, Job.read({"sequence": 1024, "global_batch": 32, **fields}, origin="test")), layout)
@@ -81,9 +81,9 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
 
 
 def test_what_is_put_off_holds_its_inputs_whoever_adds_up() -> None:
-    part, block = part_of(Layout.parse("tp2 pp2 zb1p")), Counts(named("llama3-8b"), Job()).kinds[0]
+    part, block = part_of(Layout.parse("tp2 pp2 zb1p")), Counts(build_model("llama3-8b"), Job()).kinds[0]
     apart, summed = (
-        Counts(named("llama3-8b"), Job.read({"wgrad_accumulation": each}, origin="test")).split(part, block)
+        Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": each}, origin="test")).split(part, block)
         for each in ("separate", "fused")
     )
     D, F, kv = 4096, 14336, 1024
@@ -94,7 +94,7 @@ def test_what_is_put_off_holds_its_inputs_whoever_adds_up() -> None:
 
 def test_sums_live_before_a_matmul_adds_to_them() -> None:
     """Under ZeRO-2 they are born with a unit's backward: with its last product, not with the norm before it."""
-    counts = Counts(named("llama3-8b"), Job(wgrad_accumulation="fused"))
+    counts = Counts(build_model("llama3-8b"), Job(wgrad_accumulation="fused"))
     part, block = part_of(Layout(dp=8, zero=2)), counts.kinds[0]
     born, none = (counts.profile(part, block, sums) for sums in (Sums(dense=10**9), Sums()))
     assert born.backward_peak_bytes == none.backward_peak_bytes + 10**9
@@ -102,8 +102,8 @@ def test_sums_live_before_a_matmul_adds_to_them() -> None:
 
 def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
     """Beside the sums: at the end of W all of a rank's gradients, of 2 bytes; under B only those of its norms."""
-    model = named("llama3-8b").replace(layers=8)
-    layout, P = Layout.parse("pp2 zb1p"), 4 * named("llama3-8b").replace(layers=1).parameters
+    model = build_model("llama3-8b").replace(layers=8)
+    layout, P = Layout.parse("pp2 zb1p"), 4 * build_model("llama3-8b").replace(layers=1).parameters
     job = Job(sequence=8, global_batch=8)
     for apart, late in zip(
         memory(Counts(model, job.replace(wgrad_accumulation="fused")), layout),
@@ -116,7 +116,7 @@ def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
 
 def test_an_offloaded_optimizer_leaves_the_shards_that_are_gathered() -> None:
     """ZeRO-3: two bytes of each weight over the ranks, though the master copy and the moments are elsewhere."""
-    model = named("llama3-8b")
+    model = build_model("llama3-8b")
     for zero, each in ((3, 2 / 8), (1, 2)):
         (rank,) = memory(Counts(model, Job(offload=("optimizer",))), Layout(dp=8, zero=zero))
         assert rank.parameters_bytes == pytest.approx(each * model.parameters, rel=1e-3)
@@ -125,14 +125,14 @@ def test_an_offloaded_optimizer_leaves_the_shards_that_are_gathered() -> None:
 
 def test_changes_of_a_layout_with_stages_of_its_own() -> None:
     layout = Layout.parse("dp4 pp2 stages=5-3")
-    model = named("llama3-8b").replace(layers=8)
+    model = build_model("llama3-8b").replace(layers=8)
     found = changes(model=model, machine=H100, job=Job(sequence=512, global_batch=16), layout=layout)
     assert {each.change for each in found} >= {"zero bubble", "interleaved, twice the stages"}
 
 
 def test_ratios_are_of_the_layers_with_experts() -> None:
     """Where most have none, or all."""
-    model = named("qwen3-30b-a3b").replace(layers=3)
+    model = build_model("qwen3-30b-a3b").replace(layers=3)
     assert model.moe
     for dense, axes in ((2, True), (3, False)):
         few = model.replace(moe=model.moe.replace(dense_layers=dense))
@@ -142,7 +142,7 @@ def test_ratios_are_of_the_layers_with_experts() -> None:
 
 def test_the_smallest_case_that_failed() -> None:
     job = Job(global_batch=32, wgrad_accumulation="fused")
-    step = predict(model=named("tiny"), machine=H100, layout=Layout.parse("dp2 pp2 zb1p"), job=job)
+    step = predict(model=build_model("tiny"), machine=H100, layout=Layout.parse("dp2 pp2 zb1p"), job=job)
     assert step.memory.fits
 
 

@@ -9,13 +9,13 @@ import pytest
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.compare import Case, compare, run_by
 from fivefold.record import UserError
 from fivefold.rendering.comparison import finding
 from fivefold.stack.catalog import STACKS
 
-LLAMA, NODE = named("llama3-8b"), resolve("h100:8 price=2", local=Path("/nowhere"))
+LLAMA, NODE = build_model("llama3-8b"), resolve("h100:8 price=2", local=Path("/nowhere"))
 JOB = Job(sequence=8192, global_batch=64)
 
 

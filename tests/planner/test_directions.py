@@ -16,7 +16,7 @@ from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.traffic import per_step
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 @st.composite
 def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = "", late: bool = False) -> Case:
     """A legal layout with its choices drawn, ``layout`` aside."""
-    model = named(draw(st.sampled_from(models)))
+    model = build_model(draw(st.sampled_from(models)))
     if model.position == "learned":  # sequences are doubled below
         model = model.replace(positions=4 * model.positions)
     pp = draw(st.sampled_from([1, 1, 2, 4]))
@@ -154,7 +154,7 @@ def test_zero_orders_states_and_peaks(case: Case) -> None:
 def test_tp_and_pp_divide_the_states(name: str, text: str) -> None:
     """All ranks together hold the model's, norms and learned positions aside, and a tied table a second time; the
     fullest its share and an end."""
-    model, layout = named(name), Layout.parse(text or "dp1")
+    model, layout = build_model(name), Layout.parse(text or "dp1")
     job = Job(sequence=2048, global_batch=64)
     case = Case(model, layout, job, on("h100", layout.world))
     whole = states(case.estimate(layout=Layout()).ranks[0])
@@ -191,7 +191,7 @@ def spoken(case: Case, axis: str, **changes: object) -> int:
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
 def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: list[dict[str, object]]) -> None:
     """Bytes per rank over the axis itself, at as many micro-batches."""
-    case = Case(named(name), Layout.parse(text or "dp1"), Job(sequence=2048), on("h100", 8))
+    case = Case(build_model(name), Layout.parse(text or "dp1"), Job(sequence=2048), on("h100", 8))
     sent = [spoken(case, axis, **changes) for changes in grow]
     assert sent == sorted(sent)
     assert sent[-1] > 0 or (axis == "ep" and case.model.moe is None)
@@ -199,7 +199,7 @@ def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: 
 
 def test_zero_1_says_less_than_zero_0_where_gradients_are_wider_than_weights() -> None:
     """4 + 4 bytes a parameter reduced, or 4 reduced and 2 gathered; as much where both are 2 wide."""
-    case = Case(named("llama3-8b"), Layout(dp=8), Job(sequence=2048), on("h100", 8))
+    case = Case(build_model("llama3-8b"), Layout(dp=8), Job(sequence=2048), on("h100", 8))
     assert spoken(case, "dp", zero=1) / spoken(case, "dp", zero=0) == pytest.approx(6 / 8, rel=1e-6)
     same = case._replace(job=case.job.replace(precision=recipe("bf16-grad16")))
     assert spoken(same, "dp", zero=1) / spoken(same, "dp", zero=0) == pytest.approx(1, rel=1e-6)

@@ -17,11 +17,11 @@ from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.datacenter import Site
-from fivefold.model.catalog import named
-from fivefold.planner.batch import TEAMS, advised, laws, near
+from fivefold.model.catalog import build_model
+from fivefold.planner.batch import TEAMS, advised, find_nearby_advice, laws
 from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, ladder
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.run_file import for_run, told
+from fivefold.planner.run_file import for_run, write_run_file
 from fivefold.planner.whole_run import whole_run
 from fivefold.record import UserError
 from fivefold.requests.playbook import playbook
@@ -33,7 +33,7 @@ from fivefold.trainer.supported import check_supported
 from fivefold.units import show_bytes
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
-LLAMA, JOB = named("llama3-8b"), Job(sequence=8192, global_batch=64)
+LLAMA, JOB = build_model("llama3-8b"), Job(sequence=8192, global_batch=64)
 
 
 def test_laws_are_those_of_their_papers() -> None:
@@ -47,10 +47,10 @@ def test_laws_are_those_of_their_papers() -> None:
 
 
 def test_teams_are_near_where_their_run_was_as_long() -> None:
-    who = [each.who for each in near(4e6, model=LLAMA, tokens=2e12)]
+    who = [each.who for each in find_nearby_advice(4e6, model=LLAMA, tokens=2e12)]
     assert {"Llama 1 65B", "Llama 2 70B", "OLMo 2 7B"} <= set(who)
     assert "DeepSeek-V3" not in who
-    assert [each.who for each in near(60e6, model=LLAMA, tokens=14e12)] == ["DeepSeek-V3"]
+    assert [each.who for each in find_nearby_advice(60e6, model=LLAMA, tokens=14e12)] == ["DeepSeek-V3"]
     assert len({each.source for each in TEAMS}) >= 6
 
 
@@ -94,7 +94,7 @@ def test_what_a_layout_needs_less_is_up_to_the_largest_peak_that_fits() -> None:
 
 
 def test_a_model_that_fits_nowhere_is_told_with_the_nearest() -> None:
-    planner = Planner(model=named("llama3-405b"), machine=NODE, job=JOB)
+    planner = Planner(model=build_model("llama3-405b"), machine=NODE, job=JOB)
     with pytest.raises(UserError, match=r"none of the \d+ layouts that plan tries fits .*: the nearest, .* needs"):
         fit_stage(planner, world=8)
 
@@ -106,10 +106,10 @@ def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> 
         ("mixtral-8x7b", 4, 8),
         ("nano", 3, 4),
     ):
-        planner = Planner(model=named(name), machine=NODE, job=JOB.replace(global_batch=batch))
+        planner = Planner(model=build_model(name), machine=NODE, job=JOB.replace(global_batch=batch))
         rungs = [layout for _, layout in ladder(planner, world)]
         assert len(rungs) == len(set(rungs)) >= 4
-        planner = Planner(model=named(name), machine=NODE.replace(ranks=world), job=planner.job)
+        planner = Planner(model=build_model(name), machine=NODE.replace(ranks=world), job=planner.job)
         legal = [
             each for each in rungs if is_legal(each, model=planner.model, job=planner.job, machine=planner.machine)
         ]
@@ -141,10 +141,10 @@ JOBS: list[dict[str, Any]] = [
 def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
     job = for_run(Job.read({"sequence": 256, "global_batch": 64, **fields}, origin="test"), tokens=1e9)
     assert job.steps == ceil(1e9 / (256 * 64))
-    step = predict(model=named("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
-    run = whole_run(step=step, model=named("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
-    plan = Plan(named("nano"), Layout.parse(step.layout), job, 8, "h100:8")
-    content = told(run_file.text(plan, model="nano"), job, run=run, command="plan")
+    step = predict(model=build_model("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
+    run = whole_run(step=step, model=build_model("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
+    plan = Plan(build_model("nano"), Layout.parse(step.layout), job, 8, "h100:8")
+    content = write_run_file(run_file.text(plan, model="nano"), job, run=run, command="plan")
     read = Run.read(tomllib.loads(content), origin="test")
     assert read.job == job
     assert (read.model, read.machine, read.layout, str(read.folder)) == ("nano", "h100:8", step.layout, "runs/nano")
@@ -160,7 +160,7 @@ def test_tokens_are_numbers_or_words() -> None:
 def one_step(path: Path) -> tuple[float, float]:
     """Loss and gradient norm of the first step of a run file."""
     run = Run.load(path)
-    model, layout = named(run.model), Layout.parse(run.layout)
+    model, layout = build_model(run.model), Layout.parse(run.layout)
     check_supported(layout, run.job, model=model)
     built = build(model=model, layout=layout, job=run.job, device=torch.device("cpu"))
     shape = (layout.micro_batches(run.job), layout.mbs, run.job.sequence + 1)
@@ -171,7 +171,7 @@ def one_step(path: Path) -> tuple[float, float]:
 
 def test_what_is_planned_trains(tmp_path: Path, forked) -> None:
     one = resolve("h100:1", local=Path("/nowhere"))
-    found = playbook(named("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
+    found = playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
     assert [stage.title for stage in found.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
     assert found.step.layout == next(each.layout for each in found.stages[-1].tried if each.chosen)
     assert found.typed["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)
@@ -179,5 +179,5 @@ def test_what_is_planned_trains(tmp_path: Path, forked) -> None:
     file = tmp_path / "run.toml"
     file.write_text(found.run_file)
     ((loss, norm),) = forked(1, one_step, file)
-    assert loss == pytest.approx(log(named("nano").vocab), rel=0.2)  # of weights that have learned nothing
+    assert loss == pytest.approx(log(build_model("nano").vocab), rel=0.2)  # of weights that have learned nothing
     assert 0 < norm < 100

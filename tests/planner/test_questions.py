@@ -14,7 +14,7 @@ from fivefold.cli import app
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner import questions
 from fivefold.planner.compare import Case, compare
@@ -29,7 +29,7 @@ from fivefold.step import TIGHT_RISK
 from tests.selection import one_in
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
-LLAMA = named("llama3-8b")
+LLAMA = build_model("llama3-8b")
 JOB = Job(sequence=4096, global_batch=512)
 SMALL = Model(name="small", layers=8, width=1024, heads=8, kv_heads=4, head_dim=128, ffn=4096, vocab=32_000)
 
@@ -91,7 +91,7 @@ def test_what_never_fits_is_said_in_one_line() -> None:
 def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machine: str, layout: str, why: str) -> None:
     """In the words of ``predict``, whatever is asked; the planner itself has no other way in."""
     job = Job(sequence=3 if model == "nemotron4-15b" else 512, global_batch=64)
-    chips, spec, chosen = resolve(machine, local=Path("/nowhere")), named(model), Layout.parse(layout)
+    chips, spec, chosen = resolve(machine, local=Path("/nowhere")), build_model(model), Layout.parse(layout)
     with pytest.raises(UserError, match=re.escape(why)):
         predict(model=spec, machine=chips, layout=chosen, job=job)
     planner = Planner(model=spec, machine=chips, job=job)
@@ -193,7 +193,9 @@ def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
 def test_no_sequence_makes_an_illegal_layout_legal() -> None:
     layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
     with pytest.raises(UserError, match="pp·v=4 stages are more than layers=2"):
-        questions.longest_sequence(model=named("nano"), machine=hardware, job=Job(global_batch=256), layout=layout)
+        questions.longest_sequence(
+            model=build_model("nano"), machine=hardware, job=Job(global_batch=256), layout=layout
+        )
 
 
 def test_batches_name_who_says_or_chose_them() -> None:

@@ -14,7 +14,7 @@ from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.machine.datacenter import Site, assumed
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.search.multi_machine import Choice, across, sizes_between
@@ -24,7 +24,7 @@ from fivefold.results.whole_run import WholeRun
 from fivefold.update import Optimizer
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
-LLAMA, JOB = named("llama3-8b"), Job(sequence=4096, global_batch=512)
+LLAMA, JOB = build_model("llama3-8b"), Job(sequence=4096, global_batch=512)
 NOTHING = Site(failures=0, evaluation=0, pause_seconds=0, node_power=1, pue=1)
 
 

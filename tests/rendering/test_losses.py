@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fivefold.record import UserError
-from fivefold.rendering.drawing.lines import MOST
+from fivefold.rendering.drawing.lines import MAX_POINTS
 from fivefold.rendering.losses import draw_losses, list_points
 
 POINTS = [
@@ -34,6 +34,6 @@ def test_a_long_run_is_thinned_to_means() -> None:
     chart = draw_losses([{"step": i, "loss": float(i % 2)} for i in range(1, 8_001)]).chart
     (path,) = re.findall(r'<path d="M([^"]+)"', chart)
     points = [tuple(map(float, point.split())) for point in path.split("L")]
-    assert len(points) <= MOST
+    assert len(points) <= MAX_POINTS
     assert points[-1][0] == 1000.0
     assert len({y for _, y in points}) == 1

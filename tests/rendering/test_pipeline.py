@@ -10,7 +10,7 @@ from rich.console import Console
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import planner
 from fivefold.planner.time.spans import spans
 from fivefold.record import UserError
@@ -137,7 +137,7 @@ def test_the_remark_says_what_is_left_out() -> None:
 
 def test_the_title_says_when_a_shorter_step_is_drawn() -> None:
     machine = resolve("h100:4", local=Path("/nowhere"))
-    using, layout = planner(named("tiny"), machine, Job(global_batch=64)), Layout.parse("pp4 mbs1")
+    using, layout = planner(build_model("tiny"), machine, Job(global_batch=64)), Layout.parse("pp4 mbs1")
     time, whole, short = using.step(layout).time, spans(using, layout), spans(using, layout, limit=8)
     assert finding(time, whole) == finding(time)
     end = max(row[-1].end for row in short)

@@ -10,15 +10,15 @@ from fivefold.planner.search import search
 from fivefold.rendering import html
 from fivefold.rendering.robust import worded
 from fivefold.rendering.search import page
-from fivefold.results.search_result import Regret, Robustness, SearchResult, Told
-from fivefold.web.pages.search import SearchPage, shown
+from fivefold.results.search_result import Regret, Robustness, ScenarioResult, SearchResult
+from fivefold.web.pages.search import SearchPage, render_result
 from fivefold.web.site import Site
 from tests.planner.search.test_search import FEW, NODE, SMALL
 from tests.rendering.test_search import printed
 
 TOLD = (
-    Told(name="as predicted", source="", best="dp8 zero1 mbs1", best_seconds=1.0, regret=0.01),
-    Told(name="one rank 8 % slower", source="arXiv:1", best="dp8 zero0 mbs1", best_seconds=1.1, regret=0.034),
+    ScenarioResult(name="as predicted", source="", best="dp8 zero1 mbs1", best_seconds=1.0, regret=0.01),
+    ScenarioResult(name="one rank 8 % slower", source="arXiv:1", best="dp8 zero0 mbs1", best_seconds=1.1, regret=0.034),
 )
 ROWS = (
     Regret(layout="dp8 zero0 mbs1", note="", step_seconds=1.01, memory_bytes=2**30, expected=0.022, worst=0.034,
@@ -39,7 +39,7 @@ def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_pat
     for told in (
         printed(page(found), width=160),
         html.search(found),
-        shown(Site(tmp_path, local=tmp_path), asked, found),
+        render_result(Site(tmp_path, local=tmp_path), asked, found),
     ):
         for words in (
             "dp8 zero0 mbs1",

@@ -10,9 +10,9 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named as model
+from fivefold.model.catalog import build_model as model
 from fivefold.record import UserError
-from fivefold.stack.catalog import ENTRIES, SOURCES, STACKS, named
+from fivefold.stack.catalog import ENTRIES, SOURCES, STACKS, build_stack
 from fivefold.stack.entry import Entry
 from fivefold.stack.spec import Stack, SupportedLayouts
 
@@ -45,13 +45,13 @@ def test_a_source_is_a_repository_or_a_paper(entry: Entry) -> None:
 
 def test_names_are_unique_and_ours_is_the_default() -> None:
     assert max(Counter(entry.name for entry in ENTRIES).values()) == 1
-    assert named("fivefold") == Stack()
+    assert build_stack("fivefold") == Stack()
     assert all(entry.version and entry.family for entry in ENTRIES if entry.name != "fivefold")
 
 
 def test_an_unknown_name_is_one_line() -> None:
     with pytest.raises(UserError, match="unknown stack 'megatron-cor'; did you mean megatron-core"):
-        named("megatron-cor")
+        build_stack("megatron-cor")
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -85,7 +85,7 @@ def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
 )
 def test_what_a_software_lacks_is_refused_by_name(name: str, layout: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        refuse(Layout.parse(layout), model=model("llama3-8b"), job=Job(global_batch=64, stack=named(name)))
+        refuse(Layout.parse(layout), model=model("llama3-8b"), job=Job(global_batch=64, stack=build_stack(name)))
 
 
 def test_a_recipe_is_what_the_stack_makes_of_it() -> None:

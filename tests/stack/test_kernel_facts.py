@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import fivefold
-from fivefold.stack.catalog import STACKS, named
+from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.kernel_facts import AUTOGRAD, FIVEFOLD
 
 PACKAGE = Path(fivefold.__file__).parent
@@ -27,7 +27,7 @@ def test_one_module_asks_whose_linear_layers_they_are() -> None:
 
 
 def test_only_the_engine_has_the_engines_kernels() -> None:
-    facts = {name: named(name).kernel_facts for name in STACKS}
+    facts = {name: build_stack(name).kernel_facts for name in STACKS}
     assert [name for name, each in facts.items() if each is FIVEFOLD] == ["fivefold"]
     assert all(each is AUTOGRAD for name, each in facts.items() if name != "fivefold")
 

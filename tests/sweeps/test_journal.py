@@ -91,7 +91,9 @@ def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
 
 
 def whole(journal: Journal) -> list[Row]:
-    return run(Plan.of(SWEEP, local=Path("nowhere")), journal, trials=None, report=lambda what, done, total: None)
+    return run(
+        Plan.from_sweep(SWEEP, local=Path("nowhere")), journal, trials=None, report=lambda what, done, total: None
+    )
 
 
 def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def swept(local: Path, *, submit: Submit | None = None, **values: Any) -> list[R
         "batches": [4],
         "precisions": ["fp32"],
     }
-    plan = Plan.of(Sweep.read(least | values, origin="test"), local=local)
+    plan = Plan.from_sweep(Sweep.read(least | values, origin="test"), local=local)
     trials = Trials(local.parent / "trials", steps=4, submit=submit)
     with opened(local.parent / "journal") as journal:
         return run(plan, journal, trials=trials, report=lambda what, done, total: None)
@@ -77,10 +77,10 @@ def test_two_real_runs(local: Path) -> None:
 
 def step_of(layout: str, local: Path) -> Trial:
     from fivefold.job import Job
-    from fivefold.model.catalog import named
+    from fivefold.model.catalog import build_model
 
     job = Job(sequence=32, global_batch=4, precision="fp32")
-    step = predict(model=named("nano"), machine=MACHINE, layout=Layout.parse(layout), job=job)
+    step = predict(model=build_model("nano"), machine=MACHINE, layout=Layout.parse(layout), job=job)
     return Trial(ended="measured", measured=step.replace(kind="measured"))
 
 

@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder, elsewhere = tmp_path / "study", tmp_path / "elsewhere"
     folder.mkdir()
     elsewhere.mkdir()
-    model = catalog.named("tiny").replace(name="mine", layers=3)
+    model = catalog.build_model("tiny").replace(name="mine", layers=3)
     for name in ("mine.toml", "nano"):
         (folder / name).write_text(emit(model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)))
     write(resolve_machine("h100:8", local=tmp_path), folder / "gpu.toml")
@@ -38,7 +38,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_sweep_files_models_and_machines_are_next_to_it(folder: Path) -> None:
     found = list(settings(Sweep.load(folder / "sweep.toml"), local=folder / "none"))
-    assert [each.model.layers for each in found] == [3, 3, catalog.named("nano").layers, catalog.named("nano").layers]
+    assert [each.model.layers for each in found] == [
+        3,
+        3,
+        catalog.build_model("nano").layers,
+        catalog.build_model("nano").layers,
+    ]
     assert {each.ranks for each in found} == {2}
 
 

@@ -11,7 +11,7 @@ import pytest
 import fivefold
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve as find_machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.sweep_row import Row
@@ -33,7 +33,7 @@ WIDE = Sweep.read(
 
 def plan_of(**values: Any) -> list[tuple[Setting, list[str]]]:
     least = {"models": ["nano"], "machines": ["h100"], "layouts": ["dp*"]}
-    return Plan.of(Sweep.read(least | values, origin="test"), local=Path("nowhere")).parts
+    return Plan.from_sweep(Sweep.read(least | values, origin="test"), local=Path("nowhere")).parts
 
 
 def by_names(row: Row) -> Step:
@@ -50,7 +50,7 @@ def by_names(row: Row) -> Step:
 
 def test_rows_are_what_predict_says() -> None:
     draw, predictor = random.Random(1), Predictor()
-    pairs = [(setting, text) for setting, texts in Plan.of(WIDE, local=Path("nowhere")).parts for text in texts]
+    pairs = [(setting, text) for setting, texts in Plan.from_sweep(WIDE, local=Path("nowhere")).parts for text in texts]
     counted = {"fits": 0, "memory": 0, "refused": 0}
     for setting, text in draw.sample(pairs, 160):
         (row,) = predictor.rows(setting, text)
@@ -79,7 +79,7 @@ def test_the_best_k_are_those_of_search() -> None:
     ((setting, texts),) = plan_of(machines=["h100:2"], layouts=["best 3"], batches=[4], sequences=[128])
     rows = Predictor().rows(setting, texts[0])
     found = search(
-        model=named("nano"),
+        model=build_model("nano"),
         machine=find_machine("h100:2", local=Path("x")),
         job=Job(sequence=128, global_batch=4),
         top=3,
@@ -136,7 +136,9 @@ def test_what_a_row_depends_on_is_in_its_key() -> None:
 def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
     """A row that a journal has kept answers for no other risk; a measurement does not depend on it."""
     tight = {"models": ["llama3-8b"], "machines": ["h100:8 memory=45GiB"], "layouts": ["dp8 zero3 mbs1"]}
-    plan = Plan.of(Sweep.read(tight | {"sequences": [4096], "batches": [64]}, origin="test"), local=Path("nowhere"))
+    plan = Plan.from_sweep(
+        Sweep.read(tight | {"sequences": [4096], "batches": [64]}, origin="test"), local=Path("nowhere")
+    )
     ((setting, _),) = plan.parts
     found = []
     with opened(tmp_path / "journal") as journal:

@@ -57,7 +57,7 @@ def test_every_combination_is_a_row() -> None:
             with pytest.raises(UserError, match="has none of the numbers of ranks"):
                 Plan.of(made, local=NOWHERE)
             continue
-        plan = Plan.of(made, local=NOWHERE)
+        plan = Plan.from_sweep(made, local=NOWHERE)
         assert plan.rows == rows
         parts = [
             (s.model.name, s.machine_name, s.ranks, s.sequence, s.batch, s.precision, s.stack, text)
@@ -130,4 +130,4 @@ def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str
 ])  # fmt: skip
 def test_a_plan_that_cannot_be(values: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
-        Plan.of(sweep(**values), local=NOWHERE)
+        Plan.from_sweep(sweep(**values), local=NOWHERE)

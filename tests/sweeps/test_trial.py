@@ -14,7 +14,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.sweeps.trial import OUT_OF_MEMORY, Trial, outcome, prepare, trial
@@ -25,7 +25,7 @@ MACHINE = Machine(
     chip=Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**32, memory_bandwidth=1e10, source="test"),
     links=(Link(name="loopback", span=2, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
 )  # fmt: skip
-MODEL, JOB = named("nano"), Job(sequence=32, global_batch=4, precision="fp32")
+MODEL, JOB = build_model("nano"), Job(sequence=32, global_batch=4, precision="fp32")
 
 
 def asked(layout: str = "dp1 mbs4", *, job: Job = JOB, machine: Machine = MACHINE, **options: object) -> Trial:

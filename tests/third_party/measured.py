@@ -25,7 +25,7 @@ from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.planner.predict import predict
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.step import Step
 from fivefold.units import show_bytes
 from tests.third_party import adapters, engines, loops
@@ -204,7 +204,7 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
 
 def predicted(case: Case) -> Step:
     layout = Layout.parse(f"{case.layout} mbs{case.mbs}")
-    stack = named(case.stack)
+    stack = build_stack(case.stack)
     if case.stack == "torchtitan":  # eager, and cross entropy without its fp32 copy
         stack = stack.replace(compile=False, kernels="plain")
     stack = stack.replace(**case.changed)

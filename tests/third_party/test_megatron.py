@@ -15,7 +15,7 @@ from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from tests.interop.draws import Range, written_plans
@@ -164,5 +164,5 @@ def test_bridge_makes_a_container(tmp_path: Path, without_transformer_engine: No
 
 
 def test_catalog_models_are_written() -> None:
-    plan = Plan(named("llama3-8b"), Layout.parse("dp2 tp2 zero1 mbs1"), Job(sequence=2048, global_batch=8))
+    plan = Plan(build_model("llama3-8b"), Layout.parse("dp2 tp2 zero1 mbs1"), Job(sequence=2048, global_batch=8))
     assert arguments(plan)["tensor_model_parallel_size"] == 2

@@ -12,7 +12,7 @@ from fivefold.interop.format import Plan
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from tests.interop.draws import Range, plans
 
@@ -46,7 +46,10 @@ def test_nanotron_parses_its_yaml(tmp_path: Path, nanotron_config: Any) -> None:
 
 
 PLAN = Plan(
-    named("llama3-8b"), Layout.parse("dp4 tp2 pp2 zero1 mbs1"), Job(sequence=8192, global_batch=128), machine="h100:16"
+    build_model("llama3-8b"),
+    Layout.parse("dp4 tp2 pp2 zero1 mbs1"),
+    Job(sequence=8192, global_batch=128),
+    machine="h100:16",
 )
 
 

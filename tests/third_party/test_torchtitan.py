@@ -13,7 +13,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from tests.interop.draws import Range, written_plans
 
 manager = pytest.importorskip("torchtitan.config.manager")
@@ -69,7 +69,7 @@ def test_the_model_on_meta_has_our_parameters(
 ) -> None:
     import torch
 
-    model = named(name)
+    model = build_model(name)
     plan = Plan(model, Layout.parse(text), Job(sequence=2048, global_batch=8, documents="apart"))
     config = parsed(plan, tmp_path, monkeypatch)
     with torch.device("meta"):
@@ -83,7 +83,7 @@ def test_stages_are_spread_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     generate = getattr(pipeline_parallel, "_generate_llm_fqn_per_model_part", None) or (
         pipeline_parallel.generate_llm_fqn_per_model_part
     )
-    model = named("llama3-8b")
+    model = build_model("llama3-8b")
     for text in ("pp4 zero0 mbs1", "pp2 v2 mbs1", "dp2 pp4 v2 zero2 mbs1 stages=3-4-4-4-4-4-5-4"):
         layout = Layout.parse(text)
         config = parsed(Plan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)

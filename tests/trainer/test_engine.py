@@ -16,7 +16,7 @@ from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.engine import Engine, StepResult
-from fivefold.trainer.optimizers.loss_scaling import LEAST
+from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 
 MODEL = Model(
     name="mixed",
@@ -92,7 +92,7 @@ def overflow(layout: Layout, job: Job) -> list[tuple[int, bool, float]]:
     run, told = Trained(layout, job), []
     scaler = run.built.scaler
     assert scaler is not None
-    for number, scale in enumerate((2 * LEAST, LEAST)):
+    for number, scale in enumerate((2 * MIN_SCALE, MIN_SCALE)):
         scaler.scale = scale
         with torch.no_grad():
             run.built.shards[-1].weight.fill_(math.inf)
@@ -103,7 +103,7 @@ def overflow(layout: Layout, job: Job) -> list[tuple[int, bool, float]]:
 
 def test_an_overflow_is_a_matter_of_the_scale_until_that_is_the_least(forked) -> None:
     job = Job(sequence=16, global_batch=4, precision=recipe("fp16"))
-    assert forked(1, overflow, Layout.parse("dp1 mbs4"), job) == [[(0, True, LEAST), (1, True, LEAST)]]
+    assert forked(1, overflow, Layout.parse("dp1 mbs4"), job) == [[(0, True, MIN_SCALE), (1, True, MIN_SCALE)]]
 
 
 def trained(job: Job) -> list[tuple[float, float]]:

@@ -54,7 +54,7 @@ def test_a_second_one_is_refused_and_a_dead_ones_lock_is_taken(tmp_path: Path) -
         with pytest.raises(RunFailure, match=rf"process {pid} on host .* has taken this run over"):
             check_held(folder)
         os.kill(pid, signal.SIGKILL)  # and nobody has waited for it yet
-        wait_for(lambda: Holder.of(pid).started == "", seconds=5)
+        wait_for(lambda: Holder.from_pid(pid).started == "", seconds=5)
         with hold(folder):
             assert Holder.model_validate_json((folder / NAME).read_text()).process == os.getpid()
             check_held(folder)
@@ -62,7 +62,7 @@ def test_a_second_one_is_refused_and_a_dead_ones_lock_is_taken(tmp_path: Path) -
 
 
 def test_of_many_who_find_a_dead_ones_lock_one_takes_it(tmp_path: Path) -> None:
-    there = Holder.of(os.getpid()).replace(started="another process of this id")
+    there = Holder.from_pid(os.getpid()).replace(started="another process of this id")
     (tmp_path / NAME).write_text(there.model_dump_json())
     begin = time.time() + 0.3
     children = []

@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.shape import MLA, MoE
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
@@ -25,20 +25,20 @@ OTHERS: dict[str, Any] = {
 
 
 def test_the_default_is_ours() -> None:
-    check_supported(Layout(), Job(), model=named("nano"))
+    check_supported(Layout(), Job(), model=build_model("nano"))
 
 
 @pytest.mark.parametrize("field", OURS)
 def test_a_fact_of_another_software_is_refused(field: str) -> None:
     job = Job.read({field: OTHERS[field]}, origin="test")
     with pytest.raises(UserError, match=f"job: the engine has {field}="):
-        check_supported(Layout(), job, model=named("nano"))
+        check_supported(Layout(), job, model=build_model("nano"))
 
 
 @pytest.mark.parametrize("name", sorted(STACKS.keys() - {"fivefold"}))
 def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
     with pytest.raises(UserError, match=f"job: the engine is fivefold's own and does not run as {name}"):
-        check_supported(Layout(), Job(stack=STACKS[name]), model=named("nano"))
+        check_supported(Layout(), Job(stack=STACKS[name]), model=build_model("nano"))
 
 
 @pytest.mark.parametrize(
@@ -51,26 +51,26 @@ def test_every_other_stack_is_planned_and_not_run(name: str) -> None:
     ids=str,
 )
 def test_odd_heads_are_computed_where_nothing_or_another_part_is_rotated(changed: dict[str, Any]) -> None:
-    model = named("nano").replace(**changed)
+    model = build_model("nano").replace(**changed)
     check_supported(Layout(), Job(), model=model)
 
 
 @pytest.mark.parametrize("dense", [{"dense_layers": 1}, {"pattern": (True, False)}, {"shared_experts": 1}], ids=str)
 def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> None:
     moe = MoE(experts=4, topk=1, ffn=16)
-    model = named("nano").replace(activation="clamped_swiglu", moe=moe)
+    model = build_model("nano").replace(activation="clamped_swiglu", moe=moe)
     check_supported(Layout(), Job(), model=model)
     with pytest.raises(UserError, match="cannot compute activation='clamped_swiglu'"):
         check_supported(Layout(), Job(), model=model.replace(moe=moe.replace(**dense)))
 
 
 def test_a_window_that_does_nothing_is_said() -> None:
-    model = named("nano").replace(window=64, window_pattern=(True, False))
+    model = build_model("nano").replace(window=64, window_pattern=(True, False))
     job = Job(sequence=64)
     assert idle_window(model, job) == "model 'nano': its window of 64 tokens does nothing in sequences of 64"
     assert idle_window(model, job.replace(sequence=65)) is None
     assert idle_window(model.replace(window_pattern=(False,)), job) is None
-    assert idle_window(named("nano"), job) is None
+    assert idle_window(build_model("nano"), job) is None
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_a_window_that_does_nothing_is_said() -> None:
 )
 def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
-        check_supported(Layout.parse(layout), Job(attention=kind), model=named("nano").replace(**changed))
+        check_supported(Layout.parse(layout), Job(attention=kind), model=build_model("nano").replace(**changed))

@@ -10,10 +10,10 @@ from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.web.controls import changed, controls, sizes
 from fivefold.web.folder import Folder
-from fivefold.web.question import Noun, Question
+from fivefold.web.question import Question, ResolvedRequest
 
 
-def asked(**fields: object) -> tuple[Noun, Layout]:
+def asked(**fields: object) -> tuple[ResolvedRequest, Layout]:
     question = Question.model_validate(fields)
     return question.resolve(folder=Folder(Path()), local=Path("none.toml")), question.chosen()
 

@@ -15,7 +15,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, needed, number, recomputed, sharding, where
 from benchmarks.published.convert import NOTHING, batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB, ceil_div
 
 SOURCE = "bloom_prequel"
@@ -42,8 +42,8 @@ def _stages(layers: int, pp: int) -> tuple[int, ...]:
     if layers % pp == 0:
         return ()
     if (layers + 2) % pp == 0:  # partition method type:transformer|embed
-        each = (layers + 2) // pp
-        return (each - 1, *[each] * (pp - 2), each - 1)
+        per_stage = (layers + 2) // pp
+        return (per_stage - 1, *[per_stage] * (pp - 2), per_stage - 1)
     most = ceil_div(layers, pp)
     return (*[most] * (pp - 1), layers - most * (pp - 1))
 
@@ -62,7 +62,7 @@ def _case(row: Row) -> Case:
     return case_of(
         SOURCE,
         row,
-        stack=named("megatron-deepspeed").replace(launch_blocking=True),
+        stack=build_stack("megatron-deepspeed").replace(launch_blocking=True),
         model=model,
         machine=machines,
         layout=layout,

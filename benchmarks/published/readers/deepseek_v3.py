@@ -18,7 +18,7 @@ from benchmarks.published.convert import case_of, layout_of_row, read
 from fivefold.job import recipe
 from fivefold.model.catalog import resolve
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 SOURCE = "deepseek_v3"
 
@@ -38,7 +38,7 @@ def _case(row: Row) -> Case:
     return case_of(
         SOURCE,
         row | {"mbs": "1"},
-        stack=named("deepseek"),
+        stack=build_stack("deepseek"),
         model=model,
         machine=where(row),
         layout=layout,

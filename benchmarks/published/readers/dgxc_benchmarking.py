@@ -33,7 +33,7 @@ from benchmarks.published.readers.megatron_bridge_perf import EMPTY_STAGE
 from fivefold.model.catalog import resolve
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 
 XLA = "XLA schedules and recomputes by its own rules (MaxText's save_qkv_proj, PaxML's policy is not stated)"
@@ -72,7 +72,7 @@ def _hydra(row: Row) -> bool:
 
 
 def _stack(row: Row, model: Model) -> Stack:
-    stack = named("nemo")
+    stack = build_stack("nemo")
     if model.moe:
         stack = stack.replace(overlap=("dp", "cp", "pp"))  # grok1_314b.yaml: ub_tp_comm_overlap false
     # nemotron4-15b-synth.yaml sets no grad_sync_dtype, which NeMo then reads as fp32.

@@ -16,10 +16,10 @@ from benchmarks.published.cells import Row, named_model, number, number_format, 
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read
 from fivefold.job import recipe
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
-SHORT = "samples are shorter than the printed length"
+SHORT_SAMPLES = "samples are shorter than the printed length"
 NOT_STATED = "optimizer, offloading and recomputation of the run are not printed"
 EARLY_UPDATE = "the optimizer runs within the backward, so that gradients never live together"
 ENCODER = "an encoder; our models are decoders"
@@ -28,7 +28,7 @@ SHARED = "its samples' lengths are not printed, and so not what attention comput
 NOT_A_PEAK = "a counter of unknown meaning in a log"
 
 
-class Rung(NamedTuple):
+class FinetuneSettings(NamedTuple):
     """What a step of torchtune's ladder runs with."""
 
     compile: bool
@@ -37,9 +37,9 @@ class Rung(NamedTuple):
 
 
 LADDER = {
-    "+ packed dataset": Rung(compile=False, loss="plain", ac="none"),
-    "+ chunked cross entropy": Rung(compile=True, loss="fused", ac="none"),
-    "+ activation checkpointing": Rung(compile=True, loss="fused", ac="full"),
+    "+ packed dataset": FinetuneSettings(compile=False, loss="plain", ac="none"),
+    "+ chunked cross entropy": FinetuneSettings(compile=True, loss="fused", ac="none"),
+    "+ activation checkpointing": FinetuneSettings(compile=True, loss="fused", ac="full"),
 }
 
 
@@ -51,12 +51,12 @@ def _rule(row: Row) -> str:
         return ENCODER
     if framework == "torchtune" and row["technique"]:
         if row["technique"] == "Baseline":
-            return SHORT
+            return SHORT_SAMPLES
         return "" if row["technique"] in LADDER else EARLY_UPDATE
     if framework == "torchtune":
         return NOT_STATED
     if framework.startswith("litgpt"):
-        return SHORT
+        return SHORT_SAMPLES
     return NOT_A_PEAK if framework == "NeMo" else LOOSE
 
 
@@ -65,7 +65,7 @@ def _case(row: Row) -> Case:
     if number_format(row["precision"]) != "bf16":
         raise UserError(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
     layout = layout_of_row(row, zero=0, ac=rung.ac)
-    stack = named("torchtune").replace(
+    stack = build_stack("torchtune").replace(
         early_stop=False,  # PyTorch's checkpoints stop early since 2.1; whether torchtune's do was not read
         loss=rung.loss,
         kernels="fused" if rung.compile else "plain",

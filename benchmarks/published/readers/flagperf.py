@@ -13,7 +13,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
 from benchmarks.published.convert import CHECK, case_of, layout_of_row, read, seconds_of_tokens
 from benchmarks.published.readers import paddlenlp
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 COUNTER = "the counter of memory is not named, and its unit loosely"
 UNSHARDED = "whether the optimizer is sharded is not printed"
@@ -34,7 +34,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "flagperf",
         row,
-        stack=named("paddlenlp" if paddle else "megatron-core"),
+        stack=build_stack("paddlenlp" if paddle else "megatron-core"),
         model=paddlenlp.model_of(row) if paddle else printed(named_model(row["model"]), row),
         machine=machines,
         layout=paddlenlp.layout_of(row) if paddle else layout_of_row(row, zero=1, ac=recomputed(row)),

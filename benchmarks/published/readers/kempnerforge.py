@@ -28,7 +28,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
 SOURCE = "kempnerforge"
@@ -73,13 +73,13 @@ def _model(row: Row) -> Model:
 
 
 def _machine(row: Row) -> Machine:
-    found = where(row, nic_gigabits=NIC_GIGABITS, source=NIC_SOURCE)
+    cluster = where(row, nic_gigabits=NIC_GIGABITS, source=NIC_SOURCE)
     ranks = integer(row, "gpus_per_node") or 4
-    if ranks >= found.ranks_per_node:
-        return found
-    found = in_nodes(found, ranks)
-    near = found.links[0].replace(direct=True, reduction_bandwidth=None)  # an HGX board of four has no switch
-    return found.replace(links=(near, *found.links[1:]))
+    if ranks >= cluster.ranks_per_node:
+        return cluster
+    cluster = in_nodes(cluster, ranks)
+    near = cluster.links[0].replace(direct=True, reduction_bandwidth=None)  # an HGX board of four has no switch
+    return cluster.replace(links=(near, *cluster.links[1:]))
 
 
 def _unscored_peak(row: Row, layout: Layout) -> str:
@@ -102,7 +102,7 @@ def _case(row: Row) -> Case:
     return case_of(
         SOURCE,
         row,
-        stack=named("kempnerforge").replace(kernels="fused" if compiled else "plain", compile=compiled),
+        stack=build_stack("kempnerforge").replace(kernels="fused" if compiled else "plain", compile=compiled),
         model=model,
         machine=machines,
         layout=layout,

@@ -14,7 +14,7 @@ from benchmarks.published.cells import Row, integer, needed, number, number_form
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import FP16_FP32_GRADIENTS, gpt_of
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
 SOURCE = "korthikanti2022"
@@ -68,7 +68,7 @@ def _case(row: Row, name: str, *, sp: bool, seconds: float | None = None) -> Cas
         SOURCE,
         row,
         name=name,
-        stack=named("megatron-lm"),
+        stack=build_stack("megatron-lm"),
         model=model,
         machine=where(row),
         layout=layout,

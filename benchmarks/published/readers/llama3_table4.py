@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, named_model, number, printed, where
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 SOURCE = "llama3_table4"
 VIRTUAL = 4
@@ -28,12 +28,12 @@ def _case(row: Row) -> Case:
     model, machines = printed(named_model(row["model"]), row), where(row)
     known = row | {"mbs": "1", "vp": str(VIRTUAL), "schedule": "interleaved", "recompute": "none"}
     layout = layout_of_row(known, zero=2, ac="none")
-    each = (model.layers + 2) // (layout.pp * VIRTUAL)
-    layout = layout.replace(stages=(each - 1, *[each] * (layout.pp * VIRTUAL - 2), each - 1))
+    per_stage = (model.layers + 2) // (layout.pp * VIRTUAL)
+    layout = layout.replace(stages=(per_stage - 1, *[per_stage] * (layout.pp * VIRTUAL - 2), per_stage - 1))
     return case_of(
         SOURCE,
         known,
-        stack=named("torchtitan").replace(overlap=("dp", "pp"), compile=False, kernels="fused"),
+        stack=build_stack("torchtitan").replace(overlap=("dp", "pp"), compile=False, kernels="fused"),
         model=model,
         machine=machines,
         layout=layout,

@@ -22,7 +22,7 @@ from benchmarks.published.cells import (
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.model.spec import Model
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 UNEVEN = "micro-batches of unequal size (Composer's micro-batching engine)"
 
@@ -57,7 +57,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "llm_foundry",
         row,
-        stack=named("llm-foundry").replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
+        stack=build_stack("llm-foundry").replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
         model=model,
         machine=where(row),
         layout=layout,

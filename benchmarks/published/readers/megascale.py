@@ -16,7 +16,7 @@ from benchmarks.published.cells import Row, integer, number, where
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 
 SOURCE = "megascale"
@@ -46,7 +46,7 @@ def _steps(row: Row) -> int:
 
 
 def _stack(steps: int) -> Stack:
-    megatron = named("megatron-lm")
+    megatron = build_stack("megatron-lm")
     overlap = tuple(axis for axis, step in (("dp", DP), ("pp", PP), ("tp", TP)) if steps >= step)
     attention = "flash2" if steps >= OPERATORS else megatron.attention
     runs = megatron.runs.replace(zero=(0, 1), pipelined_zero=(0, 1))

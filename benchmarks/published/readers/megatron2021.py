@@ -13,11 +13,11 @@ from benchmarks.published.cells import Row, integer, needed, number, recomputed,
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 SOURCE = "megatron2021"
-MEGATRON = named("megatron-lm").replace(reduce_in_fp32=False)  # of 2021: no row says fp32 gradients
-DEEPSPEED = named("megatron-deepspeed").replace(family="deepspeed")
+MEGATRON = build_stack("megatron-lm").replace(reduce_in_fp32=False)  # of 2021: no row says fp32 gradients
+DEEPSPEED = build_stack("megatron-deepspeed").replace(family="deepspeed")
 
 
 def cases() -> Iterator[Case | Excluded]:

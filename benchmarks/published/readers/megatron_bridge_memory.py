@@ -47,7 +47,7 @@ from fivefold.job import Recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 from fivefold.units import GIB
 
@@ -111,10 +111,10 @@ def _case(row: Row) -> Case:
     stack = stack_of(model, layout, precision=row["precision"], chip=on)
     if row["technique"] in PAIRS:
         pairs = PAIRS[row["technique"]]
-        overlap = (*named("megatron-core").overlap, *(("ep",) if pairs else ()))
+        overlap = (*build_stack("megatron-core").overlap, *(("ep",) if pairs else ()))
         stack = stack.replace(cuda_graphs="none", dispatcher="all_to_all", pairs=pairs, overlap=overlap)
     recipe = narrow_gradients(precision_of(row["precision"], chip=on))
-    return _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
+    return _make_case(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
 
 
 def _moonlight(row: Row) -> Case:
@@ -122,8 +122,8 @@ def _moonlight(row: Row) -> Case:
     layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     narrow = precision(row["precision"], sums="narrow")
     half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
-    stack = named("megatron-bridge").replace(overlap=("dp", "cp", "pp"), rope="unfused")
-    made = _made(row, model=model, layout=layout, stack=stack, recipe=half, sequence=needed(row, "seq"))
+    stack = build_stack("megatron-bridge").replace(overlap=("dp", "cp", "pp"), rope="unfused")
+    made = _make_case(row, model=model, layout=layout, stack=stack, recipe=half, sequence=needed(row, "seq"))
     return made._replace(rivals="moonlight recomputation")
 
 
@@ -134,12 +134,12 @@ def _llama(row: Row) -> Case:
     sequence, on = needed(row, "seq"), chip(row["hardware"])
     stack = stack_of(model, layout, precision=row["precision"], chip=on)
     recipe = narrow_gradients(precision_of(row["precision"], chip=on))
-    made = _made(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
+    made = _make_case(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
     left_out = (("time", PACKED),) if made.step_seconds else ()
     return made._replace(step_seconds=None, left_out=left_out, rivals="llama3-70b fine-tuning")
 
 
-def _made(row: Row, *, model: Model, layout: Layout, stack: Stack, recipe: Recipe, sequence: int) -> Case:
+def _make_case(row: Row, *, model: Model, layout: Layout, stack: Stack, recipe: Recipe, sequence: int) -> Case:
     allocated = number(row, "peak_allocated_gib") * GIB or number(row, "peak_allocated_gb") * 1e9
     milliseconds = number(row, "iteration_ms")
     return case_of(

@@ -39,7 +39,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 
 REGRESSION = "a known regression of that release"
@@ -136,10 +136,10 @@ def stack_of(model: Model, layout: Layout, *, precision: str, chip: str, release
     # Qwen3-235B has tp > 1, without them.
     overlap: tuple[Axis, ...] = ("dp", "cp", "pp")
     if model.moe is None:
-        return named("megatron-bridge").replace(overlap=overlap if precision == "nvfp4" else (*overlap, "tp"))
+        return build_stack("megatron-bridge").replace(overlap=overlap if precision == "nvfp4" else (*overlap, "tp"))
     experts = experts_of(model, layout, chip=chip, precision=precision, release=release)
     overlap += ("ep",) if experts.pairs else ()
-    return named("megatron-bridge").replace(overlap=overlap, **experts._asdict())
+    return build_stack("megatron-bridge").replace(overlap=overlap, **experts._asdict())
 
 
 def _rule(row: Row) -> str:

@@ -26,7 +26,7 @@ from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 
 OFFLOADED = "activations are offloaded to the host beside recomputation; ours are one or the other"
@@ -39,12 +39,12 @@ MODULES: Mapping[str, str] = RECOMPUTED | {"norm, act": "norm+act", "norm, moe":
 
 def stages_of(model: Model, layout: Layout) -> tuple[int, ...]:
     """Layers of the stages, where embedding and loss count as a layer each."""
-    each, rest = divmod(model.layers + 2, layout.pp * layout.v)
+    per_stage, rest = divmod(model.layers + 2, layout.pp * layout.v)
     if layout.pp == 1:
         return ()
     if rest:
         raise UserError(f"{model.layers} layers, embedding and loss are not divisible by {layout.pp * layout.v} stages")
-    return (each - 1, *(each,) * (layout.pp * layout.v - 2), each - 1)
+    return (per_stage - 1, *(per_stage,) * (layout.pp * layout.v - 2), per_stage - 1)
 
 
 def stages_rule(row: Row) -> str:
@@ -70,7 +70,7 @@ def _stack(row: Row) -> Stack:
     pairs = row["note"] == "1f1b overlap"
     overlap: tuple[Axis, ...] = ("dp", "cp", "pp", "ep") if pairs else ("dp", "cp", "pp")
     graphed = row["dispatcher"] == "HybridEP" and not integer(row, "cp") > 1
-    return named("megatron-core").replace(
+    return build_stack("megatron-core").replace(
         overlap=overlap,
         pairs=pairs,
         cuda_graphs="partial" if graphed else "none",

@@ -26,7 +26,7 @@ from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 SOURCE = "misc_throughput"
 TPU = "a TPU, which is not in our catalog"
@@ -79,7 +79,7 @@ def _internevo(row: Row) -> Case:
     return case_of(
         SOURCE,
         row,
-        stack=named("internevo"),
+        stack=build_stack("internevo"),
         model=model,
         machine=machines,
         layout=layout,
@@ -97,7 +97,7 @@ def _fms(row: Row) -> Case:
         SOURCE,
         row,
         # PyTorch's checkpoints stop early since 2.1; whether its own of selected blocks do was not read.
-        stack=named("fms-fsdp").replace(early_stop=False),
+        stack=build_stack("fms-fsdp").replace(early_stop=False),
         model=model,
         machine=machines,
         layout=layout,

@@ -42,8 +42,8 @@ def _message(row: Row) -> Message:
 def cases() -> Iterator[Message | Excluded]:
     """One per printed size."""
     for row in rows("nccl_logs"):
-        found = outcome(row, rule=lambda row: FORCED if "NCCL_ALGO" in row["note"] else "", case=_message)
-        if isinstance(found, str):
-            yield Excluded("nccl_logs", row["row_id"], found)
+        outcomes = outcome(row, rule=lambda row: FORCED if "NCCL_ALGO" in row["note"] else "", case=_message)
+        if isinstance(outcomes, str):
+            yield Excluded("nccl_logs", row["row_id"], outcomes)
         else:
-            yield found if found.seconds else Excluded("nccl_logs", found.row, NOTHING)
+            yield outcomes if outcomes.seconds else Excluded("nccl_logs", outcomes.row, NOTHING)

@@ -15,7 +15,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read
 from fivefold.job import recipe
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 HYBRID = "state-space layers are no part of our models"
 UNREAD = "what its recipe recomputes was not read"
@@ -41,7 +41,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "nemo_automodel",
         row,
-        stack=named("nemo-automodel").replace(**RECIPES[row["model"]]),
+        stack=build_stack("nemo-automodel").replace(**RECIPES[row["model"]]),
         model=model,
         machine=where(row),
         layout=layout_of_row(row, zero=3, ac=recomputed(row)),

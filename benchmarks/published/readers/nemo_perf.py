@@ -21,7 +21,7 @@ from benchmarks.published.convert import (
     seconds_of_tokens,
 )
 from fivefold.model.spec import Model
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 NO_BATCH = "the table of long sequences prints neither the batch nor, without context parallelism, the layout"
 
@@ -68,7 +68,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "nemo_perf",
         row,
-        stack=named("nemo"),
+        stack=build_stack("nemo"),
         model=model,
         machine=where,
         layout=layout,

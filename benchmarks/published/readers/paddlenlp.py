@@ -15,7 +15,7 @@ from benchmarks.published.convert import case_of, layout_of_row, read, seconds_o
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import MIB
 
 ALIBI = "its positions are slopes of attention (ALiBi): no part of our models"
@@ -54,7 +54,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "paddlenlp",
         row,
-        stack=named("paddlenlp"),
+        stack=build_stack("paddlenlp"),
         model=model_of(row),
         machine=machines,
         layout=layout_of(row),

@@ -15,7 +15,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
 OFFLOADED = "activations are offloaded to the host beside recomputation; ours are one or the other"
@@ -43,7 +43,7 @@ def _case(row: Row) -> Case:
     return case_of(
         "prime_rl",
         row,
-        stack=named("fsdp2").replace(attention=attention, loss=loss, kernels="fused", compile=True),
+        stack=build_stack("fsdp2").replace(attention=attention, loss=loss, kernels="fused", compile=True),
         model=model,
         machine=machines,
         layout=layout,

@@ -15,7 +15,7 @@ from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import nearest
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
 SOURCE = "simumax_b200"
@@ -54,7 +54,7 @@ def _case(row: Row) -> Case:
     )
     # megatron_scripts: fused cross entropy, nothing overlaps. That the gather of a layer's input does, beside a product
     # of its backward, is what Megatron-Core does, and was not read of these runs.
-    stack = named("megatron-core").replace(loss="fused", overlap=(), async_tp=False)
+    stack = build_stack("megatron-core").replace(loss="fused", overlap=(), async_tp=False)
     return case_of(
         SOURCE,
         row,

@@ -27,7 +27,7 @@ from benchmarks.published.convert import case_of, layout_of_row, read, seconds_o
 from fivefold.job import Recipe, recipe
 from fivefold.machine.spec import Machine
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
 OP_WISE = "op-wise recomputation keeps every second matmul (w1 but not w3); our groups hold an MLP's matmuls together"
@@ -39,19 +39,19 @@ DISPUTED = "memory of the table with context parallelism could not be reproduced
 
 
 def _precision(text: str) -> Recipe:
-    found = recipe(number_format(text))
+    base_recipe = recipe(number_format(text))
     # Tensorwise runs gather their weights in fp8 (enable_fsdp_float8_all_gather).
-    return found.replace(name="fp8-gather8", weights_bytes=1) if found.name == "fp8" else found
+    return base_recipe.replace(name="fp8-gather8", weights_bytes=1) if base_recipe.name == "fp8" else base_recipe
 
 
 def _machine(row: Row) -> Machine:
     if not row["hardware"].startswith("H100 SXM HBM2e"):
         return where(row)
-    found = machine("h100", needed(row, "gpus"))
+    cluster = machine("h100", needed(row, "gpus"))
     watts = re.search(r"(\d+) ?W\b", row["hardware"])
     power = float(watts[1]) if watts else 500.0
-    chip = found.chip.replace(memory_bytes=96 * 10**9, memory_bandwidth=2.4e12, power_watts=power)
-    return found.replace(chip=chip)
+    chip = cluster.chip.replace(memory_bytes=96 * 10**9, memory_bandwidth=2.4e12, power_watts=power)
+    return cluster.replace(chip=chip)
 
 
 def _rule(row: Row) -> str:
@@ -68,7 +68,7 @@ def _case(row: Row) -> Case:
     model, machines = printed(named_model(row["model"]), row), _machine(row)
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
     eager = row["torch_compile"] == "n" or row["table"] == "performance.md A100"
-    stack = named("torchtitan").replace(
+    stack = build_stack("torchtitan").replace(
         kernels="plain" if eager else "fused",
         compile=not eager,
         overlap=("dp", "tp") if "async TP" in row["technique"] else ("dp",),

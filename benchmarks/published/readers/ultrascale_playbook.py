@@ -16,7 +16,7 @@ from benchmarks.published.cells import Row, head_dim, needed, number, sharding, 
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 from fivefold.units import GIB
 
@@ -71,7 +71,7 @@ def stack_of(layout: Layout) -> Stack:
     """Without ZeRO-1, nanotron joins no weights, and several replicas are PyTorch's DistributedDataParallel
     (trainer.py@004a89c, _init_model).
     """
-    stack = named("nanotron")
+    stack = build_stack("nanotron")
     if layout.zero:
         return stack
     return stack.replace(flat_copies=(), wgrad_accumulation="deferred" if layout.dp == 1 else "deferred_buckets")

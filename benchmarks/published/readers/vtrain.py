@@ -16,7 +16,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, needed, number, precision, recomputed, where
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 
 SOURCE = "vtrain"
@@ -24,8 +24,10 @@ VOCAB = 50257
 NETWORK = "800 Gbit/s per node: VIA-Research/vTrain@f8dda84:config/validation; latency as in the catalog"
 EITHER = "fp16 or bf16 (not stated in the repository)"  # of the runs; its predictor is for fp16
 
-RUNS = named("megatron-deepspeed").runs
-STACK = named("megatron-deepspeed").replace(runs=RUNS.replace(schedules=("1f1b", "gpipe")))  # gpipe: as 1F1B, see below
+RUNS = build_stack("megatron-deepspeed").runs
+STACK = build_stack("megatron-deepspeed").replace(
+    runs=RUNS.replace(schedules=("1f1b", "gpipe"))
+)  # gpipe: as 1F1B, see below
 
 
 def cases() -> Iterator[Case | Excluded]:

@@ -16,7 +16,7 @@ from benchmarks.published.convert import case_of, layout_of_row, read, seconds_o
 from benchmarks.published.readers.megatron_moe_zoo import layout_of, stages_rule
 from fivefold.layout.names import Axis
 from fivefold.model.spec import Model
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 SILENT = "precision and accumulation of the table are not printed"
 UNBALANCED = "experts as the router fills them: how unevenly is not printed"
@@ -52,14 +52,14 @@ def _case(row: Row) -> Case:
     machines, rate = where(row), number(row, "tokens_per_s_per_gpu")
     if row["table"] == "Megatron MoE":
         model = printed(named_model(row["model"]), row)
-        layout, stack = layout_of(row, model), named("megatron-core")
+        layout, stack = layout_of(row, model), build_stack("megatron-core")
         stack = stack.replace(
             overlap=HIDDEN.get(row["note"], stack.overlap),
             dispatcher="fused" if row["dispatcher"] == "DeepEP" else "all_to_all",
         )
     else:
         model = YI if row["model"] == "Yi-34B-200K" else printed(named_model(row["model"]), row)
-        layout, stack = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row)), named("deepspeed")
+        layout, stack = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row)), build_stack("deepspeed")
         layout = layout.replace(cp_kind="ulysses" if layout.cp > 1 else "ring")
     return case_of(
         "xtuner",

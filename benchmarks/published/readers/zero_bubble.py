@@ -17,7 +17,7 @@ from benchmarks.published.readers.gpt import gpt_of
 from fivefold.job import recipe
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 SOURCE = "zero_bubble"
 SCHEDULES: dict[str, ScheduleName] = {"1F1B": "1f1b", "ZB-1p": "zb1p", "ZB-2p": "zb2p"}
@@ -37,16 +37,16 @@ def _rule(row: Row) -> str:
 
 def _case(row: Row) -> Case:
     model, pp = gpt_of(row, vocab=32_000), needed(row, "pp")
-    each, rest = divmod(model.layers + 2, pp)
+    per_stage, rest = divmod(model.layers + 2, pp)
     if rest:
         raise UserError(f"{model.layers} layers and two less are not the same on each of {pp} stages")
     layout = layout_of_row(
-        row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(each - 1, *[each] * (pp - 2), each - 1)
+        row, zero=0, schedule=SCHEDULES[row["schedule"]], stages=(per_stage - 1, *[per_stage] * (pp - 2), per_stage - 1)
     )
     return case_of(
         SOURCE,
         row,
-        stack=named("zero-bubble"),
+        stack=build_stack("zero-bubble"),
         model=model,
         machine=where(row),
         layout=layout,

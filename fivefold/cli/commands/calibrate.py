@@ -33,7 +33,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     from fivefold.rendering import table
     from fivefold.trainer.process import Process
 
-    path, process = request.out or local_file(), Process.of(os.environ)
+    path, process = request.out or local_file(), Process.from_environment(os.environ)
     run_or_model, layout = request.run, request.layout
     counts = whole_numbers(request.ranks, option="--ranks", of="process counts", such="1,2")
     if run_or_model is None and layout is not None:
@@ -72,7 +72,7 @@ def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machi
 def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -> Machine:
     """Return ``machine`` with the measured units of a run file, or of a model with a layout (``auto``: the fastest)."""
     from fivefold.calibration import cores
-    from fivefold.calibration.profile import measured, profile
+    from fivefold.calibration.profile import is_profiled, profile
     from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -92,7 +92,7 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
         chosen = fastest(model, machine, job) if name in (None, "auto") else Layout.parse(str(name))
         refuse(chosen, model=model, job=job)
         check_supported(chosen, job, model=model)
-        if name == "auto" and measured(machine, model=model, layout=chosen, job=job):
+        if name == "auto" and is_profiled(machine, model=model, layout=chosen, job=job):
             break
         say(f"measuring the units of {chosen}")
         with bar("measuring") as progress:

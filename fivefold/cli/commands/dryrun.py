@@ -85,41 +85,41 @@ def _ranks(text: str | None) -> tuple[int, ...]:
     return whole_numbers(text, option="--ranks", of="ranks", such="0,3") if text else ()
 
 
-def _page(found: Rehearsal, predicted: Step | None) -> RenderableType:
+def _page(rehearsal: Rehearsal, predicted: Step | None) -> RenderableType:
     from fivefold.rendering.rehearsal import failures, page
 
-    if found.step is None:
-        return failures(found.findings)
+    if rehearsal.step is None:
+        return failures(rehearsal.findings)
     from fivefold.dry_run.report import moment
 
-    full = found.fullest
-    at_peak = moment(found.tapes[full.rank])
+    full = rehearsal.fullest
+    at_peak = moment(rehearsal.tapes[full.rank])
     return page(
-        found.step,
-        findings=found.findings,
-        assumed=found.assumed,
+        rehearsal.step,
+        findings=rehearsal.findings,
+        assumed=rehearsal.assumed,
         moment=at_peak,
         first=full.first,
         predicted=predicted,
     )
 
 
-def _draw(found: Rehearsal, machine: Machine) -> None:
+def _draw(rehearsal: Rehearsal, machine: Machine) -> None:
     """Draw the pipeline and the fullest rank's memory on the terminal."""
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
 
-    assert found.step is not None
-    rows, memory_levels, rank = _pictured(found)
+    assert rehearsal.step is not None
+    rows, memory_levels, rank = _pictured(rehearsal)
     title = "Pipeline over time" if len(rows) > 1 else "Time of a rank"
-    show(heading(title, pipeline.finding(found.step.time)))
+    show(heading(title, pipeline.finding(rehearsal.step.time)))
     show(pipeline.Picture(rows))
     show(heading(f"Memory over time of rank {rank}"))
     show(memory.Picture(memory_levels, rank=rank, capacity_bytes=machine.chip.memory_bytes))
 
 
 def _save(
-    found: Rehearsal,
+    rehearsal: Rehearsal,
     machine: Machine,
     asked: tuple[int, ...],
     *,
@@ -130,62 +130,67 @@ def _save(
 ) -> None:
     """Save the files; without ``--ranks``, the trace has all dry-run ranks and the snapshot the fullest rank."""
     if charts:
-        _save_charts(found, machine, folder=charts)
+        _save_charts(rehearsal, machine, folder=charts)
     if trace:
-        _save_trace(found, asked or tuple(found.tapes), path=trace)
-    for rank in asked or (found.fullest.rank,):
+        _save_trace(rehearsal, asked or tuple(rehearsal.tapes), path=trace)
+    for rank in asked or (rehearsal.fullest.rank,):
         if snapshot:
             path = snapshot.with_stem(f"{snapshot.stem}-rank{rank}") if len(asked) > 1 else snapshot
-            _save_snapshot(found, rank, path=path, expandable=expandable)
+            _save_snapshot(rehearsal, rank, path=path, expandable=expandable)
 
 
-def _save_charts(found: Rehearsal, machine: Machine, *, folder: Path) -> None:
+def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> None:
     """Save the same pictures as .svg and .html."""
     from fivefold.rendering import charts
     from fivefold.rendering.drawing import memory, pipeline
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--charts {folder}: is a file; name a folder")
-    assert found.step is not None
-    rows, memory_levels, rank = _pictured(found)
+    assert rehearsal.step is not None
+    rows, memory_levels, rank = _pictured(rehearsal)
     pictures = {
-        "pipeline": pipeline.draw_file(rows, step=found.step, drawn="priced, not measured"),
-        "memory": memory.draw_file(memory_levels, step=found.step, rank=rank, capacity_bytes=machine.chip.memory_bytes),
+        "pipeline": pipeline.draw_file(rows, step=rehearsal.step, drawn="priced, not measured"),
+        "memory": memory.draw_file(
+            memory_levels, step=rehearsal.step, rank=rank, capacity_bytes=machine.chip.memory_bytes
+        ),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         for suffix in (".svg", ".html"):
-            with _whole(folder / f"{name}{suffix}") as partial:
+            with _replace_atomically(folder / f"{name}{suffix}") as partial:
                 charts.save(picture, partial)
     say(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 
-def _pictured(found: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
+def _pictured(rehearsal: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
     """Return spans of every pipeline rank, memory over time of the fullest rank, and the number of that rank."""
     from fivefold.dry_run.time.pictures import levels, spans
 
-    assert found.played is not None
-    assert found.table is not None
-    steady = found.steady
-    rows = [spans(found.played, steady[rank], row) for rank, row in zip(found.ranks, found.table.rows, strict=True)]
-    rank = found.fullest.rank
-    return rows, levels(found.played, steady[rank]), rank
+    assert rehearsal.played is not None
+    assert rehearsal.table is not None
+    steady = rehearsal.steady
+    rows = [
+        spans(rehearsal.played, steady[rank], row)
+        for rank, row in zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
+    ]
+    rank = rehearsal.fullest.rank
+    return rows, levels(rehearsal.played, steady[rank]), rank
 
 
-def _save_snapshot(found: Rehearsal, rank: int, *, path: Path, expandable: bool) -> None:
+def _save_snapshot(rehearsal: Rehearsal, rank: int, *, path: Path, expandable: bool) -> None:
     from fivefold.dry_run.memory.snapshot import save
 
-    tapes = found.tapes[rank]
+    tapes = rehearsal.tapes[rank]
     save((tapes.first, tapes.steady), path, expandable=expandable)
     say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
 
 
-def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None:
+def _save_trace(rehearsal: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None:
     from fivefold.dry_run.time.trace import save
 
-    assert found.played is not None
-    assert found.step is not None
-    step = found.step
+    assert rehearsal.played is not None
+    assert rehearsal.step is not None
+    step = rehearsal.step
     about = {
         "model": step.model,
         "machine": step.machine,
@@ -193,13 +198,13 @@ def _save_trace(found: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None
         "step_seconds": f"{step.time.step_seconds:.6g}",
         "drawn": "dry run, time estimated and not measured",
     }
-    with _whole(path) as partial:
-        save(found.played, partial, ranks=ranks, about=about)
+    with _replace_atomically(path) as partial:
+        save(rehearsal.played, partial, ranks=ranks, about=about)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
+def _replace_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces ``path`` at the end; an interruption leaves no partial file."""
     partial = path.with_name(f".{path.stem}.partial{path.suffix}")
     try:

@@ -32,7 +32,7 @@ def explain(request: ExplainOptions, job: Job) -> None:
     if against is None and job != Job():
         raise UserError("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
     explanations = read(request.files, top=request.top)
-    comparison = _beside(explanations, against, job) if against else None
+    comparison = _compare_with_prediction(explanations, against, job) if against else None
     if request.as_json:
         data = {
             "found": [explanation.model_dump(mode="json") for explanation in explanations],
@@ -43,14 +43,16 @@ def explain(request: ExplainOptions, job: Job) -> None:
         show(page(explanations, beside=comparison))
 
 
-def _beside(found: Sequence[Explanation], words: tuple[str, str, str], job: Job) -> AgainstPrediction:
+def _compare_with_prediction(
+    explanations: Sequence[Explanation], words: tuple[str, str, str], job: Job
+) -> AgainstPrediction:
     """Compare the prediction with the memory of the file that holds most."""
     from fivefold.diagnosis.explain.against import against
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
     model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
-    memories = [explanation.memory for explanation in found if explanation.memory is not None]
+    memories = [explanation.memory for explanation in explanations if explanation.memory is not None]
     if not memories:
         raise UserError(
             "--against lays a prediction beside memory, and the files tell of none; give a snapshot or a log"

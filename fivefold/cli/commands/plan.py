@@ -48,14 +48,14 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
             say(f"start: {line}")
 
 
-def write_model(model: Model, found: Playbook, file: Path) -> None:
+def write_model(model: Model, book: Playbook, file: Path) -> None:
     """Write the model next to the run file, unless it is in the catalog."""
     from fivefold.interop.format import Plan
     from fivefold.interop.launch import run_file
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
 
-    files = run_file.files(Plan(model, Layout.parse(found.step.layout), Job(), machine=f"{found.machine}:1"))
+    files = run_file.files(Plan(model, Layout.parse(book.step.layout), Job(), machine=f"{book.machine}:1"))
     if "model.toml" in files:
         (file.parent / "model.toml").write_text(files["model.toml"], encoding="utf-8")
         say(f"wrote {file.parent / 'model.toml'}")

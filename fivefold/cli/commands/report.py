@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.planner.predict import Planner
-    from fivefold.rendering.report import Asked, Drawing
+    from fivefold.rendering.report import Drawing, Provenance
     from fivefold.results.run_folder import RunFolder
     from fivefold.step import Step
     from fivefold.trainer.run import Run
@@ -95,7 +95,7 @@ def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> Non
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(document(title, parts, asked=_asked(commands)), encoding="utf-8")
+        partial.write_text(document(title, parts, asked=_describe_provenance(commands)), encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
         raise RunFailure(f"{path}: the report cannot be written: {error.strerror}") from None
@@ -104,8 +104,8 @@ def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> Non
             partial.unlink(missing_ok=True)
 
 
-def _asked(commands: list[str]) -> Asked:
-    from fivefold.rendering.report import Asked
+def _describe_provenance(commands: list[str]) -> Provenance:
+    from fivefold.rendering.report import Provenance
     from fivefold.version import __version__
 
     versions = {"fivefold": __version__, "Python": platform.python_version(), "system": platform.platform()}
@@ -113,7 +113,7 @@ def _asked(commands: list[str]) -> Asked:
     for package in ("torch", "numpy", "pydantic"):
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    return Asked(commands, versions)
+    return Provenance(commands, versions)
 
 
 def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:
@@ -159,16 +159,16 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
     from fivefold.rendering.elements import paragraph
     from fivefold.rendering.progress import bar
     from fivefold.rendering.question import describe_question
-    from fivefold.requests.commands import ALIKE
-    from fivefold.requests.search import others
+    from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
+    from fivefold.requests.search import other_reduces
 
     with bar("searching") as progress:
         result = search(
             model=model,
             machine=machine,
             job=job,
-            within=ALIKE,
-            reduces=others(job),
+            within=UNRANKABLE_DIFFERENCE,
+            reduces=other_reduces(job),
             levels=LEVELS,
             risk=risk,
             report=lambda done, total: progress("layouts", done, total),
@@ -205,7 +205,7 @@ def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
     return f"{len(paths)} reports", parts, commands
 
 
-def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
+def _of_file(path: Path, answer: Any) -> tuple[str, list[str], list[str]]:
     from fivefold.display import Rows
     from fivefold.rendering import report as page
     from fivefold.results import run_folder
@@ -213,22 +213,22 @@ def _of_file(path: Path, found: Any) -> tuple[str, list[str], list[str]]:
     from fivefold.results.search_result import SearchResult
     from fivefold.step import Step
 
-    if isinstance(found, RunFolder):
-        title, step_drawing, commands = _again(found.predicted, "predict")
-        return title, page.of_run(found, step_drawing, run_folder.lanes(found.folder)), commands
-    if isinstance(found, SearchResult):
-        if not found.best:
-            return str(path), page.of_search(found), []
-        choice = found.proposal.choice if found.proposal else found.best[0]
-        title, step_drawing, commands = _again(choice.step, "search")
-        return title, page.of_search(found, step_drawing), commands
-    if isinstance(found, Step):
-        title, step_drawing, commands = _again(found, "dryrun" if found.kind == "rehearsed" else "predict")
-        return title, page.of_step(found, step_drawing), commands
-    return str(path), page.of_rows(found) if isinstance(found, Rows) else [found._repr_html_()], []
+    if isinstance(answer, RunFolder):
+        title, step_drawing, commands = _load_step(answer.predicted, "predict")
+        return title, page.of_run(answer, step_drawing, run_folder.lanes(answer.folder)), commands
+    if isinstance(answer, SearchResult):
+        if not answer.best:
+            return str(path), page.of_search(answer), []
+        choice = answer.proposal.choice if answer.proposal else answer.best[0]
+        title, step_drawing, commands = _load_step(choice.step, "search")
+        return title, page.of_search(answer, step_drawing), commands
+    if isinstance(answer, Step):
+        title, step_drawing, commands = _load_step(answer, "dryrun" if answer.kind == "rehearsed" else "predict")
+        return title, page.of_step(answer, step_drawing), commands
+    return str(path), page.of_rows(answer) if isinstance(answer, Rows) else [answer._repr_html_()], []
 
 
-def _again(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
+def _load_step(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
     """Return title, drawing and command of a step that was read.
 
     The drawing is None if the step's names now stand for something else.
@@ -253,14 +253,14 @@ def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
     """Return the planned step's spans and the fullest rank's live bytes over time."""
     from fivefold.cli.pictures import IN_CHART
     from fivefold.planner.time.memory_over_time import levels
-    from fivefold.planner.time.spans import shown, spans
+    from fivefold.planner.time.spans import count_simulated, spans
     from fivefold.rendering.pipeline import remark
     from fivefold.rendering.report import Drawing
 
     rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
     limit, micro_batches = IN_CHART // layout.v, layout.micro_batches(planner.job)
     rows = spans(planner, layout, limit=limit)
-    caption = remark(shown(layout, micro_batches=micro_batches, limit=limit), micro_batches)
+    caption = remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
     return Drawing(
         rows,
         [f"rank {index}" for index in range(len(rows))],

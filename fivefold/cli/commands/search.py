@@ -81,26 +81,26 @@ def _wanted(machine: Machine, price: Sequence[str], *, memory: str | None, by: s
     return limited(machine, memory)
 
 
-def say_if_stopped(found: SearchResult) -> None:
+def say_if_stopped(result: SearchResult) -> None:
     """Exit with the code of an interrupted command, if Ctrl-C stopped the search."""
-    if found.stopped:
-        say(f"stopped: the best when {found.tried:,} layouts were decided; others may be better")
+    if result.stopped:
+        say(f"stopped: the best when {result.tried:,} layouts were decided; others may be better")
         raise typer.Exit(130)
 
 
-def show_found(found: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool) -> None:
+def show_found(result: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool) -> None:
     """Print the page of a search, or its data."""
     from fivefold.rendering import search as page
 
     if not json:
         show_question(model, machine, job)
-    show(found.model_dump_json(indent=2) if json else page.page(found))
+    show(result.model_dump_json(indent=2) if json else page.page(result))
 
 
-def ranking(found: SearchResult) -> list[str]:
+def ranking(result: SearchResult) -> list[str]:
     """Return layouts in order of preference: the proposal, then the fastest first."""
-    proposed = [found.proposal.layout] if found.proposal else []
-    return [*proposed, *(ranked.step.layout for ranked in found.best)]
+    proposed = [result.proposal.layout] if result.proposal else []
+    return [*proposed, *(ranked.step.layout for ranked in result.best)]
 
 
 def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, *, start: str, where: Where) -> None:
@@ -113,10 +113,10 @@ def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, 
     show(result.model_dump_json(indent=2) if request.as_json else page.walk(result, top=request.top))
 
 
-def draw_front(found: SearchResult, path: Path, *, of: str) -> None:
+def draw_front(result: SearchResult, path: Path, *, of: str) -> None:
     """Draw the Pareto front of memory against time as a picture."""
     from fivefold.rendering.charts import save
     from fivefold.rendering.drawn import draw_front_file
 
-    save(draw_front_file(found, subtitle=of), path)
+    save(draw_front_file(result, subtitle=of), path)
     say(f"drew {path}")

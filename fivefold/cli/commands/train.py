@@ -112,7 +112,7 @@ def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine
         from fivefold.trainer.process import Process
 
         choose_interface(os.environ)
-        process, line = Process.of(os.environ), TrainingLine(steps=settings.job.steps)
+        process, line = Process.from_environment(os.environ), TrainingLine(steps=settings.job.steps)
         if process.rank == 0 and keeps_store(os.environ):
             say("no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun")
         if process.rank == 0 and (precision := computed_otherwise(settings.job)):

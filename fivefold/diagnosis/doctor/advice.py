@@ -27,7 +27,7 @@ from fivefold.units import show_bytes
 
 # FLOPs that an H100 does in the time it moves a byte: 989e12 FLOP/s of bf16 ÷ 3.35e12 B/s (NVIDIA's data sheet)
 FLOPS_PER_BYTE = 295
-MOST = 600  # Pareto-optimal choices that are kept; more are thinned out evenly
+MAX_CHOICES = 600  # Pareto-optimal choices that are kept; more are thinned out evenly
 MOST_TRIALS = 6  # choices that are examined
 
 
@@ -181,7 +181,7 @@ def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Dr
         size = sum(
             life.bytes
             for life in lives_made
-            if _kept(life.category, life.death, backward_begin) and life.key not in call.outputs
+            if _is_saved(life.category, life.death, backward_begin) and life.key not in call.outputs
         )
         for key in call.inputs & lives.keys():
             if call.end < lives[key].death < backward_begin:
@@ -201,7 +201,7 @@ def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Dr
     return drops_by_module
 
 
-def _kept(category: str, death: int, back: int) -> bool:
+def _is_saved(category: str, death: int, back: int) -> bool:
     return category == "activations" and death >= back
 
 
@@ -288,12 +288,12 @@ def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, 
 def _pareto(choices: Iterable[Choice]) -> list[Choice]:
     """Return the choices that no other beats in both bytes and work.
 
-    If there are more than ``MOST``, evenly spaced ones are kept.
+    If there are more than ``MAX_CHOICES``, evenly spaced ones are kept.
     """
     optimal: list[Choice] = []
     for choice in sorted(choices, key=lambda option: (option.work, -option.bytes, option.lateness)):
         if not optimal or choice.bytes > optimal[-1].bytes:
             optimal.append(choice)
-    if len(optimal) <= MOST:
+    if len(optimal) <= MAX_CHOICES:
         return optimal
-    return [optimal[round(index * (len(optimal) - 1) / (MOST - 1))] for index in range(MOST)]
+    return [optimal[round(index * (len(optimal) - 1) / (MAX_CHOICES - 1))] for index in range(MAX_CHOICES)]

@@ -50,8 +50,8 @@ def load(path: Path) -> UserFile:
     return _checked(name, {key: value if callable(value) else None for key, value in functions.items()}, vars(module))
 
 
-def _checked(name: str, found: dict[str, Any], there: dict[str, Any]) -> UserFile:
-    missing = "model" if found["model"] is None else "loss" if found["loss"] is found["step"] is None else ""
+def _checked(name: str, values: dict[str, Any], there: dict[str, Any]) -> UserFile:
+    missing = "model" if values["model"] is None else "loss" if values["loss"] is values["step"] is None else ""
     if missing:
         close_names = get_close_matches(missing, [key for key, value in there.items() if callable(value)], n=1)
         hint = f"; did you mean {close_names[0]!r} for it?" if close_names else ""
@@ -59,4 +59,4 @@ def _checked(name: str, found: dict[str, Any], there: dict[str, Any]) -> UserFil
             "def model(): … that returns a Module" if missing == "model" else "def loss(model): … that returns a Tensor"
         )
         raise UserError(f"{name}: has no function {missing!r}; write {what}{hint}")
-    return UserFile(name, **found)
+    return UserFile(name, **values)

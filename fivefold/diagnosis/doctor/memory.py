@@ -20,7 +20,7 @@ from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site
 from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, Part, like
 
 OURS = HERE.removeprefix(ROOT)
-MOST = 12  # groups of equal tensors that are listed at the peak
+MAX_TENSOR_GROUPS = 12  # groups of equal tensors that are listed at the peak
 
 
 class Lifetime(NamedTuple):
@@ -111,7 +111,7 @@ def fullest(lifetimes: StepLifetimes) -> Fullest:
         sizes[life.category] += life.bytes
         name, line = like(life.name), _line(life.site)
         groups[life.bytes, life.category, name, line, life.site.operation] += 1
-    largest = sorted(groups.items(), key=lambda item: -item[0][0] * item[1])[:MOST]
+    largest = sorted(groups.items(), key=lambda item: -item[0][0] * item[1])[:MAX_TENSOR_GROUPS]
     peak_life = next((life for life in live if life.birth == peak), None)
     site = peak_life.site if peak_life else Site("", "", "")
     return Fullest(
@@ -137,7 +137,7 @@ def most(lifetimes: StepLifetimes, category: str) -> int:
     return int(np.cumsum(change).max())
 
 
-def kept(lifetimes: StepLifetimes) -> dict[str, int]:
+def sum_saved_activations(lifetimes: StepLifetimes) -> dict[str, int]:
     """Return the bytes of activations that are live when a backward begins, by the module that made them.
 
     If there are several backwards, the one with the most bytes counts.
@@ -174,7 +174,7 @@ def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
     for module, phases in flops(lifetimes).items():
         for path in above(module):
             flops_by_module[path].update(phases)
-    for module, size in kept(lifetimes).items():
+    for module, size in sum_saved_activations(lifetimes).items():
         for path in above(module):
             kept_bytes[path] += size
     return tuple(

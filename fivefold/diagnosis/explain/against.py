@@ -25,7 +25,7 @@ from fivefold.step import Step
 from fivefold.units import show_bytes
 
 OTHER_NUMBERS = ("fp8", "adamw8bit")  # changes that alter the numerics of training
-PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
+MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporary")
 BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
 
 
@@ -65,13 +65,13 @@ def _cost(change: Change) -> tuple[bool, float, int]:
 def _rows(memory: HeldMemory, predicted: Step) -> Iterator[Beside]:
     """Yield a row for each category, if the file distinguishes them, then for the peak and reserved memory."""
     stage = max(predicted.memory.stages, key=lambda stage_memory: stage_memory.peak_bytes)
-    found_bytes_by_part = dict.fromkeys(PARTS, 0)
+    found_bytes_by_part = dict.fromkeys(MEMORY_CATEGORIES, 0)
     for name, size in memory.parts.items():
         category = BELONGS.get(name, name)
         if category in found_bytes_by_part:
             found_bytes_by_part[category] += size
     has_parts = any(found_bytes_by_part.values())
-    for part in PARTS:
+    for part in MEMORY_CATEGORIES:
         yield Beside(
             part=part,
             found_bytes=found_bytes_by_part[part] if has_parts else None,

@@ -104,22 +104,22 @@ def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[Entry]
             number=number if isinstance(number, int) else 0,
             name=name,
             sizes=_sizes(raw_entry, name),
-            shown=_shown(raw_entry),
+            shown=_format_input(raw_entry),
             done=raw_entry.get("state") == "completed" or bool(raw_entry.get("retired")),
             line=user_line(frames(raw_entry.get("frames"))),
             at=int(raw_entry.get("time_created_ns") or 0),
         )
 
 
-def _sizes(each: dict[str, Any], name: str) -> str:
+def _sizes(entry: dict[str, Any], name: str) -> str:
     """Return what has to be equal on every rank."""
-    inputs = None if name in ANY_INPUT else each.get("input_sizes")
-    outputs = None if name in ANY_OUTPUT else each.get("output_sizes")
-    return json.dumps([inputs, outputs, each.get("input_dtypes") if inputs is not None else None], default=str)
+    inputs = None if name in ANY_INPUT else entry.get("input_sizes")
+    outputs = None if name in ANY_OUTPUT else entry.get("output_sizes")
+    return json.dumps([inputs, outputs, entry.get("input_dtypes") if inputs is not None else None], default=str)
 
 
-def _shown(each: dict[str, Any]) -> str:
-    sizes, dtypes = each.get("input_sizes") or [], each.get("input_dtypes") or []
+def _format_input(entry: dict[str, Any]) -> str:
+    sizes, dtypes = entry.get("input_sizes") or [], entry.get("input_dtypes") or []
     first = next((size for size in sizes if isinstance(size, list | tuple)), None)
     dtype = f" {str(dtypes[0]).lower()}" if dtypes and first is not None else ""
     return f"{list(first)}{dtype}" if first is not None else ""

@@ -43,7 +43,7 @@ TEXT_LOSS = re.compile(
 TEXT_NORM = re.compile(rf"(?:grad(?:ient)?[ _-]?norm|gnorm)['\"]?\s*[:=]?\s*({NUMBER})\b", re.IGNORECASE)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LINE_CHARACTERS = 4000  # longer lines are not searched for a loss
-LEAST = 8  # least number of losses that are explained
+MIN_LOSSES = 8  # least number of losses that are explained
 RISE = 3.0  # in a divergence the last window is this many spreads above the least one
 
 
@@ -65,7 +65,7 @@ def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation |
     """Explain what happened to the losses; None if they are too few."""
     bad_norm_steps = [point.step for point in points if not math.isfinite(point.norm)]
     ends_with_bad_norm = bool(bad_norm_steps) and bad_norm_steps[-1] == points[-1].step
-    if len(points) < LEAST and not ends_with_bad_norm and all(math.isfinite(point.loss) for point in points):
+    if len(points) < MIN_LOSSES and not ends_with_bad_norm and all(math.isfinite(point.loss) for point in points):
         return None
     events = sorted(_events(points), key=lambda event: event.step)
     finite_points = [point for point in points if math.isfinite(point.loss)]
@@ -109,7 +109,7 @@ def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation |
 
 
 def _events(points: Sequence[Point]) -> Iterator[LossEvent]:
-    window = max(LEAST, min(64, len(points) // 4))
+    window = max(MIN_LOSSES, min(64, len(points) // 4))
     guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
     usual_loss, flagged = dict[int, float](), list[tuple[int, bool]]()  # index, whether it is finite
     for index, point in enumerate(points):
@@ -155,7 +155,7 @@ def _flagged(
         )
     highest = max(point.loss for point in points[first : last + 1])
     size_text = f"up to {highest:.4g}, where {usual[first]:.4g} is usual{_norm(points, first, window)}"
-    if to_end and last - first + 1 >= LEAST // 2:
+    if to_end and last - first + 1 >= MIN_LOSSES // 2:
         return LossEvent(
             kind="divergence", step=begin, last=end, line=f"the loss diverges {when}: {size_text}, to the end"
         )

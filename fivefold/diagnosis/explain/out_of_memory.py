@@ -83,7 +83,11 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
             f"{len(first_by_rank)} ranks ran out of memory ({ranks}); this is of rank {chosen.rank}, the first"
         )
     return Explanation(
-        kind="out of memory", files=files, verdict=_verdict(chosen), findings=tuple(findings), memory=_held(chosen)
+        kind="out of memory",
+        files=files,
+        verdict=_verdict(chosen),
+        findings=tuple(findings),
+        memory=_sum_memory(chosen),
     )
 
 
@@ -147,7 +151,7 @@ def _unused(message: Message) -> int | None:
     return max(0, reserved - allocated) if allocated is not None and reserved is not None else None
 
 
-def _held(message: Message) -> HeldMemory:
+def _sum_memory(message: Message) -> HeldMemory:
     allocated, unused, free_bytes = message.get("allocated") or 0, _unused(message), message.get("free")
     parts = Counter({"tensors": allocated, "reserved, but in no tensor": unused or 0, "other processes": 0})
     parts["other processes"] = message.get("others") or 0
@@ -211,7 +215,7 @@ def _findings(message: Message) -> list[str]:
         )
     if (other_processes := message.get("others") or 0) >= requested:
         findings.append(f"other processes hold {show_bytes(other_processes)} of this device: end them, or take another")
-    other_bytes = _held(message).parts.get("the rest of this process", 0)
+    other_bytes = _sum_memory(message).parts.get("the rest of this process", 0)
     if other_bytes > 4 * GIB:
         findings.append(
             f"{show_bytes(other_bytes)} of this process are in no tensor of PyTorch's: NCCL's buffers, "

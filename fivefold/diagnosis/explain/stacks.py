@@ -134,13 +134,13 @@ def _verdict(mains: Sequence[Main]) -> str:
     elsewhere = [main for main in mains if not main.collective]
     line_text = f" at {mains[0].line}" if mains and mains[0].line else ""
     if len(mains) == 1:
-        return f"{_named([mains[0].rank])} {mains[0].state}{line_text}"
+        return f"{_format_ranks([mains[0].rank])} {mains[0].state}{line_text}"
     if waits and elsewhere:
         first = elsewhere[0]
         where = f" at {first.line}" if first.line else ""
         return (
-            f"{_named(main.rank for main in elsewhere)} did not come: it {first.state}{where}, while "
-            f"{_named(main.rank for main in waits)} {'waits' if len(waits) == 1 else 'wait'} in "
+            f"{_format_ranks(main.rank for main in elsewhere)} did not come: it {first.state}{where}, while "
+            f"{_format_ranks(main.rank for main in waits)} {'waits' if len(waits) == 1 else 'wait'} in "
             f"{waits[0].collective}{f' at {waits[0].line}' if waits[0].line else ''}"
         )
     if waits and len({main.collective for main in waits}) > 1:
@@ -160,7 +160,7 @@ def _places(mains: Sequence[Main]) -> str:
     for main in mains:
         by_place[f"{main.state}{f' at {main.line}' if main.line else ''}"].append(main.rank)
     return "; ".join(
-        f"{_named(ranks)} {state_and_line}"
+        f"{_format_ranks(ranks)} {state_and_line}"
         for state_and_line, ranks in sorted(by_place.items(), key=lambda item: len(item[1]))
     )
 
@@ -175,6 +175,6 @@ def _findings(mains: Sequence[Main]) -> Iterator[str]:
         yield "look for a rank whose dump is missing, then at the network: NCCL_DEBUG=INFO, and the flight recorder"
 
 
-def _named(ranks: object) -> str:
+def _format_ranks(ranks: object) -> str:
     names = [str(rank) for rank in ranks]  # type: ignore[attr-defined]
     return _ranks(map(int, names)) if all(rank.isdecimal() for rank in names) else ", ".join(names)

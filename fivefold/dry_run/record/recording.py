@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Shape:
+    def from_tensor(cls, tensor: Tensor) -> Shape:
         """Return the shape of ``tensor``."""
         return cls(tensor.size(), tensor.stride(), tensor.dtype)
 

@@ -136,7 +136,7 @@ class Player:
         x_id, start = recorder.id_of(x), recorder.place()
         y = self.inner(x, *rest)
         spans.append((start, recorder.place()))
-        output = recorder.id_of(y), Shape.of(y)
+        output = recorder.id_of(y), Shape.from_tensor(y)
         inbox = [torch.empty_like(y)]
         g_id = recorder.id_of(inbox[0])
         end = exit_of(y, inbox)
@@ -169,7 +169,7 @@ class Player:
             self.recorder.place()
             tape.add(DELIVER, len(gradients), tape.site(self.recorder.site_here()))
             parts = gradient[:2] if isinstance(gradient, Cast) else (gradient,)
-            gradients.append((name, tuple(Shape.of(part) for part in parts)))
+            gradients.append((name, tuple(Shape.from_tensor(part) for part in parts)))
             if self.wgrad_store.deferring and self.weights[name].waits:  # type: ignore[attr-defined]
                 do(partial(_let_go, gradient))  # it stays allocated until W
 
@@ -306,5 +306,5 @@ class _InputGradient(torch.autograd.Function):
         return None, None
 
 
-def _note_gradient(found: dict[str, Any], recorder: Recorder, gradient: Tensor) -> None:
-    found["place"], found["dx"] = recorder.place(), (recorder.id_of(gradient), Shape.of(gradient))
+def _note_gradient(gradients: dict[str, Any], recorder: Recorder, gradient: Tensor) -> None:
+    gradients["place"], gradients["dx"] = recorder.place(), (recorder.id_of(gradient), Shape.from_tensor(gradient))

@@ -6,7 +6,7 @@ Sources: as in keys.py and dialects.py.
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, near, unsupported
+from fivefold.interop.keys import Table, approximate_keys, unsupported
 
 OBJECTIVE = "another objective than the next token"
 ADAPTERS = "adapters, not the weights, are trained"
@@ -38,12 +38,12 @@ TRAINER: Table = {
     **unsupported("another order of gathers", "fsdp_config.backward_prefetch", default="backward_pre"),
     **unsupported("more gathers under way", "fsdp_config.limit_all_gathers", default=True),
     **unsupported("PyTorch XLA", "fsdp_config.xla", default=False),
-    **near("another mode of the compiler", "torch_compile_mode", "torch_compile_options"),
-    **near("another backend of the compiler", "torch_compile_backend", default="inductor"),
-    **near("a walk over the graph for unused weights", "ddp_find_unused_parameters", default=False),
-    **near("the graph of weights is known beforehand", "ddp_static_graph", default=False),
-    **near("one small message a step", "include_num_input_tokens_seen", default="no"),
-    **near(VOCABULARY, "pad_token", "eos_token", "add_tokens", "add_special_tokens", "special_tokens.*"),
+    **approximate_keys("another mode of the compiler", "torch_compile_mode", "torch_compile_options"),
+    **approximate_keys("another backend of the compiler", "torch_compile_backend", default="inductor"),
+    **approximate_keys("a walk over the graph for unused weights", "ddp_find_unused_parameters", default=False),
+    **approximate_keys("the graph of weights is known beforehand", "ddp_static_graph", default=False),
+    **approximate_keys("one small message a step", "include_num_input_tokens_seen", default="no"),
+    **approximate_keys(VOCABULARY, "pad_token", "eos_token", "add_tokens", "add_special_tokens", "special_tokens.*"),
 }
 
 FSDP = "accelerate.fsdp_config."
@@ -55,7 +55,7 @@ ACCELERATE: Table = {
     **unsupported("some weights are on every rank", f"{FSDP}fsdp_ignored_modules"),
     **unsupported("other types of weights and messages", f"{FSDP}fsdp_mixed_precision_policy"),
     **unsupported("kept activations in host memory", f"{FSDP}fsdp_activation_checkpointing_offload", default=False),
-    **near(
+    **approximate_keys(
         "another mode of the compiler",
         "accelerate.dynamo_config.dynamo_mode",
         "accelerate.dynamo_config.dynamo_use_dynamic",
@@ -146,10 +146,10 @@ DEEPSPEED: Table = {
     **unsupported(
         "gradients of each micro-batch go into fp32 at once", f"{DS}bf16.immediate_grad_update", default=False
     ),
-    **near("buckets are reduced by several ranks", f"{Z}use_multi_rank_bucket_allreduce", default=True),
-    **near("gradients are spread over ranks in turn", f"{Z}round_robin_gradients", default=False),
-    **near("timers of messages that wait for the device", f"{DS}comms_logger.enabled", default=False),
-    **near("timers that wait for the device", f"{DS}wall_clock_breakdown", default=False),
+    **approximate_keys("buckets are reduced by several ranks", f"{Z}use_multi_rank_bucket_allreduce", default=True),
+    **approximate_keys("gradients are spread over ranks in turn", f"{Z}round_robin_gradients", default=False),
+    **approximate_keys("timers of messages that wait for the device", f"{DS}comms_logger.enabled", default=False),
+    **approximate_keys("timers that wait for the device", f"{DS}wall_clock_breakdown", default=False),
 }
 
 AXOLOTL: Table = {
@@ -191,9 +191,9 @@ AXOLOTL: Table = {
     **unsupported("another trainer", "trainer_cls", "hatchery", "hatchery.*", "recipe"),
     **unsupported("averages of gradients are kept", "grokfast_alpha", "grokfast_lamb"),
     **unsupported("sequences of another length", "max_packed_sequence_len"),
-    **near("how keys travel; counted as a ring", "ring_attn_func", "heads_k_stride"),
-    **near("sequences of a micro-batch without padding; counted as full", "batch_flattening"),
-    **near(VOCABULARY, "tokens"),
+    **approximate_keys("how keys travel; counted as a ring", "ring_attn_func", "heads_k_stride"),
+    **approximate_keys("sequences of a micro-batch without padding; counted as full", "batch_flattening"),
+    **approximate_keys(VOCABULARY, "tokens"),
 }
 
 LLAMAFACTORY: Table = {
@@ -210,5 +210,5 @@ LLAMAFACTORY: Table = {
     **unsupported("is neither true nor false", "neat_packing", "disable_gradient_checkpointing"),
     **unsupported("images", "freeze_multi_modal_projector", default=True),
     **unsupported(SOME, "freeze_language_model"),
-    **near(VOCABULARY, "resize_vocab", "new_special_tokens_config"),
+    **approximate_keys(VOCABULARY, "resize_vocab", "new_special_tokens_config"),
 }

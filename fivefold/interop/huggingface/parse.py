@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.interop.files import document as load
-from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
 from fivefold.interop.huggingface.keys import OF_WIDTH, TABLE, VERSIONS
 from fivefold.interop.keys import Values, flat
@@ -43,7 +43,7 @@ def is_huggingface(document: Document) -> bool:
             or "deepspeed" in option_names
         ) or (
             bool(document.words)
-            and any(is_huggingface(_load(word, document)) for word in files if beside(word, document))
+            and any(is_huggingface(_load(word, document)) for word in files if find_config_file(word, document))
         )
     top_keys = set(document.values)
     return bool(
@@ -54,7 +54,7 @@ def is_huggingface(document: Document) -> bool:
     )
 
 
-def parse(document: Document, asked: Asked) -> ParsedConfig:
+def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of all keys of a job, by the names of TrainingArguments, accelerate and DeepSpeed."""
     collected = collect_keys(document)
     given, dialect = collected.given, collected.dialect
@@ -90,7 +90,7 @@ def _of_words(document: Document) -> CollectedKeys:
     given: dict[str, Any] = {}
     dialect = None
     for word in document.words[1:]:
-        if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and beside(word, document):
+        if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and find_config_file(word, document):
             file = _load(word, document)
             if is_huggingface(file) and not file.values.keys() & (DEEPSPEED_SIGNS | {"distributed_type"}):
                 file_keys = _of_file(file)
@@ -167,7 +167,7 @@ def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value != "auto" or key in OF_WIDTH}
 
 
-def beside(name: str, document: Document) -> Path | None:
+def find_config_file(name: str, document: Document) -> Path | None:
     """Return the path of a file that a config names: next to it, in a folder above, or where the command runs."""
     folders = [document.folder, *list(document.folder.parents)[:3], Path()]
     try:

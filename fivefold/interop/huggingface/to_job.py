@@ -11,7 +11,7 @@ from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import RANKS_MISSING, Asked, Document, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.huggingface.adapters import read_adapter
 from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
-from fivefold.interop.huggingface.parse import beside, find_strategy
+from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, listed
 from fivefold.job import Recipe, recipe
 from fivefold.model import catalog
@@ -37,10 +37,10 @@ OPTIMIZERS = {
     "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw",
 }  # fmt: skip
 
-MOST = 2**48
+MAX_SIZE = 2**48
 
 
-def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
     kind = find_strategy(values.given)
@@ -63,7 +63,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     fields |= (adapter := read_adapter(values))
     if kind == "ddp" and not adapter:
         check_loaded_type(values)
-    fields["job.sequence"] = values.whole("max_length")
+    fields["job.sequence"] = values.to_int("max_length")
     fields["job.precision"] = _precision(values, kind)
     fields["job.documents"] = "apart" if values["padding_free"] else "joined"
     checkpointing_values = [
@@ -117,12 +117,12 @@ def _model(values: Values, document: Document, asked: Model | None) -> tuple[Mod
     model_name = values["model_name_or_path"]
     if model_name is None:
         return None, ("the model: say --model NAME",)
-    if file := beside(f"{model_name}/config.json", document):
+    if file := find_config_file(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
     name = str(model_name).rstrip("/").rpartition("/")[2].lower()
     for key, entry in catalog.CATALOG.items():
         if key == name or name in _names(entry.source):
-            return catalog.named(key), ()
+            return catalog.build_model(key), ()
     return None, (f"the model {model_name!r}, which is not of the catalog: say --model NAME, or its config.json",)
 
 
@@ -137,7 +137,7 @@ def _names(source: str) -> set[str]:
 def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
     """Return dp, cp, tp, and the sharding of weights and states."""
     tp, cp = values[f"{PARALLEL}tp_size"], values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
-    ulysses = values.whole(f"{PARALLEL}sp_size")
+    ulysses = values.to_int(f"{PARALLEL}sp_size")
     if cp > 1 and ulysses > 1:
         raise UserError(f"{values.origin}: cp_size={cp} and sp_size={ulysses}; accelerate takes one of them")
     cp = max(cp, ulysses)
@@ -178,10 +178,10 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
 def _zero_stage(values: Values) -> int:
     key = "accelerate.deepspeed_config.zero_stage"
     if values.says(key):
-        return values.whole(key, least=0)
+        return values.to_int(key, least=0)
     if any(name.startswith("deepspeed.") for name in values.given):
-        return values.whole("deepspeed.zero_optimization.stage", least=0)
-    return values.whole(key, least=0)
+        return values.to_int("deepspeed.zero_optimization.stage", least=0)
+    return values.to_int(key, least=0)
 
 
 def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
@@ -262,12 +262,12 @@ def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
 def _one(values: Values, ours: str, theirs: str) -> int:
     """Return the number that the trainer's key and DeepSpeed's key set; raise ``UserError`` if they differ."""
     if values[theirs] is None or not values.says(theirs):
-        return values.whole(ours)
+        return values.to_int(ours)
     if values.says(ours) and values[ours] != values[theirs]:
         raise UserError(
             f'{values.origin}: {ours}={values[ours]}, but {theirs}={values[theirs]}; let DeepSpeed\'s be "auto"'
         )
-    return values.whole(theirs)
+    return values.to_int(theirs)
 
 
 def _stack(values: Values, kind: str) -> dict[str, Any]:
@@ -404,7 +404,7 @@ def sizes(values: Values) -> dict[str, Any]:
     fields = dict[str, Any]()
     for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():
         value = values[PREFIX + name]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
-            raise UserError(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MOST}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SIZE:
+            raise UserError(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MAX_SIZE}")
         fields[f"job.stack.{ours}"] = int(value)
     return fields

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Asked, Document, ParsedConfig, Plan, Written
+from fivefold.interop.format import Document, Overrides, ParsedConfig, Plan, Written
 from fivefold.interop.keys import Values
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
@@ -13,7 +13,7 @@ from fivefold.machine.launch import torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
 from fivefold.record import Record, UserError
-from fivefold.results.reading import Reading, Said
+from fivefold.results.reading import ParsedKey, Reading
 
 FOLDER = "runs"
 
@@ -24,12 +24,12 @@ def is_run_file(document: Document) -> bool:
     return document.kind == "toml" and isinstance(values.get("model"), str) and isinstance(values.get("layout"), str)
 
 
-def parse(document: Document, asked: Asked) -> ParsedConfig:
+def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the run file unchanged: its keys are fields of our own records, which validate them."""
     return ParsedConfig(document, Values({}, {}, origin=document.origin, software="fivefold"), model=asked.model)
 
 
-def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job; all keys of a run file are understood."""
     document, values = config.document, config.document.values
     if values["layout"] == "auto":
@@ -40,7 +40,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     if asked.ranks and asked.ranks != layout.world:
         raise UserError(f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {asked.ranks}")
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
-    understood = tuple(Said(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
+    understood = tuple(ParsedKey(key=key, value=str(values[key]), means=key) for key in ("model", "layout"))
     return Reading(
         software="fivefold",
         version="",
@@ -87,7 +87,11 @@ def text(plan: Plan, *, model: str) -> str:
         "job": {"sequence": plan.job.sequence, "global_batch": plan.job.global_batch} | job,
     }
     hosts, gpus_per_node = plan.hosts
-    command = "fivefold train run.toml" if hosts == 1 else torchrun_command("run.toml", hosts=hosts, each=gpus_per_node)
+    command = (
+        "fivefold train run.toml"
+        if hosts == 1
+        else torchrun_command("run.toml", hosts=hosts, ranks_per_host=gpus_per_node)
+    )
     return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
 
 
@@ -102,7 +106,7 @@ def machine(plan: Plan) -> str:
 
 def files(plan: Plan) -> dict[str, str]:
     """Return the run file, and the model's file if the catalog does not have the model."""
-    known = plan.model.name in catalog.CATALOG and catalog.named(plan.model.name) == plan.model
+    known = plan.model.name in catalog.CATALOG and catalog.build_model(plan.model.name) == plan.model
     if known:
         return {"run.toml": text(plan, model=plan.model.name)}
     fields = plan.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)

@@ -5,7 +5,7 @@ Arguments with an effect only if another one is on are listed among those withou
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, near, unsupported
+from fivefold.interop.keys import Table, approximate_keys, unsupported
 
 MODEL: Table = {
     **unsupported("a clamped gate", "activation_func_clamp_value"),
@@ -28,19 +28,23 @@ MODEL: Table = {
     **unsupported("experts run again in the backward", "moe_layer_recompute", default=False),
     **unsupported("inputs of experts padded to their capacity", "moe_pad_expert_input_to_capacity", default=False),
     **unsupported("prediction of further tokens on a stage of its own", "mtp_standalone", default=False),
-    **near("another order of rotary pairs", "rotary_interleaved", default=False),
-    **near("scores in fp32, as the attention kernel has them", "attention_softmax_in_fp32", default=False),
-    **near("scores in fp32, as the attention kernel has them", "apply_query_key_layer_scaling", default=False),
-    **near("the router in another width", "moe_router_dtype"),
-    **near("the router's and the permutation's kernels", "moe_permute_fusion", "moe_router_fusion", default=False),
-    **near("a few more tokens for each expert", "moe_router_padding_for_fp8", default=False),
-    **near("a few more tokens for each expert", "moe_router_padding_for_quantization", default=False),
-    **near("experts' inputs are scaled first", "moe_apply_probs_on_input", default=False),
-    **near("multiprocessors that send", "moe_deepep_num_sms", default=20),
-    **near("multiprocessors that send", "moe_hybridep_num_sms", default=16),
-    **near("another library of the dispatcher", "moe_flex_dispatcher_backend", default="deepep"),
-    **near("routing is recorded", "moe_enable_routing_replay", default=False),
-    **near("sequences of varying length; counted as full", "sft", "variable_seq_lengths", default=False),
+    **approximate_keys("another order of rotary pairs", "rotary_interleaved", default=False),
+    **approximate_keys("scores in fp32, as the attention kernel has them", "attention_softmax_in_fp32", default=False),
+    **approximate_keys(
+        "scores in fp32, as the attention kernel has them", "apply_query_key_layer_scaling", default=False
+    ),
+    **approximate_keys("the router in another width", "moe_router_dtype"),
+    **approximate_keys(
+        "the router's and the permutation's kernels", "moe_permute_fusion", "moe_router_fusion", default=False
+    ),
+    **approximate_keys("a few more tokens for each expert", "moe_router_padding_for_fp8", default=False),
+    **approximate_keys("a few more tokens for each expert", "moe_router_padding_for_quantization", default=False),
+    **approximate_keys("experts' inputs are scaled first", "moe_apply_probs_on_input", default=False),
+    **approximate_keys("multiprocessors that send", "moe_deepep_num_sms", default=20),
+    **approximate_keys("multiprocessors that send", "moe_hybridep_num_sms", default=16),
+    **approximate_keys("another library of the dispatcher", "moe_flex_dispatcher_backend", default="deepep"),
+    **approximate_keys("routing is recorded", "moe_enable_routing_replay", default=False),
+    **approximate_keys("sequences of varying length; counted as full", "sft", "variable_seq_lengths", default=False),
 }
 
 LAYOUT: Table = {
@@ -93,11 +97,11 @@ JOB: Table = {
     **unsupported("Muon's steps on other matrices", "muon_tp_mode", default="blockwise"),
     **unsupported("Muon's steps on other matrices", "muon_no_split_qkv", default=False),
     **unsupported("the optimizer's states", "sgd_momentum", default=0.9),
-    **near("the precision of Muon's matmuls", "muon_fp32_matmul_prec", default="medium"),
-    **near("another optimizer on the host", "use_torch_optimizer_for_cpu_offload", default=False),
-    **near("memory of the host that is not pinned", "no_pin_cpu_grads", "no_pin_cpu_params", default=False),
-    **near("a batch that changes once", "phase_transition_iterations"),
-    **near("a batch that changes once", "decrease_batch_size_if_needed", default=False),
+    **approximate_keys("the precision of Muon's matmuls", "muon_fp32_matmul_prec", default="medium"),
+    **approximate_keys("another optimizer on the host", "use_torch_optimizer_for_cpu_offload", default=False),
+    **approximate_keys("memory of the host that is not pinned", "no_pin_cpu_grads", "no_pin_cpu_params", default=False),
+    **approximate_keys("a batch that changes once", "phase_transition_iterations"),
+    **approximate_keys("a batch that changes once", "decrease_batch_size_if_needed", default=False),
 }
 
 STACK: Table = {
@@ -105,16 +109,16 @@ STACK: Table = {
     **unsupported("deterministic kernels, which may be slower", "batch_invariant_mode", default=False),
     **unsupported("operations that are not fused", "disable_jit_fuser", "no_bias_dropout_fusion", default=False),
     **unsupported("the allocator is emptied between steps", "empty_unused_memory_level", default=0),
-    **near("another kernel of norms", "no_persist_layer_norm", default=False),
-    **near("another kernel of the loss", "cross_entropy_fusion_impl", default="native"),
-    **near("another kernel of activations", "use_te_activation_func", default=False),
-    **near("another kernel of activations", "use_fused_weighted_squared_relu", default=False),
-    **near("matmuls that sum in fp32", "disable_bf16_reduced_precision_matmul", default=False),
-    **near("numbers for the log, each step", "log_params_norm", "log_num_zeros_in_grad", default=False),
-    **near("numbers for the log, each step", "log_max_attention_logit", default=False),
-    **near("waits for the device now and then", "train_sync_interval"),
-    **near("stages reduce, or gather, later", "delay_grad_reduce", "delay_param_gather", default=False),
-    **near("DeepSpeed's own recomputation", "deepspeed_activation_checkpointing", default=False),
+    **approximate_keys("another kernel of norms", "no_persist_layer_norm", default=False),
+    **approximate_keys("another kernel of the loss", "cross_entropy_fusion_impl", default="native"),
+    **approximate_keys("another kernel of activations", "use_te_activation_func", default=False),
+    **approximate_keys("another kernel of activations", "use_fused_weighted_squared_relu", default=False),
+    **approximate_keys("matmuls that sum in fp32", "disable_bf16_reduced_precision_matmul", default=False),
+    **approximate_keys("numbers for the log, each step", "log_params_norm", "log_num_zeros_in_grad", default=False),
+    **approximate_keys("numbers for the log, each step", "log_max_attention_logit", default=False),
+    **approximate_keys("waits for the device now and then", "train_sync_interval"),
+    **approximate_keys("stages reduce, or gather, later", "delay_grad_reduce", "delay_param_gather", default=False),
+    **approximate_keys("DeepSpeed's own recomputation", "deepspeed_activation_checkpointing", default=False),
 }
 
 TABLE: Table = {**MODEL, **LAYOUT, **JOB, **STACK}

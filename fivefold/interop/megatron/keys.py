@@ -7,7 +7,7 @@ distributed/distributed_data_parallel_config.py.
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, field, foreign, idle, near, part
+from fivefold.interop.keys import Table, approximate_keys, field, foreign, idle, part
 from fivefold.interop.megatron import effects, harmless
 from fivefold.model.activations import ActivationName
 from fivefold.model.norms import NormName
@@ -269,16 +269,20 @@ CORE_FIELDS: Table = {
     "scatter_embedding_sequence_parallel": foreign("the embedding's output is whole on every rank", True),
     "parallel_output": foreign("logits are gathered", True),
     "use_inference_optimized_layers": foreign("layers for inference", False),
-    **near("variables of the environment", "ENV_VARS", "env.*"),
-    **near("packed sequences; counted as one", "packed_sequence_specs"),
-    **near("how messages of tensor parallelism hide", "tp_comm_atomic_ag", "tp_comm_atomic_rs", default=False),
-    **near("how messages of tensor parallelism hide", "tp_comm_overlap_disable_qkv", default=False),
-    **near("how messages of tensor parallelism hide", "tp_comm_overlap_disable_fc1", default=False),
-    **near("matmuls under autocast", "enable_autocast", "autocast_enabled", default=False),
-    **near("a mask that is given", "use_arbitrary_attention_mask", default=False),
-    **near("memory of CUDA graphs", "cuda_graph_use_single_mempool", default=False),
-    **near("16 bits of the masters apart, of the precision-aware optimizer", "store_param_remainders", default=True),
-    **near("activation and bias in several kernels", "bias_activation_fusion", default=True),
+    **approximate_keys("variables of the environment", "ENV_VARS", "env.*"),
+    **approximate_keys("packed sequences; counted as one", "packed_sequence_specs"),
+    **approximate_keys(
+        "how messages of tensor parallelism hide", "tp_comm_atomic_ag", "tp_comm_atomic_rs", default=False
+    ),
+    **approximate_keys("how messages of tensor parallelism hide", "tp_comm_overlap_disable_qkv", default=False),
+    **approximate_keys("how messages of tensor parallelism hide", "tp_comm_overlap_disable_fc1", default=False),
+    **approximate_keys("matmuls under autocast", "enable_autocast", "autocast_enabled", default=False),
+    **approximate_keys("a mask that is given", "use_arbitrary_attention_mask", default=False),
+    **approximate_keys("memory of CUDA graphs", "cuda_graph_use_single_mempool", default=False),
+    **approximate_keys(
+        "16 bits of the masters apart, of the precision-aware optimizer", "store_param_remainders", default=True
+    ),
+    **approximate_keys("activation and bias in several kernels", "bias_activation_fusion", default=True),
     **idle(*harmless.FIELDS.split()),
 }
 

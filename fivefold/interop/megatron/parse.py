@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, part
 from fivefold.interop.megatron.keys import ALIAS, CORE_FIELDS, NEGATED, TABLE, VERSION
 from fivefold.interop.shell.launch import keys
@@ -45,7 +45,7 @@ def _flat(values: Any) -> dict[str, Any]:
     return flattened
 
 
-def parse(document: Document, asked: Asked) -> ParsedConfig:
+def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of the arguments."""
     given = keys(document.words) if document.kind == "words" else _flat(document.values)
     environment = document.values if document.kind == "words" else given

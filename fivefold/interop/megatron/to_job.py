@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import RANKS_MISSING, Asked, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.keys import Values
 from fivefold.interop.megatron.keys import ACTIVATIONS
 from fivefold.job import Recipe, recipe
@@ -43,7 +43,7 @@ TOKENIZERS = {"GPT2BPETokenizer": 50_257, "BertWordPieceLowerCase": 30_522, "Lla
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 
 
-def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
     check_same(values)
@@ -62,7 +62,7 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
         missing += (*(f"--{name.replace('_', '-')}" for name in lacking), *(() if ranks else (RANKS_MISSING,)))
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
     if ranks is not None:
-        tp, cp, pp = (values.whole(f"{axis}_parallel_size") for axis in ("tensor_model", "context", "pipeline_model"))
+        tp, cp, pp = (values.to_int(f"{axis}_parallel_size") for axis in ("tensor_model", "context", "pipeline_model"))
         dp = replicas(ranks, tp * cp * pp, of="tp·cp·pp", origin=values.origin)
         assert dp is not None
         fields |= degrees(values, model, dp=dp) | batch(values, dp=dp) | pipeline(values, model, pp=pp)
@@ -81,7 +81,7 @@ def check_same(values: Values) -> None:
         values.doubt("no_position_embedding", "no positions: write --position-embedding-type none")
 
 
-def vocabulary(values: Values, asked: Asked) -> int | None:
+def vocabulary(values: Values, asked: Overrides) -> int | None:
     """Return the vocabulary size from the arguments, the user, or a known tokenizer."""
     vocab = values["vocab_size"] or asked.vocab or values["padded_vocab_size"] or values["pad_vocab_size_to"]
     if vocab:
@@ -91,11 +91,11 @@ def vocabulary(values: Values, asked: Asked) -> int | None:
         name = tokenizer.rpartition("/")[2].lower()
         for key, entry in catalog.CATALOG.items():
             if name and entry.source.lower().endswith("/" + name):
-                return catalog.named(key).vocab
+                return catalog.build_model(key).vocab
     return TOKENIZERS.get(str(values["tokenizer_type"]))
 
 
-def read_model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, ...]]:
+def read_model(values: Values, asked: Overrides) -> tuple[Model | None, tuple[str, ...]]:
     """Return the model, or the facts that are missing."""
     if asked.model:
         _compared(values, asked.model)
@@ -107,9 +107,9 @@ def read_model(values: Values, asked: Asked) -> tuple[Model | None, tuple[str, .
     vocab = vocabulary(values, asked)
     if vocab is None:
         return None, ("the vocabulary, which its tokenizer has: say --vocab 128256",)
-    layers, width, heads = (values.whole(name) for name in SIZES)
+    layers, width, heads = (values.to_int(name) for name in SIZES)
     fields = {path.partition(".")[2]: value for path, value in values.fields().items() if path.startswith("model.")}
-    groups = values.whole("num_query_groups") if values["group_query_attention"] else heads
+    groups = values.to_int("num_query_groups") if values["group_query_attention"] else heads
     gated = bool(values["swiglu"])
     ffn = values["ffn_hidden_size"] or (int(4 * width * 2 / 3) // 64 * 64 if gated else 4 * width)
     biased = not values["disable_bias_linear"]
@@ -221,10 +221,10 @@ def dense_layers(said: Any, layers: int, *, origin: str) -> int:
 
 def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     """Return dp, ZeRO, sequence and expert parallelism, and the order of the ranks."""
-    tp, cp = values.whole("tensor_model_parallel_size"), values.whole("context_parallel_size")
+    tp, cp = values.to_int("tensor_model_parallel_size"), values.to_int("context_parallel_size")
     zero = 1 if values["use_distributed_optimizer"] else 0
     if values["deepspeed"]:  # DeepSpeed's BF16_Optimizer shards master weights and moments at stage 0 too
-        zero = max(values.whole("zero_stage", least=0), 1 if values["bf16"] else 0)
+        zero = max(values.to_int("zero_stage", least=0), 1 if values["bf16"] else 0)
     if values["use_megatron_fsdp"]:
         zero = FSDP.get(str(values["data_parallel_sharding_strategy"]), 0)
     fields: dict[str, Any] = {
@@ -232,7 +232,7 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
         "layout.zero": zero,
         "layout.sp": tp == 1 or bool(values["sequence_parallel"]),
     }
-    instances = values.whole("num_distributed_optimizer_instances")
+    instances = values.to_int("num_distributed_optimizer_instances")
     if zero and instances > 1:
         if dp * cp % instances:
             raise UserError(
@@ -253,7 +253,7 @@ def degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
 
 def batch(values: Values, *, dp: int) -> dict[str, Any]:
     """Return micro-batch, global batch, its ramp, and the steps."""
-    mbs = values.whole("micro_batch_size")
+    mbs = values.to_int("micro_batch_size")
     global_batch = values.optional("global_batch_size") or mbs * dp
     fields: dict[str, Any] = {"job.global_batch": global_batch}
     if ramp := values["rampup_batch_size"]:
@@ -413,20 +413,20 @@ def precision(values: Values) -> Recipe:
     return _aware(values, precision_recipe)
 
 
-def _aware(values: Values, found: Recipe) -> Recipe:
+def _aware(values: Values, base_recipe: Recipe) -> Recipe:
     """Return the recipe with other data types of the optimizer's states.
 
     The precision-aware optimizer allows them.
     """
     if not values["use_precision_aware_optimizer"]:
-        return found
+        return base_recipe
     names = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     grads, masters, first, second = (BYTES.get(str(values[name]), 4) for name in names)
     byte_sizes = {"master_bytes": masters, "moments_bytes": (first, second)}
-    byte_sizes |= {"accumulated_bytes": grads if grads > found.gradients_bytes else 0}
+    byte_sizes |= {"accumulated_bytes": grads if grads > base_recipe.gradients_bytes else 0}
     half_type = {"half": "fp16"} if "fp16" in [str(values[name]) for name in names[1:]] else {}
-    aware_recipe = found.replace(**byte_sizes, **half_type)
-    return aware_recipe if aware_recipe == found else aware_recipe.replace(name=f"{found.name}-aware")
+    aware_recipe = base_recipe.replace(**byte_sizes, **half_type)
+    return aware_recipe if aware_recipe == base_recipe else aware_recipe.replace(name=f"{base_recipe.name}-aware")
 
 
 def stack(values: Values, model: Model) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
 from fivefold.interop.megatron.parse import normalize_names
 from fivefold.interop.megatron_bridge.keys import (
@@ -26,7 +26,7 @@ from fivefold.interop.megatron_bridge.keys import (
 from fivefold.model import catalog
 from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
-from fivefold.results.reading import Said
+from fivefold.results.reading import ParsedKey
 
 SIZED = re.compile(
     r"(Llama3|Llama31|Llama32|Llama2|Qwen3|Qwen2|Mixtral|Mistral|Gemma2)(?:Model|MoE)?(?:Provider|Config)(\d[\dxA]*B\w*)"
@@ -55,7 +55,7 @@ def _sections(values: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key).removesuffix("_config"): value for key, value in values.items()}
 
 
-def parse(document: Document, asked: Asked) -> ParsedConfig:
+def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of a saved config, or of overrides of a recipe, as Megatron's arguments."""
     sections, target = _sections(document.values), str(document.values.get("_target_", ""))
     is_nemo = "trainer" in sections or target.startswith("nemo")
@@ -81,45 +81,45 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
     table = BOTH
     if not (target or is_nemo):
         reason = f"what the recipe under these overrides says is not in the file; read as most of {BRIDGE}'s have it"
-        document = document._replace(assumed=(*document.assumed, Said(key="(recipe)", value="", means=reason)))
+        document = document._replace(assumed=(*document.assumed, ParsedKey(key="(recipe)", value="", means=reason)))
         table = replace_defaults(BOTH, RECIPE)
     fields = {"job.stack.expandable_segments": bool(given.pop("expandable_segments", False))}
     values = Values(table, given, origin=document.origin, software=software, version=version)
     return ParsedConfig(document, values, model=model, stack=software, fields=fields)
 
 
-def _gather(value: Any, found: dict[str, Any], targets: list[str], name: str) -> None:
+def _gather(value: Any, arguments: dict[str, Any], targets: list[str], name: str) -> None:
     """Collect fields by name from any section; functions and types by the name of their target."""
     if isinstance(value, str) and name in ("mixed_precision", "plugins"):
-        found["precision"] = value
+        arguments["precision"] = value
     if not isinstance(value, dict):
         return
     target = str(value.get("_target_", ""))
     targets.append(target)
     if name == "peft":
-        found["peft"] = target.rpartition(".")[2] or "set"
+        arguments["peft"] = target.rpartition(".")[2] or "set"
         return
     for key, element in value.items():
         if isinstance(element, dict) and (
             "_partial_" in element or set(element) <= {"_target_", "_call_", "_args_", "_name_"}
         ):
-            found[key] = str(element.get("_target_", "")).removeprefix("torch.")
+            arguments[key] = str(element.get("_target_", "")).removeprefix("torch.")
         elif isinstance(element, dict):
-            _gather(element, found, targets, key)
-        elif key not in ("_target_", "_call_", "_partial_") and (element is not None or key not in found):
-            found[key] = element
+            _gather(element, arguments, targets, key)
+        elif key not in ("_target_", "_call_", "_partial_") and (element is not None or key not in arguments):
+            arguments[key] = element
 
 
-def _arguments(found: dict[str, Any]) -> dict[str, Any]:
+def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
     """Return fields as Megatron's arguments."""
     given: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in settings.items():
         if value is None:
             continue
         if key in NOT and isinstance(value, bool):
             given[NOT[key]] = not value
         elif key == "activation_func":
-            function, is_gated = str(value).rpartition(".")[2], found.get("gated_linear_unit")
+            function, is_gated = str(value).rpartition(".")[2], settings.get("gated_linear_unit")
             functions = (GATED if is_gated is not False else {}) | (UNGATED if is_gated is not True else {})
             if function not in functions:
                 given[key] = value
@@ -145,15 +145,15 @@ def _arguments(found: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in normalize_names(given).items() if value is not None}
 
 
-def _published(given: dict[str, Any], found: Mapping[str, Any]) -> Model | None:
+def _published(given: dict[str, Any], settings: Mapping[str, Any]) -> Model | None:
     """Return the catalog's model that ``hf_model_id`` names, if its sizes are the given ones.
 
     The catalog's model has its windows and sinks too.
     """
-    model_id = str(found.get("hf_model_id", "")).lower()
+    model_id = str(settings.get("hf_model_id", "")).lower()
     for key, entry in catalog.CATALOG.items():
         if model_id and entry.source.lower() == model_id:
-            model = catalog.named(key)
+            model = catalog.build_model(key)
             sizes = (model.layers, model.width, model.moe.experts if model.moe else None)
             if sizes == (given["num_layers"], given.get("hidden_size"), given.get("num_experts")):
                 depth = given.get("mtp_num_layers")
@@ -168,5 +168,5 @@ def _sized(targets: list[str]) -> Model | None:
             family = FAMILIES.get(match[1], match[1].lower())
             name = f"{family}-{match[2].lower().replace('_', '-')}"
             if name in catalog.CATALOG:
-                return catalog.named(name)
+                return catalog.build_model(name)
     return None

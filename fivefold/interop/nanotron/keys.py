@@ -6,7 +6,7 @@ src/nanotron/config/parallelism_config.py, config.py (context_parallel_size, rec
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, field, foreign, idle, near, part
+from fivefold.interop.keys import Table, approximate_keys, field, foreign, idle, part
 
 VERSION = "0.4"
 
@@ -53,8 +53,10 @@ TABLE: Table = {
     f"{MODEL}z_loss_enabled": foreign("another loss", False),
     f"{MODEL}_use_doc_masking": foreign("attention within documents", False),
     f"{MODEL}flex_attention_mask": foreign("another mask", None),
-    **near("another kernel", f"{MODEL}_fused_rms_norm", f"{MODEL}_fused_rotary_emb", f"{MODEL}_use_qkv_packed"),
-    **near("experts, of which those of --model are counted", f"{MODEL}moe_config.*"),
+    **approximate_keys(
+        "another kernel", f"{MODEL}_fused_rms_norm", f"{MODEL}_fused_rotary_emb", f"{MODEL}_use_qkv_packed"
+    ),
+    **approximate_keys("experts, of which those of --model are counted", f"{MODEL}moe_config.*"),
     "model.dtype": part("job.precision", "bfloat16"),
     "model.make_vocab_size_divisible_by": field("job.stack.vocab_multiple", 1),
     "parallelism.dp": field("layout.dp", None),
@@ -96,7 +98,7 @@ TABLE: Table = {
     f"{MODEL}sliding_window_size": foreign("attention within a window", None),
     f"{MODEL}no_rope_layer": foreign("layers without rotary positions", None),
     "model.ddp_bucket_cap_mb": foreign("buckets of another size, whose memory is not counted", 25),
-    **near("checks of every step", "general.ignore_sanity_checks", default=True),
+    **approximate_keys("checks of every step", "general.ignore_sanity_checks", default=True),
     **idle("general.*", "checkpoints.*", "data.*", "data_stages", "logging.*", "lighteval.*", "profiler.*"),
     **idle("model.init_method.*", f"{R}*", *TOKENS, "s3_upload.*", "metrics_logging.*", "profiler"),
     "metrics_logging": idle("x")["x"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, flat
 from fivefold.interop.nanotron.keys import FACTORY, OPTIMIZER, TABLE, VERSION, F
 
@@ -18,7 +18,7 @@ def is_nanotron(document: Document) -> bool:
     return has_model_config or len(document.values.keys() & TABLES) >= 4
 
 
-def parse(document: Document, asked: Asked) -> ParsedConfig:
+def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of a YAML's keys."""
     given = {_now(key): value for key, value in flat(document.values, origin=document.origin).items()}
     values = Values(TABLE, given, origin=document.origin, software="nanotron", version=VERSION)

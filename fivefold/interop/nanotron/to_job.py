@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import Asked, Document, ParsedConfig, build_reading, world
+from fivefold.interop.format import Document, Overrides, ParsedConfig, build_reading, world
 from fivefold.interop.keys import Values
 from fivefold.interop.nanotron.keys import OF_MODEL, OPTIMIZER, F, R
 from fivefold.job import Recipe, recipe
@@ -25,7 +25,7 @@ NUMBERS = ("hidden_size", "intermediate_size", "num_attention_heads")
 NEEDED = ("tokens.sequence_length", "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica")
 
 
-def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job."""
     document, values = config.document, config.values
     origin = values.origin
@@ -34,15 +34,15 @@ def to_job(config: ParsedConfig, asked: Asked) -> Reading:
     if missing or model is None:
         return build_reading(config, {}, model=model, ranks=None, missing=missing)
     fields = values.fields()
-    dp, tp, pp = (values.whole(key) for key in SIZES)
-    cp = values.whole("parallelism.context_parallel_size")
+    dp, tp, pp = (values.to_int(key) for key in SIZES)
+    cp = values.to_int("parallelism.context_parallel_size")
     ranks = world(document, asked)
     if ranks not in (None, dp * tp * pp * cp):
         raise UserError(f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks")
-    mbs = values.whole("tokens.micro_batch_size")
+    mbs = values.to_int("tokens.micro_batch_size")
     fields |= {
         "job.stack.name": "nanotron",
-        "job.global_batch": dp * mbs * values.whole("tokens.batch_accumulation_per_replica"),
+        "job.global_batch": dp * mbs * values.to_int("tokens.batch_accumulation_per_replica"),
         "layout.sp": tp == 1 or str(values["parallelism.tp_mode"]).upper() == "REDUCE_SCATTER",
         "layout.ac": _recomputed(values),
         "job.precision": _precision(values),

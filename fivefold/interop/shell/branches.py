@@ -27,33 +27,33 @@ def decided(condition: str, known: Variables) -> bool | None:
             return None
         end = words.index("]" + "]" * (len(words[0]) - 1))
         result = _any(words[1:end], known)
-        holds = result if not connective else _both(holds, result) if connective == "&&" else _either(holds, result)
+        holds = result if not connective else _and(holds, result) if connective == "&&" else _or(holds, result)
         connective, words = words[end + 1], words[end + 2 :]
         if connective not in ("||", "&&"):
             return holds if not words else None
     return None
 
 
-def _both(left: bool | None, right: bool | None) -> bool | None:
+def _and(left: bool | None, right: bool | None) -> bool | None:
     return False if False in (left, right) else None if None in (left, right) else True
 
 
-def _either(left: bool | None, right: bool | None) -> bool | None:
+def _or(left: bool | None, right: bool | None) -> bool | None:
     return True if True in (left, right) else None if None in (left, right) else False
 
 
 def _any(words: list[str], known: Variables) -> bool | None:
     """Evaluate the words within brackets: ``a || b && c``."""
-    for sign, combine in (("||", _either), ("&&", _both)):
+    for sign, combine in (("||", _or), ("&&", _and)):
         if sign in words:
             position = words.index(sign)
             return combine(_any(words[:position], known), _any(words[position + 1 :], known))
     negated = words[:1] == ["!"]
-    holds = _asked(words[1:] if negated else words, known)
+    holds = _evaluate_test(words[1:] if negated else words, known)
     return None if holds is None else holds != negated
 
 
-def _asked(words: list[str], known: Variables) -> bool | None:
+def _evaluate_test(words: list[str], known: Variables) -> bool | None:
     if len(words) == 2 and words[0] in ("-z", "-n"):
         text = _text(words[1], known)
         return None if text is None else (text == "") == (words[0] == "-z")

@@ -15,7 +15,7 @@ NAME = re.compile(r"\$(?:(\w+|[@#*?])|\{([^{}]*)\})")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\(([^()]*(?:\([^()]*\)[^()]*)*)\)|`([^`]*)`")
 WITHIN = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # expressions that may contain quotes
-PARTS = re.compile(rf"'[^']*'|\"(?:{WITHIN}|[^\"\\])*\"|(?:{WITHIN}|[^'\"\\])+")
+WORD_PARTS = re.compile(rf"'[^']*'|\"(?:{WITHIN}|[^\"\\])*\"|(?:{WITHIN}|[^'\"\\])+")
 OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -55,7 +55,7 @@ def raw_words(text: str) -> list[str]:
 
 def expanded(word: str, known: Variables) -> list[str]:
     """Expand a word into none, one, or the several words of an array or of an unquoted list."""
-    parts = PARTS.findall(word)
+    parts = WORD_PARTS.findall(word)
     words: list[str] = [""]
     has_word = False
     for part in parts:
@@ -64,8 +64,8 @@ def expanded(word: str, known: Variables) -> list[str]:
             has_word = True
         elif part.startswith('"'):
             inner = part[1:-1]
-            if (found := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner)) and isinstance(known.get(found[1]), list):
-                elements = list(known[found[1]])
+            if (match := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner)) and isinstance(known.get(match[1]), list):
+                elements = list(known[match[1]])
                 words[-1:] = [words[-1] + elements[0], *elements[1:]] if elements else words[-1:]
                 has_word = has_word or bool(elements)
             else:
@@ -81,7 +81,7 @@ def expanded(word: str, known: Variables) -> list[str]:
                 words += split_words[1:]
                 has_word = True
     return (
-        [HIDDEN.sub(lambda found: chr(ord(found[0]) - BEHIND), expanded_word) for expanded_word in words]
+        [HIDDEN.sub(lambda hidden: chr(ord(hidden[0]) - BEHIND), expanded_word) for expanded_word in words]
         if has_word
         else []
     )
@@ -104,10 +104,10 @@ def substituted(text: str, known: Variables) -> str:
         said = match[1] or match[2]
         name, sets, default = said.partition(":-") if ":-" in said else said.partition(":=")
         name = name.removesuffix("[@]").removesuffix("[*]")
-        found = known.get(name)
-        if found is None:
+        known_value = known.get(name)
+        if known_value is None:
             return " ".join(expanded(default, known)) if sets else match[0]
-        return " ".join(found) if isinstance(found, list) else found
+        return " ".join(known_value) if isinstance(known_value, list) else known_value
 
     return NAME.sub(value, text)
 

@@ -58,7 +58,7 @@ def launched(words: Sequence[str]) -> Launch:
     return Launch(tuple(rest), options)
 
 
-def _options(words: list[str], found: dict[str, str], *, stop_at_module: bool = False) -> list[str]:
+def _options(words: list[str], options: dict[str, str], *, stop_at_module: bool = False) -> list[str]:
     """Read options up to the first word that is not one; return that word and the rest."""
     position = 0
     while position < len(words) and words[position].startswith("-"):
@@ -71,13 +71,13 @@ def _options(words: list[str], found: dict[str, str], *, stop_at_module: bool = 
         name, equals, value = word.lstrip("-").partition("=")
         name = {"N": "nnodes", "n": "ntasks", "g": "nproc_per_node"}.get(name, name).replace("-", "_")
         if equals:
-            found[name] = value
+            options[name] = value
             position += 1
         elif name in FLAGS or stop_at_module or position + 1 >= len(words) or words[position + 1].startswith("-"):
-            found.setdefault(name, "")
+            options.setdefault(name, "")
             position += 1
         else:
-            found[name] = words[position + 1]
+            options[name] = words[position + 1]
             position += 2
     return words[position:]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold.interop.keys import shown
+from fivefold.interop.keys import shorten_value
 from fivefold.interop.shell.branches import decided
 from fivefold.interop.shell.expand import Variables, expanded, raw_words
 from fivefold.interop.shell.statements import CLOSING, OPENING, Statement, first_word, is_function, statements
-from fivefold.results.reading import Said
+from fivefold.results.reading import ParsedKey
 
 ASSIGNS = re.compile(r"(\w+)(\+?)=(.*)", flags=re.DOTALL)
 SBATCH = re.compile(r"^#SBATCH\s+(.*)$", flags=re.MULTILINE)
@@ -33,7 +33,7 @@ class Script(NamedTuple):
 
     commands: tuple[tuple[str, ...], ...]
     slurm: Slurm
-    remarks: tuple[Said, ...]
+    remarks: tuple[ParsedKey, ...]
     variables: dict[str, str | list[str]]
 
 
@@ -47,7 +47,7 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
         known |= {"SLURM_GPUS_PER_NODE": str(slurm.per_node), "SLURM_GPUS_ON_NODE": str(slurm.per_node)}
     known |= given or {}
     commands: list[tuple[str, ...]] = []
-    remarks: list[Said] = []
+    remarks: list[ParsedKey] = []
     for statement in _followed(text, remarks, known):
         rest = _assigned(raw_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
         words = [word for raw in rest for word in expanded(raw, known)]
@@ -59,7 +59,7 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     return Script(tuple(commands), slurm, tuple(remarks), known)
 
 
-def _followed(text: str, remarks: list[Said], known: Variables) -> Iterator[Statement]:
+def _followed(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[Statement]:
     """Yield the statements that certainly run: those outside logic, and those of an ``if`` that can be decided.
 
     Any other block of logic leaves one remark.
@@ -112,9 +112,9 @@ def _matters(text: str) -> bool:
     return word not in without_effect or "=" in word or (word == "export" and "=" in text)
 
 
-def _open(each: Statement) -> Said:
+def _open(statement: Statement) -> ParsedKey:
     means = "is logic of the shell, which was not followed"
-    return Said(key=f"line {each.line}", value=shown(" ".join(each.text.split())), means=means)
+    return ParsedKey(key=f"line {statement.line}", value=shorten_value(" ".join(statement.text.split())), means=means)
 
 
 def _turn(taken: list[str], word: str, condition: str, known: Variables) -> bool:

@@ -54,7 +54,7 @@ def statements(script: str) -> Iterator[Statement]:
             if text.strip():
                 yield Statement(start, text.strip())
                 if (heredoc := HEREDOC.search(text)) and char == "\n":
-                    position, skipped = _after(script, position + 1, heredoc[1])
+                    position, skipped = _skip_here_document(script, position + 1, heredoc[1])
                     line += skipped
                     text, start = "", line
                     continue
@@ -69,7 +69,7 @@ def statements(script: str) -> Iterator[Statement]:
         yield Statement(start, text.strip())
 
 
-def _after(script: str, place: int, mark: str) -> tuple[int, int]:
+def _skip_here_document(script: str, place: int, mark: str) -> tuple[int, int]:
     """Return the position after a here-document that ends with ``mark``, and the number of its lines."""
     lines = 0
     while place < len(script):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.write import differs
 from fivefold.model.shape import MLA, MoE, RopeScaling
 from fivefold.model.spec import Model
@@ -90,12 +90,12 @@ def flavors(family: str) -> dict[str, Model]:
     if family == "llama3":
         return {flavor: llama(f"llama3-{flavor.lower()}", sizes) for flavor, sizes in LLAMA.items()}
     if family == "qwen3":
-        sizes = {flavor: _free(named(f"qwen3-{flavor.lower()}")) for flavor in QWEN}
+        sizes = {flavor: _free(build_model(f"qwen3-{flavor.lower()}")) for flavor in QWEN}
         return sizes | {"debugmodel": _qwen_debug(experts=False), "debugmodel_moe": _qwen_debug(experts=True)}
     if family == "deepseek_v3":
-        return {"debugmodel": _deepseek_debug()} | {key: _free(named(name)) for key, name in DEEPSEEK.items()}
+        return {"debugmodel": _deepseek_debug()} | {key: _free(build_model(name)) for key, name in DEEPSEEK.items()}
     if family == "gpt_oss":
-        return {key: _free(named(name)) for key, name in GPT_OSS.items()}
+        return {key: _free(build_model(name)) for key, name in GPT_OSS.items()}
     raise UserError(f"unknown model of torchtitan {family!r}; known: {', '.join(MODULES)}; or say --model NAME")
 
 

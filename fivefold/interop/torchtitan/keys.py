@@ -6,7 +6,7 @@ distributed/pipeline_parallel.py, parallel_dims.py, models/*/__init__.py.
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, field, foreign, idle, near, part
+from fivefold.interop.keys import Table, approximate_keys, field, foreign, idle, part
 
 VERSION = "0.3.0"
 
@@ -78,7 +78,7 @@ SHARED: Table = {
     "debug.moe_force_load_balance": part("job.imbalance: every expert gets as many tokens, as is counted", False),
     "debug.batch_invariant": foreign("kernels of a fixed order of summation", False),
     "comm.mode": foreign("messages that are not sent", "default"),
-    **near("another backend of the compiler", "compile.backend", default="inductor"),
+    **approximate_keys("another backend of the compiler", "compile.backend", default="inductor"),
     "debug.detect_anomaly": foreign("autograd's anomaly detection, which slows every operation", False),
     "debug.deterministic": foreign("deterministic kernels, which may be slower", False),
     **idle("training.gc_freq", "training.gc_debug", "lr_scheduler.total_steps", "debug.deterministic_warn_only"),
@@ -122,7 +122,7 @@ PYTHON: Table = {
     "optimizer.implementation": foreign("the optimizer's kernels: counted as fused", "fused"),
     "override": foreign("replaces parts of the model by others", None),
     **idle(*PYTHON_ONLY, "loss.*"),
-    **near("another way to cut a model over ranks", "parallelism.spmd_backend", default="spmd_types"),
+    **approximate_keys("another way to cut a model over ranks", "parallelism.spmd_backend", default="spmd_types"),
     **idle("optimizer.*", "profiler.*", "dataloader.*", "tokenizer.*", "hf_assets_path", "dump_folder"),
     **idle("parallelism.context_parallel_ptrr_mask_key", "metrics", "checkpoint", "dataloader", "tokenizer"),
     **idle(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fivefold.interop.files import document as load
-from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
 from fivefold.interop.shell.launch import keys
 from fivefold.interop.torchtitan.flavors import MODULES, flavored, llama
@@ -20,7 +20,7 @@ from fivefold.interop.torchtitan.keys import BELOW, SIZES, TABLE, VERSION
 from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError, nearest
-from fivefold.results.reading import Said
+from fivefold.results.reading import ParsedKey
 
 DROPPED = ("model_spec.0", "optimizer.0", "optimizer.name")
 
@@ -34,11 +34,11 @@ def is_torchtitan(document: Document) -> bool:
     return document.kind == "python" and "torchtitan" in document.text and "Config" in document.text
 
 
-def parse(document: Document, asked: Asked) -> ParsedConfig:
+def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of a Python config; ``FILE:FUNCTION`` names one of several, a launch line one with changes."""
     line_keys = keys(document.words) if document.kind == "words" else {}
     if line_keys:
-        document = _named(line_keys, document)
+        document = _find_config_file(line_keys, document)
     origin, text = document.origin, document.text
     name = document.values.get("function")
     if not name:
@@ -57,7 +57,7 @@ def parse(document: Document, asked: Asked) -> ParsedConfig:
     return ParsedConfig(document, values, model=model)
 
 
-def _named(said: dict[str, object], document: Document) -> Document:
+def _find_config_file(said: dict[str, object], document: Document) -> Document:
     """Return the file that ``--module`` names, with the function of ``--config``; ``UserError`` if it is missing."""
     module, function = str(said["module"]), str(said["config"])
     names = (f"torchtitan/models/{module}/config_registry.py", f"{module.replace('.', '/')}.py")
@@ -84,7 +84,7 @@ class ConfigFunction(NamedTuple):
     """The keys that a config function sets, and the lines of it that were not followed."""
 
     values: Mapping[str, Any]
-    remarks: tuple[Said, ...]
+    remarks: tuple[ParsedKey, ...]
 
 
 def _model(
@@ -158,7 +158,7 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
         raise nearest(name, list(known), kind=f"config of {origin}")
     values: dict[str, Any] = {}
     local: dict[str, Any] = {}
-    remarks: list[Said] = []
+    remarks: list[ParsedKey] = []
     for node in known[name].body:
         if isinstance(node, ast.Return):
             values |= _returned(node.value, local, text, origin=origin, depth=depth, remarks=remarks)
@@ -175,12 +175,12 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
                 _replace(changed_config, ".".join(path[1:]), _value(node.value, local))
         elif not isinstance(node, PLAIN) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             line = ast.unparse(node).partition("\n")[0]
-            remarks.append(Said(key=f"line {node.lineno}", value=line[:60], means="is code, which was not run"))
+            remarks.append(ParsedKey(key=f"line {node.lineno}", value=line[:60], means="is code, which was not run"))
     return ConfigFunction(values, tuple(remarks))
 
 
 def _returned(
-    node: ast.AST | None, local: Mapping[str, Any], text: str, *, origin: str, depth: int, remarks: list[Said]
+    node: ast.AST | None, local: Mapping[str, Any], text: str, *, origin: str, depth: int, remarks: list[ParsedKey]
 ) -> dict[str, Any]:
     """Return the keys of what a config function returns: a call of Config, a variable, or another function."""
     if isinstance(node, ast.Name):

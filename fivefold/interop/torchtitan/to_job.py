@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import RANKS_MISSING, Asked, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.keys import Values, listed
 from fivefold.interop.torchtitan.keys import LOOPED, SCHEDULES
 from fivefold.interop.torchtitan.parse import Call
@@ -26,7 +26,7 @@ FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_
 P = "parallelism."
 
 
-def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job of a Python config."""
     values, model = config.values, config.model
     ranks = world(config.document, asked)
@@ -96,9 +96,9 @@ def _precision(values: Values) -> Recipe:
 
 def degrees(values: Values, ranks: int) -> dict[str, Any]:
     """Return dp, ZeRO stage and shard group; raise ``UserError`` if the degrees do not multiply to the ranks."""
-    cp, tp, pp = (values.whole(f"{P}{axis}_parallel_degree") for axis in ("context", "tensor", "pipeline"))
-    copies = values.whole(f"{P}data_parallel_replicate_degree")
-    shards = values.whole(f"{P}data_parallel_shard_degree", least=None)
+    cp, tp, pp = (values.to_int(f"{P}{axis}_parallel_degree") for axis in ("context", "tensor", "pipeline"))
+    copies = values.to_int(f"{P}data_parallel_replicate_degree")
+    shards = values.to_int(f"{P}data_parallel_shard_degree", least=None)
     shard_count = replicas(ranks, copies * cp * tp * pp, of="dp_replicate·cp·tp·pp", origin=values.origin)
     assert shard_count is not None
     if shards not in (-1, shard_count):
@@ -126,8 +126,8 @@ def degrees(values: Values, ranks: int) -> dict[str, Any]:
 def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
     """Return micro-batch and global batch."""
     local_batch, global_batch = (
-        values.whole("training.local_batch_size"),
-        values.whole("training.global_batch_size", least=None),
+        values.to_int("training.local_batch_size"),
+        values.to_int("training.global_batch_size", least=None),
     )
     global_batch = local_batch * dp if global_batch < 0 else global_batch
     if global_batch == 0 or global_batch % (local_batch * dp):
@@ -137,7 +137,7 @@ def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
         )
     mbs = local_batch
     if pp > 1:
-        mbs = values.whole(f"{P}pipeline_parallel_microbatch_size")
+        mbs = values.to_int(f"{P}pipeline_parallel_microbatch_size")
         if local_batch % mbs:
             raise UserError(
                 f"{values.origin}: local_batch_size={local_batch} is not a multiple of the micro-batch's {mbs}"
@@ -171,8 +171,8 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
             f"{P}pipeline_parallel_schedule", "is not among the schedules here; read as Interleaved1F1B or 1F1B"
         )
         name = "Interleaved1F1B" if is_looped else "1F1B"
-    first = values.whole(f"{P}pipeline_parallel_first_stage_less_layers", least=0)
-    last = values.whole(f"{P}pipeline_parallel_last_stage_less_layers", least=0)
+    first = values.to_int(f"{P}pipeline_parallel_first_stage_less_layers", least=0)
+    last = values.to_int(f"{P}pipeline_parallel_last_stage_less_layers", least=0)
     stage_modules, layers_per_stage = (
         values[f"{P}module_fqns_per_model_part"],
         values[f"{P}pipeline_parallel_layers_per_stage"],

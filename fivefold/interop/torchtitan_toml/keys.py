@@ -5,7 +5,7 @@ Sources: torchtitan 0.2.2 torchtitan/config/job_config.py, distributed/pipeline_
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, field, foreign, idle, near, part, unsupported
+from fivefold.interop.keys import Table, approximate_keys, field, foreign, idle, part, unsupported
 from fivefold.interop.torchtitan.keys import AC, PRECISION, SHARED
 
 VERSION = "0.2.2"
@@ -68,7 +68,9 @@ TOML: Table = {
     **unsupported("code of one's own", "job.custom_config_module"),
     **unsupported("fp8 on a device without it", "quantize.linear.float8.emulate", default=False),
     **unsupported("another library of the dispatcher", "parallelism.expert_parallel_comm_backend", default="standard"),
-    **near("another recipe of experts", "quantize.grouped_mm.mx.recipe_name", default="mxfp8"),
-    **near("another kernel of casts", "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", default="triton"),
-    **near("scales that are computed at once", "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"),
+    **approximate_keys("another recipe of experts", "quantize.grouped_mm.mx.recipe_name", default="mxfp8"),
+    **approximate_keys("another kernel of casts", "quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", default="triton"),
+    **approximate_keys(
+        "scales that are computed at once", "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"
+    ),
 }

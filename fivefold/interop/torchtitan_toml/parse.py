@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.interop.format import Asked, Document, ParsedConfig
+from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, flat
 from fivefold.interop.torchtitan_toml.keys import OLD, TOML, VERSION
 
@@ -17,7 +17,7 @@ def is_torchtitan_toml(document: Document) -> bool:
     return "flavor" in document.values["model"] or len(tables & TABLES) >= 3
 
 
-def parse(document: Document, asked: Asked) -> ParsedConfig:
+def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of a TOML file's keys."""
     origin = document.origin
     given = {OLD.get(key, key): value for key, value in flat(document.values, origin=origin).items()}

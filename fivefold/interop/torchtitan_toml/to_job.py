@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import RANKS_MISSING, Asked, ParsedConfig, build_reading, world
+from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, world
 from fivefold.interop.keys import Values, listed
 from fivefold.interop.torchtitan.flavors import flavored
 from fivefold.interop.torchtitan.to_job import batch, compiled, degrees, pipeline, rate, sixteen_bits
@@ -21,7 +21,7 @@ BY_OPERATION = "norm+rope+act"
 P = "parallelism."
 
 
-def to_job(config: ParsedConfig, asked: Asked) -> Reading:
+def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job of a TOML file."""
     values = config.values
     ranks = world(config.document, asked)
@@ -51,8 +51,8 @@ def _experts(values: Values, model: Model) -> int:
     if model.moe is None:
         return 1
     if values[f"{P}expert_parallel_degree"] == 1:
-        return values.whole(f"{P}tensor_parallel_degree")
-    return values.whole(f"{P}expert_tensor_parallel_degree")
+        return values.to_int(f"{P}tensor_parallel_degree")
+    return values.to_int(f"{P}expert_tensor_parallel_degree")
 
 
 def _recomputed(values: Values) -> str:

@@ -32,7 +32,7 @@ class Action(NamedTuple):
         return f"{self.kind}{self.stage}.{self.micro_batch}"
 
 
-def named(part: Part) -> str:
+def format_part(part: Part) -> str:
     """Format a part as text, such as ``F0.3``."""
     kind, stage, micro_batch = part
     return f"{kind}{stage}.{micro_batch}"

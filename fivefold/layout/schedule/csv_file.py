@@ -13,7 +13,7 @@ import csv
 from itertools import product
 from pathlib import Path
 
-from fivefold.layout.schedule.action import named, parse, parts
+from fivefold.layout.schedule.action import format_part, parse, parts
 from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import RunFailure, UserError, read_text
@@ -73,5 +73,5 @@ def _paths(rows: tuple[Row, ...]) -> tuple[tuple[int, ...], ...]:
     )
     if missing is not None:
         counts = f"{len(stages)} stages and {len(micro_batches)} micro-batches"
-        raise UserError(f"{named(('F', *missing))} never runs, though other rows have {counts}; add it")
+        raise UserError(f"{format_part(('F', *missing))} never runs, though other rows have {counts}; add it")
     return tuple(tuple(rank_of_forward["F", stage, i] for stage in stages) for i in micro_batches)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fivefold.layout.schedule.action import Kind, named
+from fivefold.layout.schedule.action import Kind, format_part
 from fivefold.layout.schedule.columns import KINDS, Columns, Needs, needs_of
 from fivefold.record import UserError
 
@@ -142,7 +142,7 @@ def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray,
 
     def waits(at: int) -> str:
         part = next(part for part in needs.parts[at].tolist() if not done[needs.maker[part]])
-        return named(("FB"[part % 2], part // 2 % stages, part // 2 // stages))
+        return format_part(("FB"[part % 2], part // 2 % stages, part // 2 // stages))
 
     lines = sorted(f"rank {columns.rank[at]} at {columns.action(at)} waits for {waits(at)}" for at in stuck)
     suffix = f" and {len(lines) - 3} more" if len(lines) > 3 else ""

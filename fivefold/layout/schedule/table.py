@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fivefold.layout.schedule.action import Part, named, parts
+from fivefold.layout.schedule.action import Part, format_part, parts
 from fivefold.layout.schedule.columns import Columns, Row, columns_of
 from fivefold.layout.schedule.order import Order, order
 from fivefold.record import UserError
@@ -69,19 +69,21 @@ def check(table: Table) -> None:
         for part in (part for action in row for part in parts(action)):
             _, stage, micro_batch = part
             if part in rank_of_part:
-                raise UserError(f"{named(part)} runs on rank {rank_of_part[part]} and again on rank {rank}; keep one")
+                raise UserError(
+                    f"{format_part(part)} runs on rank {rank_of_part[part]} and again on rank {rank}; keep one"
+                )
             if stage >= table.stages or micro_batch >= table.micro_batches:
                 limit = f"{table.stages} stages and {table.micro_batches} micro-batches"
-                raise UserError(f"{named(part)} on rank {rank} is beyond {limit}, counted from 0; drop it")
+                raise UserError(f"{format_part(part)} on rank {rank} is beyond {limit}, counted from 0; drop it")
             stage_rank = table.paths[micro_batch][stage]
             if rank != stage_rank:
                 raise UserError(
-                    f"{named(part)} runs on rank {rank}, but rank {stage_rank} holds its stage; move it there"
+                    f"{format_part(part)} runs on rank {rank}, but rank {stage_rank} holds its stage; move it there"
                 )
             rank_of_part[part] = rank
     for micro_batch, path in enumerate(table.paths):
         for stage, rank in enumerate(path):
             for part in (("F", stage, micro_batch), ("B", stage, micro_batch), ("W", stage, micro_batch)):
                 if part not in rank_of_part:
-                    raise UserError(f"{named(part)} never runs; add it to rank {rank}")
+                    raise UserError(f"{format_part(part)} never runs; add it to rank {rank}")
     _ = table.order

@@ -28,7 +28,7 @@ def zbv(*, pp: int, micro_batches: int) -> Table:
         turns = ["F0"] * (2 * back - 1) + ["F1", "F0"] * rank + ["F1", "B1", "W1"] * back
         turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
         turns += ["B0", "B1"] * rank + ["B0", "W0"] * back + ["W1", "W0"] * rank
-        rows.append(_numbered(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), each=micro_batches))
+        rows.append(_numbered(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), count=micro_batches))
     return Table("zbv", tuple(rows), _v(pp, micro_batches))
 
 
@@ -36,10 +36,10 @@ def dualpipev(*, pp: int, micro_batches: int) -> Table:
     """Generate DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
     rows = (
         _numbered(
-            _dualpipe_phases(rank, ranks=pp, each=micro_batches),
+            _dualpipe_phases(rank, ranks=pp, count=micro_batches),
             stages=(rank, 2 * pp - 1 - rank),
             first=(0, 0),
-            each=micro_batches,
+            count=micro_batches,
         )
         for rank in range(pp)
     )
@@ -53,8 +53,8 @@ def dualpipe(*, pp: int, micro_batches: int) -> Table:
     for rank in range(pp):
         near = min(rank, pp - 1 - rank)
         first = (0, half) if near == rank else (half, 0)
-        turns = _dualpipe_phases(near, ranks=pp // 2, each=half)
-        rows.append(_numbered(turns, stages=(near, pp - 1 - near), first=first, each=half))
+        turns = _dualpipe_phases(near, ranks=pp // 2, count=half)
+        rows.append(_numbered(turns, stages=(near, pp - 1 - near), first=first, count=half))
     path = tuple(range(pp))
     return Table("dualpipe", tuple(rows), (path,) * half + (path[::-1],) * half)
 
@@ -63,11 +63,11 @@ def _v(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
     return ((*range(pp), *reversed(range(pp))),) * micro_batches
 
 
-def _dualpipe_phases(near: int, *, ranks: int, each: int) -> list[str]:
+def _dualpipe_phases(near: int, *, ranks: int, count: int) -> list[str]:
     """Return the eight phases of DualPipe, ``near`` ranks from the end; ``each``: micro-batches, >= 2·ranks."""
     back = ranks - 1 - near
     turns = ["F0"] * (2 * back) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * back
-    middle = ["F0+BW1", "F1+BW0"] * (each - 2 * ranks + near + 1)
+    middle = ["F0+BW1", "F1+BW0"] * (count - 2 * ranks + near + 1)
     if back == 0:
         middle[:1] = ["F0", "BW1"]  # where the directions meet there is nothing to overlap yet
     turns += middle + ["BW1", "F1+BW0"] * back
@@ -79,7 +79,7 @@ def _dualpipe_phases(near: int, *, ranks: int, each: int) -> list[str]:
     return turns
 
 
-def _numbered(turns: Iterable[str], *, stages: Pair, first: Pair, each: int) -> Row:
+def _numbered(turns: Iterable[str], *, stages: Pair, first: Pair, count: int) -> Row:
     """Number the turns ("F0": F of the near stage) as actions, from micro-batch ``first``; drop those beyond ``each``.
 
     F and B count up; W takes the oldest micro-batch whose B has run without W.
@@ -94,10 +94,10 @@ def _numbered(turns: Iterable[str], *, stages: Pair, first: Pair, each: int) -> 
             if deferred[position]:
                 row.append(Action("W", stage, deferred[position].popleft()))
         elif kind == "F":
-            if forward[position] < first[position] + each:
+            if forward[position] < first[position] + count:
                 row.append(Action("F", stage, forward[position]))
                 forward[position] += 1
-        elif backward[position] < first[position] + each:
+        elif backward[position] < first[position] + count:
             micro_batch = backward[position]
             backward[position] += 1
             if kind == "B":

@@ -46,7 +46,7 @@ GROUPED = (
     SIZES | ROTARY | UNREAD_ROTARY_FACTOR | same("num_key_value_heads head_dim") | {"rms_norm_eps": "norm_epsilon"}
 )
 KEYS = GROUPED | same("hidden_act")
-LAYER_NORM_KEYS = without(KEYS, "rms_norm_eps")
+LAYER_NORM_KEYS = drop_keys(KEYS, "rms_norm_eps")
 EXPERT_KEYS = same("num_experts num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
 BIASED_EXPERT_KEYS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"} | same(
     "num_experts_per_tok moe_intermediate_size n_shared_experts routed_scaling_factor n_group topk_group norm_topk_prob"

@@ -153,7 +153,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "embedding_multiplier": model.embedding_scale,
         "attention_multiplier": scale,
         "residual_multiplier": model.residual_scale,
-        "logits_scaling": _whole(1 / model.logit_scale) if model.logit_scale else None,
+        "logits_scaling": _round_to_int(1 / model.logit_scale) if model.logit_scale else None,
         "logit_scale": model.logit_scale,
         "no_rope_layers": [int(model.rotates(layer)) for layer in layers],
         "rope_theta": model.rope_theta,
@@ -171,7 +171,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "layer_types": ["sliding_attention" if sliding else "full_attention" for sliding in slides]
         if any(slides)
         else None,
-        "query_pre_attn_scalar": _whole(scale**-2),
+        "query_pre_attn_scalar": _round_to_int(scale**-2),
         "attn_logit_softcapping": model.attention_softcap,
         "final_logit_softcapping": model.logit_softcap,
         "num_nextn_predict_layers": model.predicted,
@@ -217,6 +217,6 @@ def _list_expert_fields(model: Model, moe: MoE) -> dict[str, Any]:
     }
 
 
-def _whole(value: float) -> float:
+def _round_to_int(value: float) -> float:
     """Round ``value`` if it differs from an integer only by rounding errors."""
     return round(value) if isclose(value, round(value), rel_tol=1e-12) else value

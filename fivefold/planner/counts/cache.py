@@ -29,7 +29,7 @@ class Caches:
     def __init__(self) -> None:
         self._by_class: dict[type, object] = {}
 
-    def of(self, kind: type[Kind]) -> Kind:
+    def get_cache(self, kind: type[Kind]) -> Kind:
         """Return the cache of the class ``kind``; it starts empty."""
         cache = self._by_class.get(kind)
         if not isinstance(cache, kind):

@@ -33,7 +33,7 @@ from fivefold.planner.counts.memory.states import UnitStates, local_units, part_
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
 from fivefold.planner.counts.operations.layer import Kind, kind_of
 from fivefold.planner.counts.operations.linear import sums_itself
-from fivefold.planner.counts.operations.local_shapes import Local, Part
+from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op, scratch_tensor
 from fivefold.planner.counts.operations.recompute import Unit
 from fivefold.planner.counts.operations.unit_cache import Built
@@ -41,7 +41,7 @@ from fivefold.planner.counts.operations.unit_cache import Built
 Name = Kind | str  # a kind of block, or "embed" or "head"
 
 
-class Run(NamedTuple):
+class UnitGroup(NamedTuple):
     """Consecutive equal units of a stage, counted once and multiplied: ``times`` of them, the first at layer ``first``.
 
     ``recomputed`` says that they are recomputed; ``further`` that a head holds MTP modules with experts.
@@ -71,41 +71,41 @@ class Counts:
 
     def __init__(self, model: Model, job: Job) -> None:
         self.model, self.job = model, job
-        self._shapes: Cache[tuple[Part, Name], frozenset[tuple[int, int]]] = Cache()
-        self._largest: Cache[tuple[Part, Name], list[int]] = Cache()
-        self._logits: Cache[Part, int] = Cache()
-        self._profiles: Cache[tuple[Part, Name, Sums], Profile] = Cache(PROFILES)
-        self._splits: Cache[tuple[Part, Name, Sums, Waits], SplitProfile] = Cache(PROFILES)
+        self._shapes: Cache[tuple[LocalDegrees, Name], frozenset[tuple[int, int]]] = Cache()
+        self._largest: Cache[tuple[LocalDegrees, Name], list[int]] = Cache()
+        self._logits: Cache[LocalDegrees, int] = Cache()
+        self._profiles: Cache[tuple[LocalDegrees, Name, Sums], Profile] = Cache(PROFILES)
+        self._splits: Cache[tuple[LocalDegrees, Name, Sums, Waits], SplitProfile] = Cache(PROFILES)
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._parts: dict[tuple[object, ...], UnitStates] = {}
         self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}
-        self._work: dict[tuple[object, ...], tuple[tuple[tuple[Run, int], ...], ...]] = {}
+        self._work: dict[tuple[object, ...], tuple[tuple[tuple[UnitGroup, int], ...], ...]] = {}
         self._alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.caches = Caches()  # of the modules that count from these counts
-        self._runs: dict[tuple[object, ...], tuple[tuple[Run, ...], ...]] = {}
+        self._runs: dict[tuple[object, ...], tuple[tuple[UnitGroup, ...], ...]] = {}
         kinds = [kind_of(model, layer) for layer in range(model.layers)]
         if job.adapter is not None:
             kinds[0] = kinds[0]._replace(leads=True)
         self.kinds = tuple(kinds)
-        self.alike = {kind.alike: kind for kind in reversed(kinds)}
+        self.alike = {kind.representative: kind for kind in reversed(kinds)}
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
         self._built = Built(model, job, self.example)
 
-    def local(self, part: Part) -> Local:
+    def local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
         return self._built.local(part)
 
-    def unit(self, part: Part, name: Name) -> Unit:
+    def unit(self, part: LocalDegrees, name: Name) -> Unit:
         """Return the operations of a unit."""
         return self._built.unit(part, name)
 
-    def in_order(self, part: Part, name: Name) -> tuple[Op, ...]:
+    def in_order(self, part: LocalDegrees, name: Name) -> tuple[Op, ...]:
         """Return the operations of a unit without its own tensor names: equal operations of two units may be one
         object.
         """
         return self._built.in_order(part, name)
 
-    def profile(self, part: Part, name: Name, sums: Sums = NO_SUMS) -> Profile:
+    def profile(self, part: LocalDegrees, name: Name, sums: Sums = NO_SUMS) -> Profile:
         """Return the live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
         key = part, name, sums
         profile = self._profiles.get(key)
@@ -113,7 +113,7 @@ class Counts:
             profile = self._profiles[key] = play(self._entered_unit(part, name), sums=sums)
         return profile
 
-    def split(self, part: Part, name: Name, sums: Sums = NO_SUMS, *, waits: Waits = NO_WAITS) -> SplitProfile:
+    def split(self, part: LocalDegrees, name: Name, sums: Sums = NO_SUMS, *, waits: Waits = NO_WAITS) -> SplitProfile:
         """Return the live bytes of a unit whose weight gradients (W) are deferred; ``waits`` as in
         ``liveness.play_split``.
         """
@@ -126,7 +126,7 @@ class Counts:
             self._splits[key] = split_profile
         return split_profile
 
-    def _entered_unit(self, part: Part, name: Name) -> EnteredUnit:
+    def _entered_unit(self, part: LocalDegrees, name: Name) -> EnteredUnit:
         """Return the operations of a unit as one pass runs them, with what enters it."""
         local, width = self.local(part), self.job.precision.gradients_bytes
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
@@ -135,7 +135,7 @@ class Counts:
         unit = fuse_linears(unit, width=width) if fuses else unit
         return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
 
-    def shapes(self, part: Part, name: Name) -> frozenset[tuple[int, int]]:
+    def shapes(self, part: LocalDegrees, name: Name) -> frozenset[tuple[int, int]]:
         """Return the (out, in) shapes of a block's weights whose matmul fuses the gradient's accumulation."""
         key = part, name
         if key not in self._shapes:
@@ -143,7 +143,7 @@ class Counts:
             self._shapes[key] = frozenset((op.shape[1], op.shape[2]) for op in ops if sums_itself(op))
         return self._shapes[key]
 
-    def largest(self, part: Part, name: Name) -> list[int]:
+    def largest(self, part: LocalDegrees, name: Name) -> list[int]:
         """Return the bytes of the two largest tensors that one unit makes: activations, weight gradients, scratch."""
         key = part, name
         if key not in self._largest:
@@ -156,7 +156,7 @@ class Counts:
             self._largest[key] = sorted(sizes, reverse=True)[:2]
         return self._largest[key]
 
-    def logits(self, part: Part) -> int:
+    def logits(self, part: LocalDegrees) -> int:
         """Return the bytes of the logits tensor; 0 if the loss is chunked."""
         if part not in self._logits:
             self._logits[part] = sum(
@@ -186,7 +186,14 @@ class Counts:
 
     def local_parts(self, layout: Layout, name: Name) -> tuple[tuple[Sharded, int, int], ...]:
         """Return a unit's dense and expert weights on one rank, each with its numbers of shards and replicas."""
-        key = name, self.model.shares_table and apart(layout), layout.tp, layout.tp_inner, layout.ep, layout.etp
+        key = (
+            name,
+            self.model.shares_table and ends_on_different_ranks(layout),
+            layout.tp,
+            layout.tp_inner,
+            layout.ep,
+            layout.etp,
+        )
         if key not in self._local:
             weights = self.weights(layout, name)
             self._local[key] = local_units(weights, model=self.model, layout=layout, job=self.job)
@@ -206,7 +213,11 @@ class Counts:
 
     def adds(self, layout: Layout) -> bool:
         """Return True if the head adds its gradient of a tied table directly to the embedding's, on the same rank."""
-        return self.model.shares_table and not apart(layout) and self.job.stack.kernel_facts.adds_to_table
+        return (
+            self.model.shares_table
+            and not ends_on_different_ranks(layout)
+            and self.job.stack.kernel_facts.adds_to_table
+        )
 
     def reduces_each(self, layout: Layout, name: Name = "") -> bool:
         """Return True if the gradients of the unit ``name`` are reduced after every backward.
@@ -214,7 +225,7 @@ class Counts:
         A tied table whose ends are two stages of one rank has other passes between its two gradients, and is reduced
         after the last.
         """
-        waits = name == "embed" and layout.pp > 1 and self.model.shares_table and not apart(layout)
+        waits = name == "embed" and layout.pp > 1 and self.model.shares_table and not ends_on_different_ranks(layout)
         return reduces_each(layout, self.job) and not waits
 
     def states_key(self, layout: Layout) -> tuple[object, ...]:
@@ -228,7 +239,7 @@ class Counts:
             layout.shards,
             layout.expert_shards,
             layout.dp * layout.cp,
-            self.model.shares_table and apart(layout),
+            self.model.shares_table and ends_on_different_ranks(layout),
             self.job.stack.zero2_shards == "separate" and layout.pp == 1,
             layout.offload,
         )
@@ -243,13 +254,13 @@ class Counts:
         if name == "embed":
             return list(embedding_weights(self.model))
         if name == "head":
-            shared = self.model.shares_table and apart(layout)
+            shared = self.model.shares_table and ends_on_different_ranks(layout)
             return [*head_weights(self.model), *(list(embedding_weights(self.model))[:1] if shared else ())]
         assert isinstance(name, Kind)
         block = block_weights(self.model, self.example[name])
         return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))
 
-    def stage_runs(self, layout: Layout) -> tuple[tuple[Run, ...], ...]:
+    def stage_runs(self, layout: Layout) -> tuple[tuple[UnitGroup, ...], ...]:
         """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""
         key = self.stage_key(layout)
         if key not in self._runs:
@@ -263,7 +274,7 @@ class Counts:
             )
         return self._runs[key]
 
-    def stage_work(self, layout: Layout) -> tuple[tuple[tuple[Run, int], ...], ...]:
+    def stage_work(self, layout: Layout) -> tuple[tuple[tuple[UnitGroup, int], ...], ...]:
         """Return the distinct units of each stage and their number; layers with and without a window are distinct."""
         key = self.stage_key(layout)
         if key not in self._work:
@@ -275,10 +286,10 @@ class Counts:
             for index, layers in enumerate(stages):
                 tally = Counter((self.kinds[layer], recomputed_flags[layer]) for layer in layers)
                 work = [
-                    (Run(kind, self.example[kind], 1, is_recomputed), times)
+                    (UnitGroup(kind, self.example[kind], 1, is_recomputed), times)
                     for (kind, is_recomputed), times in tally.items()
                 ]
-                ends = [(Run("embed", 0, 1), 1)] if index == 0 else []
+                ends = [(UnitGroup("embed", 0, 1), 1)] if index == 0 else []
                 work = [*ends, *work, *([(self.head(layout), 1)] if index == len(stages) - 1 else [])]
                 stage_units.append(tuple(work))
             self._work[key] = tuple(stage_units)
@@ -296,20 +307,20 @@ class Counts:
 
     def _stage(
         self, layers: range, layout: Layout, again: tuple[bool, ...], *, first: bool, last: bool
-    ) -> tuple[Run, ...]:
-        runs = [Run("embed", 0, 1)] if first else []
+    ) -> tuple[UnitGroup, ...]:
+        runs = [UnitGroup("embed", 0, 1)] if first else []
         for layer in layers:
-            kind = self.alike[self.kinds[layer].alike]
+            kind = self.alike[self.kinds[layer].representative]
             if runs and runs[-1].name == kind and runs[-1].recomputed == again[layer]:
                 runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
             else:
-                runs.append(Run(kind, layer, 1, again[layer]))
+                runs.append(UnitGroup(kind, layer, 1, again[layer]))
         return (*runs, self.head(layout)._replace(first=self.model.layers)) if last else tuple(runs)
 
-    def head(self, layout: Layout) -> Run:
+    def head(self, layout: Layout) -> UnitGroup:
         """Return the head as a group of one unit; its multi-token prediction blocks are recomputed if its stage is."""
         is_recomputed = recomputed_stages(layout)[-1] and self.model.mtp is not None
-        return Run("head", 0, 1, is_recomputed, self.routed("head") > 0)
+        return UnitGroup("head", 0, 1, is_recomputed, self.routed("head") > 0)
 
     def routed(self, name: Name) -> int:
         """Return the number of mixture-of-experts layers in a unit."""
@@ -319,12 +330,12 @@ class Counts:
         return int(isinstance(name, Kind) and name.moe)
 
 
-def apart(layout: Layout) -> bool:
+def ends_on_different_ranks(layout: Layout) -> bool:
     """Return True if embedding and head are on two different ranks."""
     return layout.pp > 1 and not layout.pipeline.joins_ends
 
 
-def run_part(part: Part, run: Run) -> Part:
+def run_part(part: LocalDegrees, run: UnitGroup) -> LocalDegrees:
     """Return the degrees that matter to a group of units.
 
     Recomputation counts only if the group is recomputed, expert degrees only if it holds experts, a pipeline only for
@@ -332,7 +343,7 @@ def run_part(part: Part, run: Run) -> Part:
     """
     ep, etp = (part.ep, part.etp) if run.routes else (1, 1)
     recomputed_groups: frozenset[str] = part.recomputed if run.recomputed else frozenset()
-    return Part(
+    return LocalDegrees(
         part.sequences,
         part.cp,
         part.ulysses,

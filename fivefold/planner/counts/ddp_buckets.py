@@ -112,10 +112,10 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
         yield Message("dp", collective, times, elements * width, ranks, group)
 
 
-def _filled(found: Iterable[Gradient], *, width: int) -> Iterator[Message]:
+def _filled(ready: Iterable[Gradient], *, width: int) -> Iterator[Message]:
     """Yield the all-reduces of DistributedDataParallel's buckets."""
     bucket_bytes, capacity = 0, FIRST_BUCKET_BYTES
-    for gradient in found:
+    for gradient in ready:
         bucket_bytes += gradient.numel * width
         if bucket_bytes >= capacity:
             yield Message("dp", "all_reduce", 1, bucket_bytes, gradient.replicas, "replica")

@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts, Name, run_part
-from fivefold.planner.counts.operations.local_shapes import Part, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.update import update_flops
 from fivefold.step import Work
@@ -47,7 +47,7 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     return rank_flops * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
 
 
-def _executed(op: Op, part: Part) -> int:
+def _executed(op: Op, part: LocalDegrees) -> int:
     """Return the forward FLOPs that the ranks of cp execute; a ring computes (cp + 1) / 2cp of the full square."""
     if op.windowed_flops:
         return op.windowed_flops
@@ -64,7 +64,7 @@ def _both_passes(op: Op) -> int:
 @lru_cache(maxsize=256)
 def _per_sequence(model: Model, job: Job) -> tuple[int, int]:
     """Return the FLOPs of one sequence, forward and backward: attention as the full square, and causal."""
-    counts, part = Counts(model, job), Part(sequences=1)
+    counts, part = Counts(model, job), LocalDegrees(sequences=1)
     names: tuple[Name, ...] = ("embed", *counts.example, "head")
     ops_by_unit = {name: counts.unit(part, name).ops for name in names}
     tally = Counter[Name](("embed", *counts.kinds, "head"))

@@ -26,7 +26,7 @@ from fivefold.layout.sharding import (
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts, Name, Run, run_part
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
 from fivefold.planner.counts.ddp_buckets import joined_messages, joins_gathers, joins_reductions
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
 from fivefold.planner.counts.message import Message
@@ -146,7 +146,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
 
-def routing_messages(counts: Counts, layout: Layout, run: Run, *, times: int) -> Iterator[Message]:
+def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: int) -> Iterator[Message]:
     """Yield an MoE layer's messages other than its tokens, ``times`` per step.
 
     They carry token counts, routing weights and the dispatch's fp8 scales; for the balance loss and capacity, counts

@@ -78,18 +78,18 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
     degrees: list[Degree] = []
     refused = ""
     for changes in _changes(question.axis, layout, machine.ranks):
-        found = []
+        degree_list = []
         for change in changes:
             try:
                 legal = layout.replace(**change)
                 refuse(legal, model=model, job=job, machine=machine)
-                found.append(_degree(question, legal, question.exchange(model, job, legal), machine))
+                degree_list.append(_degree(question, legal, question.exchange(model, job, legal), machine))
             except ValidationError as error:
                 refused = refused or explain(error, Layout)
             except UserError as error:
                 refused = refused or str(error)
-        if found:
-            degrees.append(max(found, key=lambda degree: degree.flops_per_byte / degree.balance))
+        if degree_list:
+            degrees.append(max(degree_list, key=lambda degree: degree.flops_per_byte / degree.balance))
     failing = next((degree for degree in degrees if not degree.hides), None)
     largest = max((d.degree for d in degrees if failing is None or d.degree < failing.degree), default=1)
     if failing:
@@ -134,15 +134,15 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     )
 
 
-def _degree(question: Question, layout: Layout, found: Exchange, machine: Machine) -> Degree:
+def _degree(question: Question, layout: Layout, exchange: Exchange, machine: Machine) -> Degree:
     field = _field(question.axis)
     degree = getattr(layout, field)
     two = f"{layout.tp // layout.tp_inner}x{layout.tp_inner}"
-    offered, balance = found.flops_per_byte, found.balance(machine)
+    offered, balance = exchange.flops_per_byte, exchange.balance(machine)
     return Degree(
         degree=degree,
         token=f"{field}{two if question.axis == 'tp2d' else degree}",
-        link=machine.link(max(transfer.span for transfer in found.transfers if transfer.bytes)).name,
+        link=machine.link(max(transfer.span for transfer in exchange.transfers if transfer.bytes)).name,
         flops_per_byte=offered,
         balance=balance,
         hides=offered >= balance,

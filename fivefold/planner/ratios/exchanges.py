@@ -179,7 +179,7 @@ def _tokens(job: Job, layout: Layout) -> float:
 
 def _transfer(sent: float, layout: Layout, *axes: str) -> Transfer:
     groups = [group(layout, axis) for axis in axes]
-    return Transfer(sent, max(found.ranks * found.stride for found in groups))
+    return Transfer(sent, max(members.ranks * members.stride for members in groups))
 
 
 def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:

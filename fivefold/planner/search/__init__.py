@@ -24,11 +24,11 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
-from fivefold.planner.search.columns import joined
+from fivefold.planner.search.columns import concatenate
 from fivefold.planner.search.constraints import tightest, uneven_batch
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
 from fivefold.planner.search.rejections import near_miss
-from fivefold.planner.search.robust import Judge
+from fivefold.planner.search.robust import RegretEvaluator
 from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import even_out
@@ -94,10 +94,10 @@ def search(
     planners = _until_stopped(solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk)
     where = narrowed.get("where", ANY)
     total += even_out(known, where=where) if planners and proposes else 0
-    found = SearchResult(
+    result = SearchResult(
         by=by,
         proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
-        best=tuple(_ranked(found.planner, found.estimate.layout, machine) for found in known.best),
+        best=tuple(_ranked(best.planner, best.estimate.layout, machine) for best in known.best),
         front=tuple(_front(known.fitting)),
         risk=risk,
         tight=_tight(known),
@@ -110,8 +110,8 @@ def search(
         seconds=time.perf_counter() - begin,
     )
     if by == "robust" and known.best and planners:
-        found = _until_judged(found, known, narrowed=narrowed, report=report)
-    return found.replace(seconds=time.perf_counter() - begin)
+        result = _until_judged(result, known, narrowed=narrowed, report=report)
+    return result.replace(seconds=time.perf_counter() - begin)
 
 
 def _all_spaces(
@@ -142,7 +142,9 @@ def _spaces(
     for job in jobs:
         for world in worlds:
             yield job, Space(model, job, world=world, **narrowed)
-    for job in (each.replace(reduce=reduce) for each in jobs for reduce in reduces if reduce != each.stack.reduce):
+    for job in (
+        base_job.replace(reduce=reduce) for base_job in jobs for reduce in reduces if reduce != base_job.stack.reduce
+    ):
         for world in worlds:
             yield job, Space(model, job, world=world, reduces_often=True, **narrowed)
 
@@ -154,27 +156,29 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
     if not known.best:
         return None
     best = known.best[0]
-    usable = planners or dict.fromkeys(each.planner for each in known.fitting)  # of a search that was interrupted
-    alike = [each for each in usable if each.job.precision == best.planner.job.precision]
+    usable = planners or dict.fromkeys(entry.planner for entry in known.fitting)  # of a search that was interrupted
+    alike = [usable_planner for usable_planner in usable if usable_planner.job.precision == best.planner.job.precision]
     evaluated = (
-        Evaluated(each.estimate.layout, each.estimate.step_time, each.peak_bytes, each.planner)
-        for each in known.fitting
-        if each.planner in alike and each.estimate.layout.world == best.estimate.layout.world
+        Evaluated(entry.estimate.layout, entry.estimate.step_time, entry.peak_bytes, entry.planner)
+        for entry in known.fitting
+        if entry.planner in alike and entry.estimate.layout.world == best.estimate.layout.world
     )
     simplest = Simplest(alike, evaluated, limit=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
-    simpler, faster = (alternative(each, chosen) for each in simplest.rivals(chosen))
-    listed = {(each.text, each.planner.job) for each in known.best}
-    for each in sorted(simplest.known.values(), key=lambda each: (each.seconds, each.peak_bytes))[: known.top]:
-        if (str(each.layout), each.planner.job) not in listed:
-            known.evaluate(each.planner, each.layout)
-    known.best = sorted(known.fitting, key=lambda found: found[:4])[: known.top]
+    simpler, faster = (alternative(rival, chosen) for rival in simplest.rivals(chosen))
+    listed = {(entry.text, entry.planner.job) for entry in known.best}
+    for candidate in sorted(simplest.known.values(), key=lambda candidate: (candidate.seconds, candidate.peak_bytes))[
+        : known.top
+    ]:
+        if (str(candidate.layout), candidate.planner.job) not in listed:
+            known.evaluate(candidate.planner, candidate.layout)
+    known.best = sorted(known.fitting, key=lambda result: result[:4])[: known.top]
     return Proposal(
         layout=str(chosen.layout),
         within=within,
         simpler=simpler,
         faster=faster,
-        alike=sum(each.seconds <= simplest.limit for each in simplest.known.values()),
+        alike=sum(entry.seconds <= simplest.limit for entry in simplest.known.values()),
         choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(whys(chosen, where=where, planners=alike)),
         remark=uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
@@ -182,30 +186,30 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
 
 
 def _until_judged(
-    found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
 ) -> SearchResult:
     """``found``, ranked by regret; if that is interrupted, by time as it is."""
     try:
-        return _by_regret(found, known, narrowed=narrowed, report=report)
+        return _by_regret(result, known, narrowed=narrowed, report=report)
     except (KeyboardInterrupt, StopSignal):
-        return found.replace(by="time", stopped=True)
+        return result.replace(by="time", stopped=True)
 
 
 def _by_regret(
-    found: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
+    result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
 ) -> SearchResult:
     """``found`` with what was judged robust in place of its best and its proposal, which is judged beside them."""
     planner, fastest = known.best[0].planner, known.best[0].estimate.layout
-    simplest = Layout.parse(found.proposal.layout) if found.proposal else fastest
-    judge = Judge(planner, world=fastest.world, narrowed=narrowed, report=report)
-    fitting = (each.estimate.layout for each in known.fitting if each.planner is planner)
+    simplest = Layout.parse(result.proposal.layout) if result.proposal else fastest
+    judge = RegretEvaluator(planner, world=fastest.world, narrowed=narrowed, report=report)
+    fitting = (candidate.estimate.layout for candidate in known.fitting if candidate.planner is planner)
     judged = judge.find(fitting, beside=(fastest, simplest), top=known.top)
-    within = f"the simplest within {found.proposal.within:.1%}" if found.proposal else "the fastest"
-    best = [each.layout for each in judged[: known.top]]
-    return found.replace(
+    within = f"the simplest within {result.proposal.within:.1%}" if result.proposal else "the fastest"
+    best = [evaluated.layout for evaluated in judged[: known.top]]
+    return result.replace(
         best=tuple(_ranked(planner, layout, planner.machine) for layout in best),
         proposal=None,
-        robust=judge.told(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
+        robust=judge.to_record(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
     )
 
 
@@ -260,8 +264,8 @@ def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: f
     def passing(admitted: Where) -> Layout | None:
         return fitting(admitted, model=model, machine=machine, job=job, risk=risk)
 
-    found = tightest(where, passing=passing, model=model, world=machine.ranks) if where.terms else None
-    return f"nothing that meets {str(where)!r} fits; {found}" if found else ""
+    binding = tightest(where, passing=passing, model=model, world=machine.ranks) if where.terms else None
+    return f"nothing that meets {str(where)!r} fits; {binding}" if binding else ""
 
 
 def _until_stopped(
@@ -300,7 +304,7 @@ def _search_spaces(
                 counts = known[job].counts if known and job in known else None
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
             alike = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planners[job].job
-            bounds = Bounds(planners[job], space, joined(()), like=bounds if alike else None)
+            bounds = Bounds(planners[job], space, concatenate(()), like=bounds if alike else None)
             sweep_from_likely(solver, bounds)
     return planners
 
@@ -318,24 +322,24 @@ def _misses(
     known = Incumbents(ENDLESS, by="memory", top=MISSES, levels=0)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
     _search_spaces(solver, spaces, planners, model=model, machine=endless, risk=risk)
-    for found in known.best:
-        job, counts = found.planner.job, found.planner.counts
-        yield near_miss(found.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk))
+    for candidate in known.best:
+        job, counts = candidate.planner.job, candidate.planner.counts
+        yield near_miss(candidate.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk))
 
 
-def _front(found: Sequence[EvaluatedLayout]) -> Iterator[Point]:
+def _front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
     """The Pareto front of time and memory, from the fastest layout to the smallest."""
     smallest = None
-    for each in sorted(found, key=lambda each: (each.seconds, each.peak_bytes)):
-        if smallest is None or each.peak_bytes < smallest:
-            smallest = each.peak_bytes
+    for candidate in sorted(evaluated, key=lambda candidate: (candidate.seconds, candidate.peak_bytes)):
+        if smallest is None or candidate.peak_bytes < smallest:
+            smallest = candidate.peak_bytes
             yield Point(
-                layout=each.text,
-                precision=each.planner.job.precision.name,
-                reduce=each.planner.job.stack.reduce,
-                world=each.estimate.layout.world,
-                memory_bytes=each.peak_bytes,
-                step_seconds=each.seconds,
+                layout=candidate.text,
+                precision=candidate.planner.job.precision.name,
+                reduce=candidate.planner.job.stack.reduce,
+                world=candidate.estimate.layout.world,
+                memory_bytes=candidate.peak_bytes,
+                step_seconds=candidate.seconds,
             )
 
 
@@ -359,8 +363,8 @@ def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int
         return None
 
     ranks = machine.ranks
-    if where.terms and (found := tightest(where, passing=legal, model=model, world=ranks)):
-        return f"no layout of {model.name} on {ranks} ranks of {machine.name} meets {str(where)!r}; {found}"
+    if where.terms and (binding := tightest(where, passing=legal, model=model, world=ranks)):
+        return f"no layout of {model.name} on {ranks} ranks of {machine.name} meets {str(where)!r}; {binding}"
     near = -(-job.global_batch // ranks) * ranks
     return (
         f"no layout spreads {model.name} with global batch {job.global_batch} over all {ranks} ranks of "

@@ -33,7 +33,7 @@ from fivefold.planner.time.unit_overlap import reduces_beside_forward
 from fivefold.planner.time.update_time import elementwise_seconds
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
-PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
+TIME_PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
 
 
 class Bounds:
@@ -53,10 +53,10 @@ class Bounds:
 
     def over(self, partials: PartialLayouts) -> Bounds:
         """The bounds of other partial layouts, with what is known already."""
-        found = copy(self)
-        found.estimates, found.partials = self.estimates.over(partials), partials
-        found.micro_batches = self.space.micro_batches(partials)
-        return found
+        restricted = copy(self)
+        restricted.estimates, restricted.partials = self.estimates.over(partials), partials
+        restricted.micro_batches = self.space.micro_batches(partials)
+        return restricted
 
     def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
         """Peak bytes of the fullest rank [n], which do not depend on the mesh order.
@@ -83,7 +83,7 @@ class Bounds:
         return self._seconds(candidates, self.estimates.units(candidates), placed=True)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
-        """Seconds [n] of the slowest of three ranks, and the same by ``PARTS`` [n, parts]."""
+        """Seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
         parallel = self.estimates.parallel(candidates)
         return self._seconds(candidates, self.estimates.units(candidates), parallel, placed=True)
 
@@ -109,8 +109,8 @@ class Bounds:
         paired = np.flatnonzero(dual[:, 0])
         if len(paired):
             mine = PipelineUnits._make(column[paired] for column in pipe)
-            found = candidates.take(paired)
-            halves = self.estimates.pairs(found) if placed else None
+            paired_candidates = candidates.take(paired)
+            halves = self.estimates.pairs(paired_candidates) if placed else None
             shown = np.stack([ahead[paired], behind[paired]])
             busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
             work[paired] = busy / share[paired]
@@ -128,7 +128,7 @@ class Bounds:
         total = np.maximum(own, there)
         rank = total.argmax(axis=1)
         at = np.arange(len(rank)), rank
-        parts = np.empty((len(rank), len(PARTS)))
+        parts = np.empty((len(rank), len(TIME_PARTS)))
         parts[:, 1:5] = share[at][:, None] * said[at]
         parts[:, 0] = np.maximum(0.0, (share * work)[at] - parts[:, 1:5].sum(axis=1)) + update[at]
         parts[:, 4] += ends[at]
@@ -158,9 +158,9 @@ class Bounds:
         front, back = unit[:, 0] - unit[:, 6], unit[:, 1] + unit[:, 2] - (exposed - unit[:, 6])
         near, far = pipe.lead, pipe.held - pipe.lead
         half = np.where(np.isin(pipe.schedule, BOTH_WAYS), 2, 1)
-        ranks, each, place = pipe.pp // half, m / half, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
+        ranks, bound, place = pipe.pp // half, m / half, np.minimum(pipe.rank, pipe.pp - 1 - pipe.rank)
         place = np.where(half == 2, place, pipe.rank)
-        middle = each - 2 * ranks + place + 1  # layout/schedule/v_shaped.py
+        middle = bound - 2 * ranks + place + 1  # layout/schedule/v_shaped.py
         busy = np.zeros(pipe.rank.shape)
         for ahead, behind, pairs in (
             (near, far, middle - (place == ranks - 1)),
@@ -181,27 +181,27 @@ class Bounds:
                 if self.planner.units.overlaps:
                     units = front + halves[:, 0], back + halves[:, 3]
                     longer, shorter = (
-                        over(ahead, each(units[0], sent[0])) + over(behind, each(units[1], sent[1]))
-                        for each in (np.maximum, np.minimum)
+                        over(ahead, limit(units[0], sent[0])) + over(behind, limit(units[1], sent[1]))
+                        for limit in (np.maximum, np.minimum)
                     )
                     both, slowed = np.maximum(both, longer), slowed + shorter
                 else:
                     both += over(ahead, sent[0]) + over(behind, sent[1])
                 both += self.planner.units.constants.hidden_message_slowdown * slowed
             alone = alone + over(ahead, shown[0]) + over(behind, shown[1])
-            busy += pairs * both + (each - pairs) * alone
+            busy += pairs * both + (bound - pairs) * alone
         return busy
 
     def _each_way(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
         """Seconds [2, n, units] of ZeRO-3's gathers, and of reductions in every micro-batch, in a forward and in a
         backward of each unit.
         """
-        each = self.estimates.each(candidates)[:, None]
+        often = self.estimates.reduces_often(candidates)[:, None]
         stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
         gather, twice = np.where(stage3, parallel[:, 0], 0.0), np.ones(parallel.shape[2])
         twice[:2] = 0
         twice *= self.planner.job.stack.reshard == "forward"
-        behind = np.where(each, parallel[:, 1], 0.0)
+        behind = np.where(often, parallel[:, 1], 0.0)
         behind[:, 0] = 0  # may travel beside the next forward
         return np.stack([gather, gather * twice + behind])
 
@@ -218,19 +218,19 @@ class Bounds:
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
             stays &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]
         gather = np.where(stays, parallel[:, 0], 0.0)
-        reduce = np.where(self.estimates.each(candidates)[:, None], 0.0, parallel[:, 1])
+        reduce = np.where(self.estimates.reduces_often(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.param_all_gather == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
-        gathers, reduces, copies = (over(pipe.held, each) for each in (gather, reduce, parallel[:, 2]))
+        gathers, reduces, copies = (over(pipe.held, seconds_part) for seconds_part in (gather, reduce, parallel[:, 2]))
         if not self.planner.units.overlaps:
             return gathers + reduces + copies
-        first, last, each = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
+        first, last, part = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
         # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
         room = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
         if reduces_beside_forward("embed", self.planner.job):
             room[:, 0] = np.inf
-        often = self.estimates.each(candidates)[:, None]
-        copies += np.where(often, np.minimum(each, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
+        often = self.estimates.reduces_often(candidates)[:, None]
+        copies += np.where(often, np.minimum(part, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
         ahead, behind = over(pipe.lead, unit[:, 0]), over(pipe.lead, unit[:, 1] + unit[:, 2])
         late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
         early = gathers
@@ -251,8 +251,8 @@ class Bounds:
         the work.
         """
         s, m, some = self.partials, self.micro_batches, self._any()
-        found = self.estimates.whole(some, most=most, whole=whole)
-        alone, paired = found[:, :, 0].T
+        seconds = self.estimates.model_seconds(some, most=most, whole=whole)
+        alone, paired = seconds[:, :, 0].T
         pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
         return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)
 
@@ -265,7 +265,7 @@ class Bounds:
         """The candidates' pipelines, one row per candidate; ``bare``: with no layer recomputed."""
         every = self.every[self.partials.ac[candidates.partial]] * (not bare)
         _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
-        found = []
+        pipelines = []
         for at in first:
             key = int(candidates.shape[at]), int(every[at])
             if key not in self._pipelines:
@@ -273,8 +273,8 @@ class Bounds:
                 self._pipelines[key] = pipeline_units(
                     self.planner.counts, shape, every=key[1], runs=self.estimates.runs
                 )
-            found.append(self._pipelines[key])
-        return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
+            pipelines.append(self._pipelines[key])
+        return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*pipelines, strict=True)))
 
 
 def _update_slope(planner: Planner) -> float:

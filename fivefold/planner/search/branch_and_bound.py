@@ -10,17 +10,25 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from fivefold.planner.search.bounds import PARTS, Bounds
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Floor, Ints, Opened, PartialLayouts, joined
+from fivefold.planner.search.bounds import TIME_PARTS, Bounds
+from fivefold.planner.search.columns import (
+    BoundedSpace,
+    CandidateLayouts,
+    ExpandedCandidates,
+    Floats,
+    Ints,
+    PartialLayouts,
+    concatenate,
+)
 from fivefold.planner.search.incumbents import Incumbents
-from fivefold.planner.search.simulated_bound import TOGETHER, alike, played
-from fivefold.planner.search.tables import FEWEST, MANY
+from fivefold.planner.search.simulated_bound import TOGETHER, group_schedules, simulate_group
+from fivefold.planner.search.tables import FEWEST, LARGE_MICRO_BATCH
 
-FIRST, MOST = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
+FIRST_BATCH, MAX_BATCH = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
 PART = 4096  # candidates of which every ZeRO stage and order is written out at once
 EAGER = 8  # candidates evaluated after each batch, so that the threshold falls early
-FEW = 2  # candidates of one schedule that are evaluated at once, instead of played together before
+MAX_UNGROUPED = 2  # candidates of one schedule that are evaluated at once, instead of played together before
 Report = Callable[[int, int], None]  # layouts done, of how many
 
 
@@ -44,46 +52,48 @@ class BranchAndBound:
         self.waiting: list[tuple[CandidateLayouts, Floats, Floats, Ints]] = []
         self.total, self.done, self.few_fit = total, 0, False
 
-    def floors(self, bounds: Bounds) -> list[Floor]:
+    def floors(self, bounds: Bounds) -> list[BoundedSpace]:
         """Partial layouts of one space that may fit, of which ``bounds`` has no row yet."""
         return [floor for block in bounds.space.blocks if len((floor := self._floor(bounds, block)).size)]
 
-    def sweep(self, bounds: Bounds, floors: list[Floor]) -> None:
+    def sweep(self, bounds: Bounds, floors: list[BoundedSpace]) -> None:
         """Search all layouts of what ``floors`` returned of a space."""
-        opened, rows = list[Opened](), 0
+        opened, rows = list[ExpandedCandidates](), 0
         for floor in floors:
-            for found in self.opened(bounds, self._narrowed(bounds, floor)):
-                opened, rows = [*opened, found], rows + len(found.seconds)
-                if rows > MOST:
+            for expanded in self.opened(bounds, self._narrowed(bounds, floor)):
+                opened, rows = [*opened, expanded], rows + len(expanded.seconds)
+                if rows > MAX_BATCH:
                     self._finish(bounds, opened)
                     opened, rows = [], 0
         self._finish(bounds, opened)
 
-    def _floor(self, bounds: Bounds, block: PartialLayouts) -> Floor:
+    def _floor(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
         """Partial layouts that have a schedule and may fit."""
         stems, none = block.take(bounds.space.candidates_of(block) > 0), np.zeros(0)
         if not len(stems.dp):
-            return Floor(stems, none, none)
+            return BoundedSpace(stems, none, none)
         size = bounds.over(stems).resting()
         large = size > self.incumbents.capacity
         self._too_large(bounds.over(stems.take(large)), size[large])
         stems = stems.take(~large)
         timed = self.timed and len(stems.dp)
-        return Floor(
-            stems, size[~large], bounds.over(stems).floor(most=MANY, whole=False) if timed else np.zeros(len(stems.dp))
+        return BoundedSpace(
+            stems,
+            size[~large],
+            bounds.over(stems).floor(most=LARGE_MICRO_BATCH, whole=False) if timed else np.zeros(len(stems.dp)),
         )
 
-    def _narrowed(self, bounds: Bounds, floor: Floor) -> Floor:
+    def _narrowed(self, bounds: Bounds, floor: BoundedSpace) -> BoundedSpace:
         """Without partial layouts that no longer can win, by their bounds and by tighter ones."""
         for tight in (False, True) if self.timed else (False,):
             if tight and len(floor.size):
                 floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=FEWEST))
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
             self._slower(bounds.over(floor.stems.take(~worth)), floor.seconds[~worth])
-            floor = Floor(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
+            floor = BoundedSpace(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
         return floor
 
-    def opened(self, bounds: Bounds, floor: Floor) -> Iterator[Opened]:
+    def opened(self, bounds: Bounds, floor: BoundedSpace) -> Iterator[ExpandedCandidates]:
         """All schedules of partial layouts, the most promising first."""
         best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
         for start in range(0, len(best), STEMS):
@@ -106,10 +116,10 @@ class BranchAndBound:
 
     def wait(self, bounds: Bounds, some: CandidateLayouts, size: Floats, seconds: Floats) -> None:
         """Queue candidates with their bounds."""
-        unplayed = alike(bounds, some) if self.timed else np.full(len(size), -1)
+        unplayed = group_schedules(bounds, some) if self.timed else np.full(len(size), -1)
         self.waiting.append((some, size, seconds, unplayed))
 
-    def _open_up(self, bounds: Bounds) -> Opened:
+    def _open_up(self, bounds: Bounds) -> ExpandedCandidates:
         """Every schedule of partial layouts with every recomputation, without those that bounds exclude that hold for
         every micro-batch; of time first those that hold for every recomputation.
         """
@@ -129,36 +139,36 @@ class BranchAndBound:
         number = np.tile(np.arange(kinds), len(candidates.partial) // kinds)
         candidates = candidates._replace(partial=candidates.partial * kinds + number)
         if rival and len(seconds):
-            bound = bounds.nearest(candidates, most=MANY)
+            bound = bounds.nearest(candidates, most=LARGE_MICRO_BATCH)
             candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
         if len(seconds):
             size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=True)
             candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
         if self.timed and not rival and len(seconds):
-            seconds, _ = bounds.nearest(candidates, most=MANY)
+            seconds, _ = bounds.nearest(candidates, most=LARGE_MICRO_BATCH)
         used, place = np.unique(candidates.partial, return_inverse=True)
-        return Opened(partials.take(used), candidates._replace(partial=place), size, seconds)
+        return ExpandedCandidates(partials.take(used), candidates._replace(partial=place), size, seconds)
 
-    def _finish(self, bounds: Bounds, opened: list[Opened]) -> None:
+    def _finish(self, bounds: Bounds, opened: list[ExpandedCandidates]) -> None:
         """Explore what was opened, best bound first."""
-        offsets = np.cumsum([0, *(len(each.partials.dp) for each in opened)])
-        bounds = bounds.over(joined([each.partials for each in opened]))
+        offsets = np.cumsum([0, *(len(branch.partials.dp) for branch in opened)])
+        bounds = bounds.over(concatenate([branch.partials for branch in opened]))
         moved = [
-            each.candidates._replace(partial=each.candidates.partial + offset)
-            for each, offset in zip(opened, offsets, strict=False)
+            branch.candidates._replace(partial=branch.candidates.partial + offset)
+            for branch, offset in zip(opened, offsets, strict=False)
         ]
         if not moved:
             return
         candidates = CandidateLayouts(*(np.concatenate(columns) for columns in zip(*moved, strict=True)))
-        size, seconds = (np.concatenate([each[at] for each in opened]) for at in (2, 3))
-        order, room = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST
+        size, seconds = (np.concatenate([branch[at] for branch in opened]) for at in (2, 3))
+        order, room = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST_BATCH
         while len(order):
             worth = self.incumbents.can_win(seconds[order], size[order], bounds.space)
             self._unworthy(bounds, candidates.take(order[~worth]))
             order = order[worth]
             self._explore(bounds, candidates.take(order[:room]))
             self.evaluate_waiting(bounds, most=EAGER)
-            order, room = order[room:], min(MOST, 2 * room)
+            order, room = order[room:], min(MAX_BATCH, 2 * room)
         self.evaluate_waiting(bounds)
         self.waiting = []
 
@@ -259,8 +269,8 @@ class BranchAndBound:
                 mine = order[unplayed[order] == unplayed[at]] if unplayed[at] >= 0 else order[:0]
                 mine = mine[:TOGETHER]
                 unplayed[mine] = -1
-                if len(mine) > FEW:
-                    seconds[mine] = np.maximum(seconds[mine], played(bounds, candidates.take(mine)))
+                if len(mine) > MAX_UNGROUPED:
+                    seconds[mine] = np.maximum(seconds[mine], simulate_group(bounds, candidates.take(mine)))
                     score = self.incumbents.score(seconds, size, space)
                     order = order[np.lexsort((size[order], score[order]))]
                     continue
@@ -319,7 +329,7 @@ class BranchAndBound:
             for part in np.unique(most):
                 at = np.flatnonzero(most == part)
                 nearest = at[seconds[~worth][at].argmin()]
-                rejections.slower(PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest)))
+                rejections.slower(TIME_PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest)))
         return candidates.take(worth), size[worth], seconds[worth]
 
     def report_done(self, more: int) -> None:

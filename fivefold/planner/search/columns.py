@@ -35,7 +35,7 @@ class PartialLayouts(NamedTuple):
         return type(self)(*(column[index] for column in self))
 
 
-def joined(parts: Sequence[PartialLayouts]) -> PartialLayouts:
+def concatenate(parts: Sequence[PartialLayouts]) -> PartialLayouts:
     """The rows of all of ``parts``."""
     none = np.zeros(0, np.int64)
     return (
@@ -61,7 +61,7 @@ class CandidateLayouts(NamedTuple):
         return type(self)(*(column[index] for column in self))
 
 
-class Floor(NamedTuple):
+class BoundedSpace(NamedTuple):
     """Partial layouts but for their recomputation, and lower bounds of each."""
 
     stems: PartialLayouts
@@ -69,7 +69,7 @@ class Floor(NamedTuple):
     seconds: Floats
 
 
-class Opened(NamedTuple):
+class ExpandedCandidates(NamedTuple):
     """Partial layouts with schedules that may be among the best, and lower bounds of each."""
 
     partials: PartialLayouts
@@ -92,15 +92,15 @@ def cross(
 
 def split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
     """Every row with each of ``sizes`` as the degree of one axis, whose ranks are taken from dp (column 0)."""
-    found = cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
-    found[:, 0] //= found[:, column]
-    return found
+    crossed = cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
+    crossed[:, 0] //= crossed[:, column]
+    return crossed
 
 
 def mapped(column: Ints, value: Callable[[int], int]) -> Ints:
     """``value`` of each element, called once per distinct one."""
     values, _, inverse = distinct(column)
-    return np.array([value(int(each)) for each in values], np.int64)[inverse]
+    return np.array([value(int(entry)) for entry in values], np.int64)[inverse]
 
 
 def distinct(column: Ints) -> tuple[Ints, Ints, Ints]:

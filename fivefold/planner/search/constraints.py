@@ -22,14 +22,14 @@ LITTLE = 4  # times less dp than another batch would allow
 TRIED = 40  # ways for as many terms, the nearest first
 
 
-class Way(NamedTuple):
+class Relaxation(NamedTuple):
     """A term, and what it gives way to; None: to anything."""
 
     term: Term
     instead: Term | None
 
 
-class Tightest(NamedTuple):
+class BindingConstraint(NamedTuple):
     """The terms that give way, what they give way to, and a layout that then passes."""
 
     terms: tuple[Term, ...]
@@ -41,40 +41,42 @@ class Tightest(NamedTuple):
         return f"the tightest is {which}: with {self.instead} there is {str(self.layout)!r}"
 
 
-def tightest(where: Where, *, passing: Passing, model: Model, world: int) -> Tightest | None:
+def tightest(where: Where, *, passing: Passing, model: Model, world: int) -> BindingConstraint | None:
     """The fewest terms of ``where`` that have to give way, and of these the nearest; None if nothing passes at all."""
     if passing(ANY) is None:
         return None
     for count in range(1, len(where.terms) + 1):
-        without = [(some, _without(where, some, passing)) for some in combinations(where.terms, count)]
+        without = [(some, _drop_terms(where, some, passing)) for some in combinations(where.terms, count)]
         enough = [(some, layout) for some, layout in without if layout is not None]
         options = ([list(_gives_way(term, model=model, world=world)) for term in some] for some, _ in enough)
-        ways = sorted(chain(*(product(*each) for each in options)), key=lambda way: sum(each[0] for each in way))
+        ways = sorted(chain(*(product(*step) for step in options)), key=lambda way: sum(step[0] for step in way))
         for way in ways[:TRIED]:
-            if (found := _instead(where, [each[1] for each in way], passing)) is not None:
-                return found
+            if (binding := _instead(where, [step[1] for step in way], passing)) is not None:
+                return binding
         for some, layout in enough:
-            return Tightest(some, "none of them" if count > 2 else "neither" if count == 2 else "any other", layout)
+            return BindingConstraint(
+                some, "none of them" if count > 2 else "neither" if count == 2 else "any other", layout
+            )
     return None
 
 
-def _without(where: Where, some: Sequence[Term], passing: Passing) -> Layout | None:
-    return passing(Where(tuple(each for each in where.terms if each not in some)))
+def _drop_terms(where: Where, some: Sequence[Term], passing: Passing) -> Layout | None:
+    return passing(Where(tuple(term for term in where.terms if term not in some)))
 
 
-def _instead(where: Where, ways: Sequence[Way], passing: Passing) -> Tightest | None:
+def _instead(where: Where, ways: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
     """Some terms given way; None if that is not enough."""
-    changed = {each.term: each.instead for each in ways}
+    changed = {way.term: way.instead for way in ways}
     kept = tuple(other for term in where.terms if (other := changed.get(term, term)) is not None)
     layout = passing(Where(kept))
     said = " ".join(str(other) if other else f"another {term.field}" for term, other in changed.items())
-    return None if layout is None else Tightest(tuple(changed), said, layout)
+    return None if layout is None else BindingConstraint(tuple(changed), said, layout)
 
 
-def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Way]]:
+def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Relaxation]]:
     """By how many octaves a term may give way, and to what."""
     if term.field not in NUMBERS:
-        yield NAME, Way(term, None)
+        yield NAME, Relaxation(term, None)
         return
     values = {
         "zero": [0, 1, 2, 3],
@@ -85,7 +87,7 @@ def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float,
     for value in values:
         if not term.admits(value):
             ratios = [abs(log2((value + 1) / (int(limit) + 1))) for limit in term.values]
-            yield min(ratios), Way(term, Term(term.field, "=", (str(value),)))
+            yield min(ratios), Relaxation(term, Term(term.field, "=", (str(value),)))
 
 
 def uneven_batch(layout: Layout, *, batch: int) -> str:

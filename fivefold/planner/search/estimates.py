@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 
 from fivefold.layout.sharding import policy, regathers
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Name, Run, apart, run_part
+from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, run_part
 from fivefold.planner.counts.memory.liveness import Sums
-from fivefold.planner.counts.operations.local_shapes import Part, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
 from fivefold.planner.search.optimistic_times import figures, kernels, nearest
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import MANY, ROUNDED, Tables, code_of
+from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, code_of
 from fivefold.planner.time.stage_time import between_stages
 from fivefold.planner.time.unit_time import AXES
 
 FEW_RANKS = 2  # ranks of cp and ep from whose figures those of more are scaled
 
 
-class Birth(IntEnum):
+class AllocatedGradients(IntEnum):
     """Which gradients a backward allocates: none, the dense sums, all sums, or all gradients until it has ended."""
 
     NONE = 0
@@ -47,17 +47,17 @@ class Estimates(Tables):
         """``like``: of a job that differs only in how often gradients are reduced, to reuse."""
         super().__init__(planner, space, partials, known=like._tables if like else {})
         example = self.counts.example
-        self.runs = [Run("embed", 0, 1), self.counts.head(Layout(ac="full"))]
-        self.runs += [Run(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
+        self.runs = [UnitGroup("embed", 0, 1), self.counts.head(Layout(ac="full"))]
+        self.runs += [UnitGroup(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
         kinds = list(self.counts.kinds)
         number = [kinds.count(kind) * (not again) for kind in example for again in (False, True)]
         self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
-        shapes = [Layout(pp=each.pp, v=each.v, schedule=each.schedule) for each in space.shapes]
-        self._apart = np.array([apart(shape) for shape in shapes]).astype(np.int64)
-        self._hides = np.array([self.counts.job.stack.hides_p2p(each.schedule) for each in space.shapes], np.int64)
+        shapes = [Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule) for shape in space.shapes]
+        self._apart = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
+        self._hides = np.array([self.counts.job.stack.hides_p2p(shape.schedule) for shape in space.shapes], np.int64)
         self._dual = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
 
-    def each(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
+    def reduces_often(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
         """Whether gradients are reduced after every backward, [n]."""
         s, job = self.partials.take(candidates.partial), self.planner.job
         several = job.global_batch // (s.dp * s.mbs) > 1
@@ -70,7 +70,7 @@ class Estimates(Tables):
         ``limit``: lower bounds, as in ``_bytes``.
         """
 
-        def make(part: Part, name: Name) -> tuple[int, int]:
+        def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
             whole = self.counts.profile(part, name)
             return whole.kept_bytes, whole.backward_peak_bytes - whole.kept_bytes
 
@@ -81,13 +81,13 @@ class Estimates(Tables):
         deferred; ``limit``: of the second lower bounds, as in ``_bytes``.
         """
 
-        def make(part: Part, name: Name) -> tuple[int, int]:
+        def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
             kept, split = self.counts.profile(part, name).kept_bytes, self.counts.split(part, name)
             return split.backward_peak_bytes - kept, split.late_bytes
 
         return self._bytes("splits", candidates, make, limit=limit)
 
-    def births(self, candidates: CandidateLayouts, birth: Birth) -> Floats:
+    def births(self, candidates: CandidateLayouts, birth: AllocatedGradients) -> Floats:
         """[n, units] bytes of a backward that allocates gradients, at least: not those of its experts once reduced."""
         s = self.partials.take(candidates.partial)
         predicted = self.counts.model.predicted > 0
@@ -95,26 +95,31 @@ class Estimates(Tables):
         at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
 
         def make(layout: Layout, _: int) -> Floats:
-            part, found = part_of(layout), []
+            part, columns = part_of(layout), []
             for run in self.runs:
-                name = self._alike(run.name)
+                name = self._representative_unit(run.name)
                 parts = self.counts.parts(layout.replace(zero=0, shard_group=None), name)
                 experts = parts[-1].sums if self.counts.routed(name) else 0
-                dense = sum(each.sums for each in parts) - experts
-                if birth == Birth.HELD:
+                dense = sum(entry.sums for entry in parts) - experts
+                if birth == AllocatedGradients.HELD:
                     sums = Sums()._replace(held=True)
                 elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or predicted)):
                     sums = Sums()  # a table's gradients have rules of their own
                 else:
-                    made = experts if birth == Birth.ALL else 0
+                    made = experts if birth == AllocatedGradients.ALL else 0
                     sums = Sums(dense, made, gone=made if at_once else 0)
-                found.append(self.counts.profile(run_part(part, run), name, sums).backward_peak_bytes)
-            return np.array([found], float)
+                columns.append(self.counts.profile(run_part(part, run), name, sums).backward_peak_bytes)
+            return np.array([columns], float)
 
         return self._table(f"births {birth}", candidates, [s.mbs, *self._part(candidates)[1:]], make)[:, 0]
 
     def _bytes(
-        self, name: str, candidates: CandidateLayouts, each: Callable[[Part, Name], Sequence[int]], *, limit: bool
+        self,
+        name: str,
+        candidates: CandidateLayouts,
+        count: Callable[[LocalDegrees, Name], Sequence[int]],
+        *,
+        limit: bool,
     ) -> Floats:
         """Return figures of every unit. With ``limit`` they are scaled, as lower bounds, from those of few parts: MANY
         sequences unless mbs is 1, as the halves of one sequence are views and those of several are copies; at most two
@@ -124,22 +129,24 @@ class Estimates(Tables):
         s = self.partials.take(candidates.partial)
         many, cp, ep = s.mbs, s.cp, s.ep
         if limit:
-            many, cp = np.where(s.mbs > 1, MANY, 1), np.minimum(s.cp, FEW_RANKS)
+            many, cp = np.where(s.mbs > 1, LARGE_MICRO_BATCH, 1), np.minimum(s.cp, FEW_RANKS)
             one = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
-            ep = np.where((many == MANY) & ~one, np.minimum(ep, FEW_RANKS), ep)
+            ep = np.where((many == LARGE_MICRO_BATCH) & ~one, np.minimum(ep, FEW_RANKS), ep)
         _, piped, _, kind, tp, inner, sp, _, etp, recomputed = self._part(candidates)
 
         def make(layout: Layout, many: int) -> Floats:
             part = part_of(layout)._replace(sequences=many)
             if limit:
                 one = self.counts.model.moe is not None and part.ep == self.counts.model.moe.experts
-                few = min(part.ep, FEW_RANKS) if many == MANY and not one else part.ep
+                few = min(part.ep, FEW_RANKS) if many == LARGE_MICRO_BATCH and not one else part.ep
                 part = part._replace(cp=min(part.cp, FEW_RANKS), ep=few)
-            return np.array([each(run_part(part, run), self._alike(run.name)) for run in self.runs], float).T
+            return np.array(
+                [count(run_part(part, run), self._representative_unit(run.name)) for run in self.runs], float
+            ).T
 
-        found = self._table(name, candidates, [many, piped, cp, kind, tp, inner, sp, ep, etp, recomputed], make)
+        totals = self._table(name, candidates, [many, piped, cp, kind, tp, inner, sp, ep, etp, recomputed], make)
         scale = s.mbs / many * cp / s.cp
-        return np.asarray(found * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
+        return np.asarray(totals * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
 
     def lightest(self, candidates: CandidateLayouts) -> Floats:
         """As ``states``, the minimum over ZeRO stages and shard groups."""
@@ -147,9 +154,9 @@ class Estimates(Tables):
         replicas = s.dp * s.cp
         whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
         least = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
-        found = np.minimum(whole, least)
-        found[:, [3, 5, 6, 7]] = 0
-        return found
+        smallest = np.minimum(whole, least)
+        smallest[:, [3, 5, 6, 7]] = 0
+        return smallest
 
     def resting(self, candidates: CandidateLayouts) -> Floats:
         """[n] bytes of states of the whole model as a step ends, with its gradients, cut by tp, ep and ZeRO, not by
@@ -183,7 +190,7 @@ class Estimates(Tables):
             s.dp * s.cp,
             self._apart[candidates.shape],
         ]
-        columns += [self.each(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
+        columns += [self.reduces_often(candidates).astype(np.int64), (s.pp == 1).astype(np.int64)]
 
         return self._table("states", candidates, columns, lambda layout, _: self._states(layout).T)
 
@@ -191,7 +198,7 @@ class Estimates(Tables):
         """Of ``states`` [units, figures]."""
         keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
         often = self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0  # at once into a bucket
-        names = [self._alike(run.name) for run in self.runs]
+        names = [self._representative_unit(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
             state = self.counts.states(layout, name)
             ends = state.sums if keeps.gradients_stay else state.reduced
@@ -206,7 +213,7 @@ class Estimates(Tables):
                 state.updated,
                 self._gathered_ahead(layout, name),
                 self._reduced(layout, name),
-                self._made(layout, name),
+                self._min_gradient_bytes(layout, name),
             )
         return np.array([rows[name] for name in names], float)
 
@@ -231,7 +238,7 @@ class Estimates(Tables):
             return 0
         return max((part.sums for part in self.counts.parts(layout, name) if 0 < part.reduced < part.sums), default=0)
 
-    def _made(self, layout: Layout, name: Name) -> int:
+    def _min_gradient_bytes(self, layout: Layout, name: Name) -> int:
         """Return bytes of whole gradients that live as a first backward of a block ends, at least: as ``_reduced``."""
         stack, parts = self.counts.job.stack, [part.sums for part in self.counts.parts(layout, name)]
         if name == "embed" and not self.counts.model.shares_table:  # with the gradient that is added to the sums
@@ -272,7 +279,7 @@ class Estimates(Tables):
             "nearest", candidates, self._part(candidates)[1:], make, many=self._multiples(candidates, most=most)
         )
 
-    def whole(self, candidates: CandidateLayouts, *, most: int, whole: bool = True) -> Floats:
+    def model_seconds(self, candidates: CandidateLayouts, *, most: int, whole: bool = True) -> Floats:
         """[n, (passes one after another, passes in pairs), 1] seconds of all units of the model on one rank, nearest as
         above, without recomputation, which only adds to it; 0 on a calibrated machine. Not ``whole``: whatever etp, one
         figure for all layouts that differ in nothing else.
@@ -294,7 +301,7 @@ class Estimates(Tables):
             name, candidates, self._part(candidates)[1:columns], make, many=self._multiples(candidates, most=most)
         )
 
-    def _nearest(self, part: Part, layout: Layout, *, whole: bool = True) -> Floats:
+    def _nearest(self, part: LocalDegrees, layout: Layout, *, whole: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
             return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
         return nearest(self.planner.units, part, self.runs, pairs=self.space.pairs, whole=whole)
@@ -348,23 +355,23 @@ class Estimates(Tables):
         """[n, (gather, reduce, copies), units] seconds of a unit's messages, as in ``GatherReduceTime``."""
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
-        columns += [self.each(candidates).astype(np.int64)]
+        columns += [self.reduces_often(candidates).astype(np.int64)]
         columns += self._places(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
         dual = self._dual[candidates.shape]
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += [s.mbs, s.cp]
         if self.counts.job.stack.reduce_bucket:  # by stage other messages
             columns.append(candidates.zero)
-        columns += [*self._places(candidates, ("tp",)), *(dual * each for each in self._places(candidates, ("pp",)))]
+        columns += [*self._places(candidates, ("tp",)), *(dual * place for place in self._places(candidates, ("pp",)))]
 
         def make(layout: Layout, _: int) -> Floats:
-            found = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
-            return np.array([(each.gather, each.reduce, each.copies) for each in found], float).T
+            times = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
+            return np.array([(time.gather, time.reduce, time.copies) for time in times], float).T
 
         return self._table("parallel", candidates, columns, make)
 
-    def _alike(self, name: Name) -> Name:
-        return name if isinstance(name, str) else self.counts.alike[name.alike]
+    def _representative_unit(self, name: Name) -> Name:
+        return name if isinstance(name, str) else self.counts.alike[name.representative]
 
     def distinct(self, candidates: CandidateLayouts) -> Ints:
         """Indices without duplicates: of candidates whose order differs but not the place of any group, one."""

@@ -84,7 +84,7 @@ class Incumbents:
     @property
     def tight_threshold(self) -> float:
         """The score below which a tight layout is the best of them, and better than all that fit."""
-        known = [each[0].score for each in (self.best, [self.tight] if self.tight else []) if each]
+        known = [layouts[0].score for layouts in (self.best, [self.tight] if self.tight else []) if layouts]
         return min(known, default=np.inf)
 
     def evaluate(self, planner: Planner, layout: Layout) -> None:
@@ -105,19 +105,19 @@ class Incumbents:
         estimate = planner.estimate(layout, ranks=ranks)
         seconds = estimate.step_time.seconds
         score = {"time": seconds, "cost": seconds * layout.world, "memory": float(peak)}[self.by]
-        found = EvaluatedLayout(score, peak, seconds, str(layout), estimate, planner)
+        evaluated = EvaluatedLayout(score, peak, seconds, str(layout), estimate, planner)
         if not fits:
-            self.tight = min(self.tight or found, found, key=lambda each: each[:4])
+            self.tight = min(self.tight or evaluated, evaluated, key=lambda candidate: candidate[:4])
             return
-        self.fitting.append(found)
-        self.rejections.beaten(estimate)
+        self.fitting.append(evaluated)
+        self.rejections.count_fitting(estimate)
         within = self.budgets >= peak
         if within.any():
             self.fastest[within] = np.minimum(self.fastest[within], seconds)
         if score <= self.threshold:
-            self.best = sorted([*self.best, found], key=lambda each: each[:4])[: self.top]
-            if self.improved and self.best[0] is found:
-                self.improved(found.text, score)
+            self.best = sorted([*self.best, evaluated], key=lambda candidate: candidate[:4])[: self.top]
+            if self.improved and self.best[0] is evaluated:
+                self.improved(evaluated.text, score)
 
     def excess(self, planner: Planner, layout: Layout) -> int:
         """Return the peak bytes of a layout that neither fits nor is tight; else 0."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
-from fivefold.layout.legal import is_legal, told
+from fivefold.layout.legal import can_express, is_legal
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, usual_schedule
 from fivefold.layout.spec import Layout, divisors
 from fivefold.planner.predict import Planner
@@ -22,7 +22,7 @@ DEGREES = {*RANKED, "v"}  # with which something else may no longer go
 def can_run(layout: Layout, planner: Planner) -> bool:
     """Whether the layout is legal, and the config of the job's software has words for it."""
     model, job = planner.model, planner.job
-    return told(layout, model=model, job=job) and is_legal(layout, model=model, job=job, machine=planner.machine)
+    return can_express(layout, model=model, job=job) and is_legal(layout, model=model, job=job, machine=planner.machine)
 
 
 def change(layout: Layout, **fields: Any) -> Layout | None:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import recomputed_layers, stage_layers
-from fivefold.planner.counts.counts import Counts, Run
+from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
-from fivefold.planner.search.estimates import Birth, Estimates
+from fivefold.planner.search.estimates import AllocatedGradients, Estimates
 from fivefold.planner.search.shapes import SPLIT, SPLITTING, column_key, over, pipeline_layout, stage_units
 from fivefold.planner.search.space import Shape
 
@@ -52,7 +52,7 @@ class LiveUnits(NamedTuple):
     before: Ints  # [4, 2] index of the block before each of these; HEAD if there is none
 
 
-def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, runs: list[Run]) -> LiveUnits:
+def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, runs: list[UnitGroup]) -> LiveUnits:
     """Return the live units of a pipeline of so many micro-batches in which one of ``every`` layers is recomputed."""
     table, _ = stage_units(counts, shape, every=every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
@@ -84,7 +84,7 @@ def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, 
     )
 
 
-def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> tuple[list[int], list[int]]:
+def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> tuple[list[int], list[int]]:
     """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
     layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
     again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
@@ -93,7 +93,7 @@ def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -
 
 
 def _closing_blocks(
-    counts: Counts, shape: Shape, stage: int, *, every: int, runs: list[Run]
+    counts: Counts, shape: Shape, stage: int, *, every: int, runs: list[UnitGroup]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Yield the indices into ``runs`` of the first block of a stage, and of the first with experts (else that again),
     each with the numbers of units before it and the index of the block before it.
@@ -161,8 +161,8 @@ class MemoryBounds:
         """
         pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
         kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit), 1, 0)
-        found = estimates.states(candidates) if states is None else states
-        rest, during, ends, gathered, _, ahead, fresh, made = np.moveaxis(found, 1, 0)
+        state_bytes = estimates.states(candidates) if states is None else states
+        rest, during, ends, gathered, _, ahead, fresh, made = np.moveaxis(state_bytes, 1, 0)
         split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
         deferred = np.zeros_like(kept)
         if len(split):  # what a B needs grows with the micro-batch by fits and starts
@@ -185,7 +185,7 @@ class MemoryBounds:
         begins = np.where(splitting, first, begins + of_head)
         if self.counts.job.stack.deferred_wgrad == "graph":  # the backward of the first stage waits for its W
             waits = pipe.front & np.isin(pipe.schedule, SPLIT)
-            first, least, begins = (np.where(waits, 0.0, each) for each in (first, least, begins))
+            first, least, begins = (np.where(waits, 0.0, bound) for bound in (first, least, begins))
         there, coming = pipe.held[:, :, HEAD] > 0, np.take_along_axis(ahead, pipe.block, axis=1)
         coming = coming * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
         loss = np.where(there, peak[:, None, HEAD] + coming, 0.0)
@@ -217,7 +217,7 @@ class MemoryBounds:
                 stays & (states is None),
             )
             last = np.maximum(
-                last, self._closing(pipe, m, states=found, own=own + gathered, reduced=reduced, stays=whole)
+                last, self._closing(pipe, m, states=state_bytes, own=own + gathered, reduced=reduced, stays=whole)
             )
         return np.asarray(np.maximum(full, base + last).max(axis=1))
 
@@ -232,12 +232,12 @@ class MemoryBounds:
             return peak
         born = ~(stays & self._lasting)
         held = born & (self._become | (~stays & (stack.comm_buffers == "retained")))
-        found = peak.copy()
-        for birth, rows in ((Birth.HELD, held), (Birth.ALL, born & ~held)):
+        opening = peak.copy()
+        for birth, rows in ((AllocatedGradients.HELD, held), (AllocatedGradients.ALL, born & ~held)):
             at = np.flatnonzero(rows)
             if len(at):
-                found[at] = estimates.births(candidates.take(at), birth) - kept[at] + gathered[at]
-        return found
+                opening[at] = estimates.births(candidates.take(at), birth) - kept[at] + gathered[at]
+        return opening
 
     def _closing(
         self, pipe: LiveUnits, m: Ints, *, states: Floats, own: Floats, reduced: Floats, stays: NDArray[np.bool_]
@@ -263,20 +263,22 @@ class MemoryBounds:
         """Return bytes [n, units] of a block's last backward with the gradients that it allocates, not as ``whole``."""
         job, stays = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
         holds = ~stays & (job.stack.comm_buffers == "retained")
-        births = np.full(len(m), Birth.NONE)
-        births[estimates.each(candidates)] = Birth.DENSE
-        births[(m == 1) & ~(stays & self._lasting)] = Birth.ALL
-        births[(births == Birth.ALL) & self._become] = Birth.HELD
-        births[(births != Birth.NONE) & holds] = Birth.HELD
-        found = whole
-        for birth in (Birth.DENSE, Birth.ALL, Birth.HELD):
+        births = np.full(len(m), AllocatedGradients.NONE)
+        births[estimates.reduces_often(candidates)] = AllocatedGradients.DENSE
+        births[(m == 1) & ~(stays & self._lasting)] = AllocatedGradients.ALL
+        births[(births == AllocatedGradients.ALL) & self._become] = AllocatedGradients.HELD
+        births[(births != AllocatedGradients.NONE) & holds] = AllocatedGradients.HELD
+        total = whole
+        for birth in (AllocatedGradients.DENSE, AllocatedGradients.ALL, AllocatedGradients.HELD):
             rows = np.flatnonzero(births == birth)
             if len(rows):
-                found = found.copy() if found is whole else found
-                found[rows] = estimates.births(candidates.take(rows), birth)
-        return found
+                total = total.copy() if total is whole else total
+                total[rows] = estimates.births(candidates.take(rows), birth)
+        return total
 
-    def _units(self, candidates: CandidateLayouts, micro_batches: Ints, every: Ints, *, runs: list[Run]) -> LiveUnits:
+    def _units(
+        self, candidates: CandidateLayouts, micro_batches: Ints, every: Ints, *, runs: list[UnitGroup]
+    ) -> LiveUnits:
         """Return the live units of each candidate's pipeline."""
         pp = np.array([shape.pp for shape in self.shapes])[candidates.shape]
         loops = np.array([shape.pipeline.interleaves for shape in self.shapes])[candidates.shape]
@@ -285,17 +287,17 @@ class MemoryBounds:
         m = np.where(whole, micro_batches, np.minimum(micro_batches, LARGE * pp))
         code = (candidates.shape * 1000 + every) << 32 | m
         _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
-        found = []
+        rows = []
         for at in index:
             key = int(candidates.shape[at]), int(every[at]), int(m[at])
             if key not in self._known:
                 shape = self.shapes[key[0]]
                 self._known[key] = live_units(self.counts, shape, micro_batches=key[2], every=key[1], runs=runs)
-            found.append(self._known[key])
-        return LiveUnits(*(np.stack(column)[inverse] for column in zip(*found, strict=True)))
+            rows.append(self._known[key])
+        return LiveUnits(*(np.stack(column)[inverse] for column in zip(*rows, strict=True)))
 
 
-def _least_of(held: Floats, each: Floats) -> Floats:
+def _least_of(held: Floats, unit_bytes: Floats) -> Floats:
     """Return the least of ``each`` [n, units] among the blocks of each rank, [n, ranks]; 0 on a rank without any."""
-    found = np.where(held[:, :, BLOCKS:] > 0, each[:, None, BLOCKS:], np.inf).min(axis=2)
-    return np.asarray(np.where(np.isfinite(found), found, 0.0))
+    smallest = np.where(held[:, :, BLOCKS:] > 0, unit_bytes[:, None, BLOCKS:], np.inf).min(axis=2)
+    return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))

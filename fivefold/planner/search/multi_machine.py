@@ -66,28 +66,32 @@ def across(
         chosen = with_ranks(machine, ranks)
         return _offer(model, chosen, job, tokens=tokens, site=site, within=within, where=where, risk=risk)
 
-    found: list[Offer] = []
+    offers: list[Offer] = []
     stopped = False
     try:
         for machine, sizes in choices:
             if deadline is None:
-                found.extend(offer(machine, ranks) for ranks in sizes)  # keeps those before one that is stopped
+                offers.extend(offer(machine, ranks) for ranks in sizes)  # keeps those before one that is stopped
             else:
-                found.append(_fewest(machine, sizes, offer, deadline=deadline))
+                offers.append(_fewest(machine, sizes, offer, deadline=deadline))
     except (KeyboardInterrupt, StopSignal):
-        if not found:
+        if not offers:
             raise
         stopped = True
-    best = tuple(sorted(found, key=lambda each: (each.run is None, _score(each, by))))
+    best = tuple(sorted(offers, key=lambda other: (other.run is None, _score(other, by))))
     return Offers(model=model.name, by=by, tokens=tokens, deadline_seconds=deadline, offers=best, stopped=stopped)
 
 
 def _check(machines: Sequence[Machine], by: Goal) -> None:
-    dear = list(dict.fromkeys(each.name for each in machines if by == "cost" and each.dollars_per_rank_hour is None))
+    dear = list(
+        dict.fromkeys(machine.name for machine in machines if by == "cost" and machine.dollars_per_rank_hour is None)
+    )
     if dear:
         give = " ".join(f"--price {name.split()[0]}=2.2/h" for name in dear)
         raise UserError(f"--by cost: {', '.join(dear)} {'has' if len(dear) == 1 else 'have'} no price; give {give}")
-    dark = list(dict.fromkeys(each.name for each in machines if by == "energy" and each.chip.power_watts is None))
+    dark = list(
+        dict.fromkeys(machine.name for machine in machines if by == "energy" and machine.chip.power_watts is None)
+    )
     if dark:
         raise UserError(
             f"--by energy: the watts of {', '.join(dark)} are not known; write such as '{dark[0]}:8 watts=300'"
@@ -98,16 +102,16 @@ def _offer(
     model: Model, machine: Machine, job: Job, *, tokens: float, site: Site, within: float, where: Where, risk: float
 ) -> Offer:
     try:
-        found = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
+        result = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
     except UserError as mistake:
         return Offer(machine=machine.name, ranks=machine.ranks, refused=str(mistake))
-    if found.stopped:  # of one machine: then the others are not searched either
+    if result.stopped:  # of one machine: then the others are not searched either
         raise StopSignal("SIGINT")
-    if found.proposal is None:
-        miss = found.misses[0] if found.misses else None
+    if result.proposal is None:
+        miss = result.misses[0] if result.misses else None
         need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
         return Offer(machine=machine.name, ranks=machine.ranks, refused=f"{NO_ROOM}{need}")
-    step = found.proposal.choice.step
+    step = result.proposal.choice.step
     run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     return Offer(machine=machine.name, ranks=machine.ranks, layout=step.layout, mfu=step.mfu.causal, run=run)
 
@@ -120,8 +124,12 @@ def _fewest(
 
     def keeps(at: int) -> bool | None:
         """None: no layout has so many ranks."""
-        found = known[left[at]] = offer(machine, left[at])
-        return (found.run is not None and found.run.seconds <= deadline) if found.run or _tried(found) else None
+        offered = known[left[at]] = offer(machine, left[at])
+        return (
+            (offered.run is not None and offered.run.seconds <= deadline)
+            if offered.run or _has_layouts(offered)
+            else None
+        )
 
     while (most := keeps(len(left) - 1)) is None and len(left) > 1:
         left.pop()
@@ -145,7 +153,7 @@ def _fewest(
     return known[left[high]] if left[high] in known else offer(machine, left[high])
 
 
-def _tried(offer: Offer) -> bool:
+def _has_layouts(offer: Offer) -> bool:
     """Whether there are layouts of so many ranks, if only none that fits."""
     return offer.refused.startswith(NO_ROOM)
 

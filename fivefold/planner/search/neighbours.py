@@ -23,8 +23,8 @@ from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.objectives import By
 from fivefold.results.search_result import Change, Walk
 
-LEAST = 0.002  # share of a step by which a change of the walk must be faster
-MOST = 8  # changes of a walk
+MIN_GAIN = 0.002  # share of a step by which a change of the walk must be faster
+MAX_CHANGES = 8  # changes of a walk
 
 
 def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = ANY) -> Walk:
@@ -33,7 +33,7 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
     here = start = planner.estimate(layout)
     first: tuple[Estimate, ...] = ()
     path: list[Estimate] = []
-    while len(path) < MOST:
+    while len(path) < MAX_CHANGES:
         others = _ranked(planner, here.layout, by=by, where=where)
         first = first or tuple(others)
         if not others or not _better(planner, others[0], than=here, by=by):
@@ -43,8 +43,8 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
     before = (start, *path)
     return Walk(
         start=_change(planner, start, start),
-        changes=tuple(_change(planner, start, each) for each in first),
-        path=tuple(_change(planner, *each) for each in zip(before, path, strict=False)),
+        changes=tuple(_change(planner, start, step) for step in first),
+        path=tuple(_change(planner, *pair) for pair in zip(before, path, strict=False)),
     )
 
 
@@ -87,8 +87,8 @@ def _changes(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
 
 
 def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
-    each = -(-layers // layout.pp)
-    several = {*divisors(each), *divisors(max(1, layers // layout.pp))} - {1}
+    per_stage = -(-layers // layout.pp)
+    several = {*divisors(per_stage), *divisors(max(1, layers // layout.pp))} - {1}
     for name, pipeline in PIPELINE_SCHEDULES.items():
         for v in sorted(several) if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
             yield change(layout, schedule=name, v=v, stages=layout.stages if v == layout.v else ())
@@ -96,23 +96,27 @@ def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
 
 def _ranked(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Estimate]:
     """The neighbours that ``where`` admits: those that fit first, then by time (of memory: by bytes)."""
-    found = [planner.estimate(each) for each in neighbours(layout, planner) if where.holds(each)]
+    estimates = [planner.estimate(neighbour) for neighbour in neighbours(layout, planner) if where.holds(neighbour)]
 
-    def key(each: Estimate) -> tuple[bool, float, float]:
-        fits, seconds, size = planner.fits(each.layout, each.ranks), each.step_time.seconds, float(each.peak_bytes)
+    def key(estimate: Estimate) -> tuple[bool, float, float]:
+        fits, seconds, size = (
+            planner.fits(estimate.layout, estimate.ranks),
+            estimate.step_time.seconds,
+            float(estimate.peak_bytes),
+        )
         return (not fits, size, seconds) if by == "memory" or not fits else (False, seconds, size)
 
-    return sorted(found, key=key)
+    return sorted(estimates, key=key)
 
 
-def _better(planner: Planner, each: Estimate, *, than: Estimate, by: By) -> bool:
+def _better(planner: Planner, estimate: Estimate, *, than: Estimate, by: By) -> bool:
     """Whether a change is worth making: it fits at last, or is smaller where nothing fits, or is faster."""
-    fits, fitted = planner.fits(each.layout, each.ranks), planner.fits(than.layout, than.ranks)
+    fits, fitted = planner.fits(estimate.layout, estimate.ranks), planner.fits(than.layout, than.ranks)
     if fits != fitted:
         return fits
     if not fits or by == "memory":
-        return each.peak_bytes < than.peak_bytes
-    return each.step_time.seconds < than.step_time.seconds * (1 - LEAST)
+        return estimate.peak_bytes < than.peak_bytes
+    return estimate.step_time.seconds < than.step_time.seconds * (1 - MIN_GAIN)
 
 
 def _change(planner: Planner, before: Estimate, after: Estimate) -> Change:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fivefold.planner.counts.counts import Name, Run, run_part
-from fivefold.planner.counts.operations.local_shapes import Part
+from fivefold.planner.counts.counts import Name, UnitGroup, run_part
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.time.unit_time import AXES, UnitTime
-from fivefold.planner.time.units import Nearest, Units
+from fivefold.planner.time.units import OptimisticUnitTime, Units
 
 
 def figures(unit: UnitTime) -> tuple[float, ...]:
@@ -24,20 +24,20 @@ def figures(unit: UnitTime) -> tuple[float, ...]:
     return unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front
 
 
-def nearest(units: Units, part: Part, runs: Sequence[Run], *, pairs: bool, whole: bool = True) -> Floats:
+def nearest(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pairs: bool, whole: bool = True) -> Floats:
     """All figures [11, units], were the ranks of each group next to one another; without ``pairs`` the last are 0.
     Not ``whole``: those of ``least``.
     """
-    known: dict[tuple[Part, Name], list[float]] = {}  # units of which nothing is recomputed come twice
+    known: dict[tuple[LocalDegrees, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
-        found = units.nearest(part, run) if whole or not run.routes else least(units, part, run)
-        known[run_part(part, run), run.name] = [*figures(found.time), *(_halves(units, found) if pairs else [0.0] * 4)]
+        timer = units.nearest(part, run) if whole or not run.routes else least(units, part, run)
+        known[run_part(part, run), run.name] = [*figures(timer.time), *(_halves(units, timer) if pairs else [0.0] * 4)]
     return np.array([known[run_part(part, run), run.name] for run in runs]).T
 
 
-def _halves(units: Units, found: Nearest) -> list[float]:
+def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
     """The last four figures; where messages are not NCCL's, no pass is beside another."""
-    overlap, (unit, alone, *sent) = units.job.stack.overlap, found
+    overlap, (unit, alone, *sent) = units.job.stack.overlap, unit_time
     both = [
         kernels + sum(some for axis, some in zip(AXES, exposed, strict=True) if axis not in overlap)
         for kernels, exposed in ((alone[0], unit.forward_exposed), (alone[1] + alone[2], unit.backward_exposed))
@@ -45,17 +45,18 @@ def _halves(units: Units, found: Nearest) -> list[float]:
     if units.machine.backend != "nccl":
         return [*both, 0.0, 0.0]
     beside = [
-        sum(every for axis, every in zip(AXES, each, strict=True) if axis in overlap and axis != "tp") for each in sent
+        sum(every for axis, every in zip(AXES, message, strict=True) if axis in overlap and axis != "tp")
+        for message in sent
     ]
     return [*both, *beside]
 
 
-def kernels(units: Units, part: Part, runs: Sequence[Run], *, ranks: int) -> Floats:
+def kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, ranks: int) -> Floats:
     """The first three of [11, units] without any message; ``ranks`` share a calibrated machine."""
     return np.array([(*_seconds(units, part, run, ranks=ranks), *[0.0] * 8) for run in runs]).T
 
 
-def least(units: Units, part: Part, run: Run) -> Nearest:
+def least(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
     """``Units.nearest`` of a unit with experts, or less than it for any etp, without the host's launches and what
     hidden messages slow.
 
@@ -64,19 +65,19 @@ def least(units: Units, part: Part, run: Run) -> Nearest:
     """
     moe = units.counts.model.moe
     few = part.ep if moe is None or part.ep == moe.experts else min(2, part.ep)  # one expert on a rank: rows in order
-    timer = units.beside(part._replace(ep=few, etp=1), run, ep=part.ep)
+    timer = units.with_expert_ranks(part._replace(ep=few, etp=1), run, ep=part.ep)
     recipe, chip, seconds = units.job.precision, units.machine.chip, np.array(timer.unit.seconds)
-    rate = max(chip.sustained(each) for each in {recipe.compute, "bf16" if recipe.narrow else recipe.compute})
+    rate = max(chip.sustained(dtype) for dtype in {recipe.compute, "bf16" if recipe.narrow else recipe.compute})
     for op, time in zip(timer.ops, timer.times, strict=True):
         if op.name.startswith("moe.experts") and op.kind == "matmul":
             rows, outof, into = op.shape
             seconds += 2 * op.batch * rows * outof * into / rate - np.array([time.forward, time.backward, time.weight])
     fronts, backs, *sent = (tuple(side.values()) for side in (*timer.exposed, *timer.sent))
     kernels: tuple[float, float, float] = tuple(seconds.tolist())
-    return Nearest(UnitTime(*kernels, fronts, backs, fronts, backs, ""), kernels, *sent)
+    return OptimisticUnitTime(UnitTime(*kernels, fronts, backs, fronts, backs, ""), kernels, *sent)
 
 
-def _seconds(units: Units, part: Part, run: Run, *, ranks: int) -> tuple[float, float, float]:
+def _seconds(units: Units, part: LocalDegrees, run: UnitGroup, *, ranks: int) -> tuple[float, float, float]:
     """Seconds of a unit's kernels, forward, backward and weight gradient."""
     times = units.kernels(part, run, ranks=ranks)
     ops = units.counts.in_order(run_part(part, run), run.name)

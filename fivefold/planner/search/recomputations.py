@@ -14,7 +14,7 @@ LATENT = "norm+up+rope+act"
 def recomputations_of(model: Model, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
     """Those worth trying for a model: of its experts for its MLPs, and of what latent attention expands."""
     swap = {"mlp": "moe"} if model.moe else {}
-    found = [swap.get(ac, ac) for ac in among]
-    if model.mla and "norm+act" in found:
-        found.insert(found.index("norm+act") + 1, LATENT)
-    return found
+    choices = [swap.get(ac, ac) for ac in among]
+    if model.mla and "norm+act" in choices:
+        choices.insert(choices.index("norm+act") + 1, LATENT)
+    return choices

@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Estimate, Planner, fullest
-from fivefold.planner.search.bounds import PARTS
+from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded
 from fivefold.results.search_result import NearMiss, Reason
@@ -56,7 +56,7 @@ class Rejections:
         count, first = self.slow.get(cause, (0, layout))
         self.slow[cause] = count + times, first
 
-    def beaten(self, estimate: Estimate) -> None:
+    def count_fitting(self, estimate: Estimate) -> None:
         """Count an evaluated layout that fits, by what bounds its step."""
         step_time = estimate.step_time
         count, seconds, layout = self.bound_by.get(step_time.bound_by, (0, np.inf, estimate.layout))
@@ -65,7 +65,7 @@ class Rejections:
         self.bound_by[step_time.bound_by] = count + 1, seconds, layout
 
     def parts(self, estimate: Estimate) -> NDArray[np.float64]:
-        """Seconds of a step by ``PARTS``."""
+        """Seconds of a step by ``TIME_PARTS``."""
         step_time = estimate.step_time
         exposed = step_time.exposed
         by = {
@@ -74,7 +74,7 @@ class Rejections:
             "bubble": step_time.bubble,
             "compute": step_time.compute + step_time.optimizer,
         }
-        return np.array([by.get(part, 0.0) for part in PARTS])
+        return np.array([by.get(part, 0.0) for part in TIME_PARTS])
 
     def reasons(self, machine: Machine, best: Estimate | None, *, risk: float) -> tuple[Reason, ...]:
         """All causes, that with the most layouts first. ``risk``: that of running out of memory, of what fits."""
@@ -83,7 +83,7 @@ class Rejections:
         limit = f"{show_risk(risk)} risk of running out of {capacity}" if machine.backend == "nccl" else capacity
         if self.nearest is not None:
             size, layout = self.nearest
-            found.append(
+            reasons.append(
                 Reason(
                     cause="memory",
                     layouts=self.large,
@@ -92,12 +92,12 @@ class Rejections:
                 )
             )
         for cause, (count, layout) in self.slow.items():
-            found.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=WORDS[cause]))
+            reasons.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=WORDS[cause]))
         for bound, (count, seconds, layout) in self.bound_by.items():
             line = f"{show_seconds(seconds)}, bound by {bound}"
             if best is None or layout != best.layout or count > 1:
-                found.append(Reason(cause=f"evaluated, {bound}", layouts=count, nearest=str(layout), line=line))
-        return tuple(sorted(found, key=lambda reason: -reason.layouts))
+                reasons.append(Reason(cause=f"evaluated, {bound}", layouts=count, nearest=str(layout), line=line))
+        return tuple(sorted(reasons, key=lambda reason: -reason.layouts))
 
 
 def near_miss(estimate: Estimate, planner: Planner) -> NearMiss:

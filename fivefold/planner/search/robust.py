@@ -17,18 +17,18 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
-from fivefold.planner.search.columns import joined
+from fivefold.planner.search.columns import concatenate
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.scenarios import Scenario, scenarios
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.warm_start import sweep_from_likely
-from fivefold.results.search_result import Regret, Robustness, Told
+from fivefold.results.search_result import Regret, Robustness, ScenarioResult
 
 SEEDS = 20  # layouts with which the search of a scenario begins
-MOST = 0.1  # share of the best time beyond which no layout is judged
+MAX_SLOWDOWN = 0.1  # share of the best time beyond which no layout is judged
 
 
-class Judged(NamedTuple):
+class EvaluatedRegret(NamedTuple):
     """A layout and its regret in every scenario, the first as predicted; infinite where it does not fit."""
 
     layout: Layout
@@ -40,7 +40,7 @@ class Judged(NamedTuple):
         return max(self.regrets), sum(self.regrets) / len(self.regrets), str(self.layout)
 
 
-class Judge:
+class RegretEvaluator:
     """Judges layouts on ``world`` ranks of ``planner``'s machine; ``narrowed``: arguments of ``Space``."""
 
     def __init__(
@@ -49,12 +49,12 @@ class Judge:
         model, machine, job = planner.model, planner.machine, planner.job
         self.world, self.narrowed, self.report = world, narrowed, report
         self.scenarios = scenarios(model=model, machine=machine, job=job)
-        self.planners = [planner, *(_planner(each, planner) for each in self.scenarios[1:])]
+        self.planners = [planner, *(_planner(scenario, planner) for scenario in self.scenarios[1:])]
         self.known: list[dict[Layout, float]] = [{} for _ in self.scenarios]
         self.best: list[float] = []
         self.winners: list[Layout] = []
 
-    def again(self, at: int, begin: Sequence[Layout], *, slack: float = 0.0) -> list[Layout]:
+    def search_scenario(self, at: int, begin: Sequence[Layout], *, slack: float = 0.0) -> list[Layout]:
         """Search a scenario: all layouts that fit and are within ``slack`` of its best, and others; none if none fits.
 
         ``begin``: layouts that are likely among them.
@@ -62,16 +62,16 @@ class Judge:
         planner = self.planners[at]
         space = Space(planner.model, planner.job, world=self.world, **self.narrowed)
         largest = planner.memory_risk.largest_peak(self.world, risk=planner.risk)
-        found = Incumbents(largest, by="time", top=1, levels=0, alike=True, slack=slack)
+        incumbents = Incumbents(largest, by="time", top=1, levels=0, alike=True, slack=slack)
         for layout in begin:
-            found.evaluate(planner, layout)
+            incumbents.evaluate(planner, layout)
         solver = BranchAndBound(
-            found, ranks_per_node=planner.machine.ranks_per_node, report=self.report, total=space.layouts
+            incumbents, ranks_per_node=planner.machine.ranks_per_node, report=self.report, total=space.layouts
         )
-        sweep_from_likely(solver, Bounds(planner, space, joined(())))
-        for each in found.fitting:
-            self.known[at][each.estimate.layout] = each.seconds
-        return [each.estimate.layout for each in found.fitting]
+        sweep_from_likely(solver, Bounds(planner, space, concatenate(())))
+        for candidate in incumbents.fitting:
+            self.known[at][candidate.estimate.layout] = candidate.seconds
+        return [fitting.estimate.layout for fitting in incumbents.fitting]
 
     def seconds(self, layout: Layout, at: int) -> float:
         """Seconds of a step in a scenario; infinite if it does not fit."""
@@ -82,7 +82,7 @@ class Judge:
             known[layout] = planner.estimate(layout, ranks=ranks).step_time.seconds if fits else inf
         return known[layout]
 
-    def judge(self, layout: Layout, *, most: float = inf) -> Judged | None:
+    def judge(self, layout: Layout, *, most: float = inf) -> EvaluatedRegret | None:
         """The regrets of a layout; None as soon as one of them is larger than ``most``."""
         regrets = []
         for at, best in enumerate(self.best):
@@ -90,31 +90,31 @@ class Judge:
             if regret > most:
                 return None
             regrets.append(regret)
-        return Judged(layout, tuple(regrets))
+        return EvaluatedRegret(layout, tuple(regrets))
 
-    def find(self, fitting: Iterable[Layout], *, beside: Sequence[Layout], top: int) -> list[Judged]:
+    def find(self, fitting: Iterable[Layout], *, beside: Sequence[Layout], top: int) -> list[EvaluatedRegret]:
         """The ``top`` layouts of least regret, the least first, and those of ``beside``; ``fitting``: those known."""
         pool = self._sorted(fitting)
         self._search(pool)
         judged = {layout: self.judge(layout) for layout in (*self.winners, *pool[:top], *beside)}
-        least = min(each.key[0] for each in judged.values() if each)
-        wide = self._sorted(self.again(0, pool[:SEEDS], slack=min(least, MOST)))
+        least = min(evaluated.key[0] for evaluated in judged.values() if evaluated)
+        wide = self._sorted(self.search_scenario(0, pool[:SEEDS], slack=min(least, MAX_SLOWDOWN)))
         for layout in wide:
-            most = sorted(each.key[0] for each in judged.values() if each)[:top][-1]
-            if self.seconds(layout, 0) > self.best[0] * (1 + min(least, most, MOST)):
+            most = sorted(evaluated.key[0] for evaluated in judged.values() if evaluated)[:top][-1]
+            if self.seconds(layout, 0) > self.best[0] * (1 + min(least, most, MAX_SLOWDOWN)):
                 break
             if layout not in judged:
                 judged[layout] = self.judge(layout, most=most)
-        return sorted((each for each in judged.values() if each), key=lambda each: each.key)
+        return sorted((evaluated for evaluated in judged.values() if evaluated), key=lambda evaluated: evaluated.key)
 
     def _search(self, pool: Sequence[Layout]) -> None:
         """The best of each scenario."""
-        found = [pool[0]]
+        pool_layouts = [pool[0]]
         for at, scenario in enumerate(self.scenarios):
             if at and scenario.straggler == 1:
-                found += self.again(at, pool[:SEEDS])
+                pool_layouts += self.search_scenario(at, pool[:SEEDS])
         for at, scenario in enumerate(self.scenarios):
-            candidates = pool if scenario.straggler > 1 else found
+            candidates = pool if scenario.straggler > 1 else pool_layouts
             winner = self._fastest(candidates, at)
             self.winners.append(winner)
             self.best.append(self.seconds(winner, at))
@@ -132,13 +132,13 @@ class Judge:
     def _sorted(self, layouts: Iterable[Layout]) -> list[Layout]:
         return sorted(dict.fromkeys(layouts), key=lambda layout: (self.seconds(layout, 0), str(layout)))
 
-    def told(self, judged: Sequence[Judged], *, notes: dict[Layout, str], top: int) -> Robustness:
+    def to_record(self, judged: Sequence[EvaluatedRegret], *, notes: dict[Layout, str], top: int) -> Robustness:
         """The ``top`` of what was judged, and those with a note, as a record."""
         chosen = judged[0]
-        rows = [each for at, each in enumerate(judged) if at < top or each.layout in notes]
+        rows = [evaluated for at, evaluated in enumerate(judged) if at < top or evaluated.layout in notes]
         return Robustness(
             scenarios=tuple(
-                Told(
+                ScenarioResult(
                     name=scenario.name,
                     source=scenario.source,
                     best=str(winner),
@@ -147,19 +147,19 @@ class Judge:
                 )
                 for at, (scenario, winner, best) in enumerate(zip(self.scenarios, self.winners, self.best, strict=True))
             ),
-            rows=tuple(self._row(each, note=notes.get(each.layout, "")) for each in rows),
+            rows=tuple(self._row(row, note=notes.get(row.layout, "")) for row in rows),
         )
 
-    def _row(self, each: Judged, *, note: str) -> Regret:
-        worst = max(each.regrets)
+    def _row(self, evaluated: EvaluatedRegret, *, note: str) -> Regret:
+        worst = max(evaluated.regrets)
         return Regret(
-            layout=str(each.layout),
+            layout=str(evaluated.layout),
             note=note,
-            step_seconds=self.seconds(each.layout, 0),
-            memory_bytes=self.planners[0].peak_bytes(each.layout),
-            expected=_finite(each.key[1]),
+            step_seconds=self.seconds(evaluated.layout, 0),
+            memory_bytes=self.planners[0].peak_bytes(evaluated.layout),
+            expected=_finite(evaluated.key[1]),
             worst=_finite(worst),
-            worst_in=self.scenarios[each.regrets.index(worst)].name,
+            worst_in=self.scenarios[evaluated.regrets.index(worst)].name,
         )
 
 

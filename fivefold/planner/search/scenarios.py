@@ -36,7 +36,7 @@ class Scenario(NamedTuple):
 def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
     """As predicted first, then each that changes anything."""
     uneven = job.replace(imbalance=job.imbalance * UNEVEN) if model.moe else job
-    found = [
+    scenario_list = [
         Scenario("as predicted", "", machine, job),
         Scenario("network 1.4 times slower", META, with_network(machine, bandwidth=1 / CONGESTED), job),
         Scenario("twice the latency between nodes", BOUNDS, with_network(machine, latency=SLOW_STEPS), job),
@@ -47,7 +47,10 @@ def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
     ]
     between = machine.nodes > 1 and any(link.span > machine.ranks_per_node for link in machine.links)
     return [
-        each
-        for at, each in enumerate(found)
-        if at == 0 or each.straggler > 1 or each.job != job or (each.machine != machine and (between or at > 2))
+        scenario
+        for at, scenario in enumerate(scenario_list)
+        if at == 0
+        or scenario.straggler > 1
+        or scenario.job != job
+        or (scenario.machine != machine and (between or at > 2))
     ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Counts, Name, Run
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup
 from fivefold.planner.search.columns import Ints
 from fivefold.planner.search.space import Shape
 
@@ -50,7 +50,7 @@ class PipelineUnits(NamedTuple):
     v: Ints
 
 
-def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> tuple[NDArray[np.float64], Ints]:
+def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> tuple[NDArray[np.float64], Ints]:
     """Numbers of units of each stage [stages, units], and the index of the first unit of each; ``every`` as below.
 
     Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
@@ -65,12 +65,12 @@ def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) ->
     return table, np.array([columns[column_key(work[0][0])] for work in stages])
 
 
-def column_key(run: Run) -> tuple[Name, bool]:
+def column_key(run: UnitGroup) -> tuple[Name, bool]:
     """Return what tells the columns of units apart."""
     return run.name, run.recomputed and not isinstance(run.name, str)
 
 
-def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[Run]) -> PipelineUnits:
+def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> PipelineUnits:
     """The units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
     table, firsts = stage_units(counts, shape, every=every, runs=runs)
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
@@ -108,6 +108,6 @@ def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[n
     return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), apart, 0.0))
 
 
-def over(counts: NDArray[np.float64], each: NDArray[np.float64]) -> NDArray[np.float64]:
+def over(counts: NDArray[np.float64], unit_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return sums over units, weighted by their counts: [n, ranks, units] x [n, units] → [n, ranks]."""
-    return np.asarray(np.einsum("npu,nu->np", counts, each))
+    return np.asarray(np.einsum("npu,nu->np", counts, unit_bytes))

@@ -27,7 +27,7 @@ AXIS, LEAVES_NODE, ORDER, SHARD_GROUP, NO_SP, EXPERT_TENSOR, UNEVEN, REDUCE = 4.
 ZERO = (0.0, 1.0, 2.5, 3.0)
 RECOMPUTATION = {"none": 0.0, "selective": 1.0, "full": 2.0}
 GROUPS = 3.0  # recomputation of some operations, or of every n-th layer
-MOST = 400  # layouts that are estimated beside those of the search
+MAX_ESTIMATED = 400  # layouts that are estimated beside those of the search
 
 
 class Evaluated(NamedTuple):
@@ -49,13 +49,13 @@ def complexity(layout: Layout, *, ranks_per_node: int, usual: bool = True) -> fl
 
     ``usual``: gradients are reduced as often as the job says.
     """
-    found = sum(AXIS + log2(n) for n in (layout.tp, layout.cp, layout.pp, layout.ep) if n > 1)
-    found += LEAVES_NODE * ((layout.tp > ranks_per_node) + (layout.tp * layout.cp > ranks_per_node))
-    found += ZERO[layout.zero] + (SHARD_GROUP if layout.shard_group else 0.0) + REDUCE * (not usual)
-    found += layout.pipeline.complexity + log2(layout.v) + RECOMPUTATION.get(layout.ac, GROUPS)
-    found += UNEVEN * bool(layout.stages)
-    found += ORDER * (layout.order != DEFAULT_ORDER) + NO_SP * (not layout.sp) + EXPERT_TENSOR * (layout.etp > 1)
-    return found
+    total = sum(AXIS + log2(n) for n in (layout.tp, layout.cp, layout.pp, layout.ep) if n > 1)
+    total += LEAVES_NODE * ((layout.tp > ranks_per_node) + (layout.tp * layout.cp > ranks_per_node))
+    total += ZERO[layout.zero] + (SHARD_GROUP if layout.shard_group else 0.0) + REDUCE * (not usual)
+    total += layout.pipeline.complexity + log2(layout.v) + RECOMPUTATION.get(layout.ac, GROUPS)
+    total += UNEVEN * bool(layout.stages)
+    total += ORDER * (layout.order != DEFAULT_ORDER) + NO_SP * (not layout.sp) + EXPERT_TENSOR * (layout.etp > 1)
+    return total
 
 
 class Simplest:
@@ -70,12 +70,12 @@ class Simplest:
         self.planners, self.limit, self.where = planners, limit, where
         machine = planners[0].machine
         self.node = machine.ranks_per_node
-        self.known = {(each.layout, each.planner.job): each for each in known}
-        self.left = MOST
+        self.known = {(candidate.layout, candidate.planner.job): candidate for candidate in known}
+        self.left = MAX_ESTIMATED
 
     def find(self) -> Evaluated:
         """The simplest layout within the limit that was found; of equally simple ones the fastest."""
-        best = min((each for each in self.known.values() if each.seconds <= self.limit), key=self._key)
+        best = min((candidate for candidate in self.known.values() if candidate.seconds <= self.limit), key=self._key)
         while (simpler := self._simpler(best)) is not None:
             best = simpler
         return best
@@ -83,10 +83,10 @@ class Simplest:
     def rivals(self, chosen: Evaluated) -> tuple[Evaluated | None, Evaluated | None]:
         """The fastest of the simpler layouts, which are slower than the limit, and the fastest of all, if faster."""
         cost = self._key(chosen)[0]
-        simpler = [each for each in self.known.values() if self._key(each)[0] < cost]
-        fastest = min(self.known.values(), key=lambda each: each.seconds)
+        simpler = [candidate for candidate in self.known.values() if self._key(candidate)[0] < cost]
+        fastest = min(self.known.values(), key=lambda candidate: candidate.seconds)
         faster = fastest if fastest.seconds < chosen.seconds else None
-        return min(simpler, key=lambda each: each.seconds, default=None), faster
+        return min(simpler, key=lambda candidate: candidate.seconds, default=None), faster
 
     def _simpler(self, than: Evaluated) -> Evaluated | None:
         cost = self._key(than)[0]
@@ -95,10 +95,12 @@ class Simplest:
             for layout in set(_moves(than.layout))
             for planner in self._planners(layout)
         ]
-        for _, _, layout, planner in sorted((each for each in moves if each[0] < cost), key=lambda each: each[:2]):
-            found = self._evaluate(layout, planner)
-            if found is not None and found.seconds <= self.limit:
-                return found
+        for _, _, layout, planner in sorted(
+            (candidate for candidate in moves if candidate[0] < cost), key=lambda candidate: candidate[:2]
+        ):
+            simpler = self._evaluate(layout, planner)
+            if simpler is not None and simpler.seconds <= self.limit:
+                return simpler
         return None
 
     def _planners(self, layout: Layout) -> Sequence[Planner]:
@@ -123,8 +125,8 @@ class Simplest:
     def _cost(self, layout: Layout, planner: Planner) -> float:
         return complexity(layout, ranks_per_node=self.node, usual=planner is self.planners[0] or layout.zero < 2)
 
-    def _key(self, each: Evaluated) -> tuple[float, float]:
-        return self._cost(each.layout, each.planner), each.seconds
+    def _key(self, evaluated: Evaluated) -> tuple[float, float]:
+        return self._cost(evaluated.layout, evaluated.planner), evaluated.seconds
 
 
 def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | None:

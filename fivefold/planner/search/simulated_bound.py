@@ -24,9 +24,10 @@ from fivefold.planner.time.steady_state import rounds_of
 TOGETHER = 512  # candidates that are played at once
 
 
-def alike(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
-    """One number for candidates that ``played`` plays at once; -1 for those that it does not: no pipeline, or paired
-    passes.
+def group_schedules(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
+    """Number the groups of candidates that ``simulate_group`` simulates together.
+
+    The number is -1 for candidates without a pipeline or with paired passes, which it does not simulate.
     """
     plays = np.array([shape.pp > 1 and not shape.pipeline.pairs_passes for shape in bounds.space.shapes])
     every = bounds.every[bounds.partials.ac[candidates.partial]]
@@ -34,8 +35,8 @@ def alike(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
     return np.where(plays[candidates.shape], code, -1)
 
 
-def played(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
-    """Seconds [n] of candidates that are ``alike``, of which there is one."""
+def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
+    """Seconds [n] of candidates that are ``group_schedules``, of which there is one."""
     shape, every = (
         bounds.space.shapes[candidates.shape[0]],
         int(bounds.every[bounds.partials.ac[candidates.partial[0]]]),
@@ -45,7 +46,7 @@ def played(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     (ahead, behind), _, ends, update = bounds.data_parallel(pipe, candidates, unit, parallel)
     late, sending = bounds.estimates.between_stages(candidates).T
     table, _ = stage_units(bounds.planner.counts, shape, every=every, runs=bounds.estimates.runs)
-    forward, backward, weight = (table @ each.T for each in (unit[:, 0] + ahead, unit[:, 1] + behind, unit[:, 2]))
+    forward, backward, weight = (table @ column.T for column in (unit[:, 0] + ahead, unit[:, 1] + behind, unit[:, 2]))
     kinds = {"F": forward + sending, "B": backward + sending, "BW": backward + weight + sending, "W": weight}
     (first, few), *more = rounds.tables
     seconds = np.array([kinds[task.kind][task.stage] for task in first.order.tasks])

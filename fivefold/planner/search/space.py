@@ -24,7 +24,7 @@ from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDUL
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
-from fivefold.planner.search.columns import CandidateLayouts, Ints, PartialLayouts, cross, joined, mapped, split
+from fivefold.planner.search.columns import CandidateLayouts, Ints, PartialLayouts, concatenate, cross, mapped, split
 from fivefold.planner.search.recomputations import RECOMPUTATIONS, recomputations_of
 
 MOST_CP = 2**20  # ranks of a sequence are fewer
@@ -71,8 +71,8 @@ class Space:
         words = stack.config_axes or stack.axes
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words)
         self.where = where
-        tried = dict.fromkeys((*recomputations_of(model, recomputations), *where.named("ac")))
-        told = [ac for ac in tried if stack.told(ac, experts=model.moe is not None)]
+        tried = dict.fromkeys((*recomputations_of(model, recomputations), *where.values_of("ac")))
+        told = [ac for ac in tried if stack.can_express(ac, experts=model.moe is not None)]
         self.recomputations = tuple(ac for ac in told if where.admits("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
         self.reduces_often = reduces_often
@@ -88,7 +88,7 @@ class Space:
     @cached_property
     def partials(self) -> PartialLayouts:
         """Every legal partial layout, ordered by recomputation, micro-batch, the kinds, and degrees."""
-        s = self.recomputed(joined(self.blocks))
+        s = self.recomputed(concatenate(self.blocks))
         return s.take(np.lexsort((s.tp, s.cp, s.pp, s.etp, s.ep, s.kind, -s.sp, s.mbs, s.inner, s.ac)))
 
     def recomputed(self, stems: PartialLayouts) -> PartialLayouts:
@@ -101,7 +101,7 @@ class Space:
     def blocks(self) -> list[PartialLayouts]:
         """Every legal partial layout but for its recomputation, in one block per degree of tp."""
         sizes = divisors(self.world) if "tp" in self.axes else [1]
-        return [each for tp in sizes if takes_tp(self.model, tp) if len((each := self._stems(tp)).dp)]
+        return [stems for tp in sizes if takes_tp(self.model, tp) if len((stems := self._stems(tp)).dp)]
 
     def _stems(self, tp: int) -> PartialLayouts:
         model, job, world = self.model, self.job, self.world
@@ -134,12 +134,12 @@ class Space:
         """Which rows meet the constraints on the micro-batch, or on degrees, kind of cp and sp."""
         if mbs:
             return mapped(rows[:, 6], partial(self.where.admits, "mbs")).astype(bool)
-        found = np.ones(len(rows), bool)
+        admitted = np.ones(len(rows), bool)
         for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp")):
-            found &= mapped(rows[:, column], partial(self.where.admits, field)).astype(bool)
-        found &= mapped(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
-        found &= mapped(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
-        return np.asarray(found)
+            admitted &= mapped(rows[:, column], partial(self.where.admits, field)).astype(bool)
+        admitted &= mapped(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
+        admitted &= mapped(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
+        return np.asarray(admitted)
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
         """Whether cp of each row is legal: a ring needs T divisible by 2·cp, ulysses heads per rank by cp."""
@@ -153,14 +153,14 @@ class Space:
         """Whether the planner counts tp = x·y of each row, with x and y above 1, or y = 1."""
         tp, sp, inner = rows[:, 1], rows[:, 8], rows[:, 10]
 
-        def counted(key: int) -> int:
+        def is_supported(key: int) -> int:
             x, y, rest = key >> 32, key >> 1 & 0x7FFFFFFF, key & 1
             if y == 1:
                 return 1
             layout = Layout(tp=x, tp_inner=y, sp=bool(rest)) if x % y == 0 and y < x else None
             return layout is not None and uncounted(layout, model=self.model, job=self.job) is None
 
-        return np.asarray(mapped(tp << 32 | inner << 1 | sp, counted) == 1)
+        return np.asarray(mapped(tp << 32 | inner << 1 | sp, is_supported) == 1)
 
     def micro_batches(self, partials: PartialLayouts) -> Ints:
         """Micro-batches per pipeline of each partial layout, in the first step."""
@@ -172,13 +172,13 @@ class Space:
             return [Shape(DEFAULT_SCHEDULE, 1, 1)]
         layers = self.model.layers
         several = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
-        found = []
+        shapes = []
         for name in self.schedules:
             pipeline = PIPELINE_SCHEDULES[name]
             stages = several if pipeline.stages_per_rank is None else [pipeline.stages_per_rank]
             if pp % 2 == 0 or not pipeline.enters_both_ends:
-                found += [Shape(name, pp, v) for v in stages if pp * v <= layers]
-        return found
+                shapes += [Shape(name, pp, v) for v in stages if pp * v <= layers]
+        return shapes
 
     def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
         """Whether a schedule can run so many micro-batches."""
@@ -223,8 +223,8 @@ class Space:
         chosen = partials.take(index)
         micro_batches = self.micro_batches(chosen)
         at = [np.flatnonzero((chosen.pp == s.pp) & self.runs(s, micro_batches)) for s in self.shapes]
-        partial = np.concatenate([index[each] for each in at])
-        shape = np.repeat(np.arange(len(at)), [len(each) for each in at])
+        partial = np.concatenate([index[position] for position in at])
+        shape = np.repeat(np.arange(len(at)), [len(position) for position in at])
         return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
 
     def shard(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
@@ -291,10 +291,10 @@ class Space:
     def shapes_each(self, partials: PartialLayouts) -> Ints:
         """How many schedules each partial layout has."""
         micro_batches = self.micro_batches(partials)
-        found = np.zeros(len(partials.dp), np.int64)
+        counts = np.zeros(len(partials.dp), np.int64)
         for shape in self.shapes:
-            found += (partials.pp == shape.pp) & self.runs(shape, micro_batches)
-        return found
+            counts += (partials.pp == shape.pp) & self.runs(shape, micro_batches)
+        return counts
 
     def zeros_each(self, partials: PartialLayouts) -> Ints:
         """How many pairs of ZeRO stage and shard group each partial layout has."""
@@ -305,8 +305,8 @@ class Space:
         s = partials.take(np.array([partial]))
         shape = next(
             at
-            for at, each in enumerate(self.shapes)
-            if each.pp == s.pp[0] and self.runs(each, self.micro_batches(s))[0]
+            for at, candidate in enumerate(self.shapes)
+            if candidate.pp == s.pp[0] and self.runs(candidate, self.micro_batches(s))[0]
         )
         zero, shards = self._zeros(int(self._zeros_of(s)[0]))[-1]
         row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))
@@ -314,10 +314,10 @@ class Space:
 
     def rows_of(self, partials: PartialLayouts, layout: Layout) -> Ints:
         """Indices of the partial layouts with the degrees, micro-batch and recomputation of ``layout``."""
-        found = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
+        matches = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
         for name in ("dp", "tp", "cp", "pp", "ep", "etp", "mbs"):
-            found &= getattr(partials, name) == getattr(layout, name)
-        return np.flatnonzero(found)
+            matches &= getattr(partials, name) == getattr(layout, name)
+        return np.flatnonzero(matches)
 
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
         """The candidate in row ``at``, as a ``Layout``."""

@@ -21,7 +21,7 @@ from fivefold.planner.time.stage_time import stage_seconds
 
 MOVES = 16  # layers that may change their rank
 LOOKED_AT, TRIED = 60, 20  # of the best pipelines, those whose stages are weighed, and evened out
-LEAST = 1e-3  # share of the largest load by which a move must lower it
+MIN_LOAD_GAIN = 1e-3  # share of the largest load by which a move must lower it
 
 
 def balanced(layout: Layout, planner: Planner) -> Layout | None:
@@ -31,18 +31,18 @@ def balanced(layout: Layout, planner: Planner) -> Layout | None:
     held, best = stages_held(layout), layout
     loads = _loads(layout, planner, held)
     for _ in range(MOVES):
-        found = min(
+        best_move = min(
             (
-                (max(each), other, each)
+                (max(rank_loads), other, rank_loads)
                 for other in _moved(best, planner, loads, held)
-                for each in [_loads(other, planner, held)]
+                for rank_loads in [_loads(other, planner, held)]
             ),
             key=lambda option: option[0],
             default=None,
         )
-        if found is None or found[0] >= max(loads) * (1 - LEAST):
+        if best_move is None or best_move[0] >= max(loads) * (1 - MIN_LOAD_GAIN):
             break
-        _, best, loads = found
+        _, best, loads = best_move
     if best is layout or not is_legal(best, model=planner.model, job=planner.job, machine=planner.machine):
         return None
     return best
@@ -60,7 +60,7 @@ def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
 def _by_rank(layout: Layout, planner: Planner) -> bool:
     """Whether all pipeline ranks recompute, and some could do without."""
     able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and not layout.pipeline.enters_both_ends
-    return able and planner.job.stack.runs.told(f"{layout.ac}@1", experts=planner.model.moe is not None)
+    return able and planner.job.stack.runs.can_express(f"{layout.ac}@1", experts=planner.model.moe is not None)
 
 
 def gain(layout: Layout, planner: Planner) -> float:
@@ -74,21 +74,25 @@ def even_out(known: Incumbents, *, where: Where = ANY) -> int:
     """Evaluate the best pipelines of ``known`` with balanced stages and with recomputation on fewer ranks, where these
     may beat the best; how many.
     """
-    pipelines = [each for each in known.fitting if each.estimate.layout.pp > 1 and not each.estimate.layout.stages]
+    pipelines = [
+        candidate
+        for candidate in known.fitting
+        if candidate.estimate.layout.pp > 1 and not candidate.estimate.layout.stages
+    ]
     tried = 0
-    for each in sorted(pipelines, key=lambda found: found[:4])[:LOOKED_AT]:
-        least = 1 - gain(each.estimate.layout, each.planner)
-        if tried < TRIED and known.may_win(each.score * least, each.peak_bytes, each.seconds * least):
-            for other in filter(where.holds, _others(each.estimate.layout, each.planner)):
-                known.evaluate(each.planner, other)
+    for pipeline in sorted(pipelines, key=lambda candidate: candidate[:4])[:LOOKED_AT]:
+        least = 1 - gain(pipeline.estimate.layout, pipeline.planner)
+        if tried < TRIED and known.may_win(pipeline.score * least, pipeline.peak_bytes, pipeline.seconds * least):
+            for other in filter(where.holds, _list_alternatives(pipeline.estimate.layout, pipeline.planner)):
+                known.evaluate(pipeline.planner, other)
                 tried += 1
     return tried
 
 
-def _others(layout: Layout, planner: Planner) -> Iterator[Layout]:
+def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
     """The layout with balanced stages; with less recomputation; with both."""
     fewer = recomputing_less(layout, planner)
-    yield from (split for each in (layout, fewer) if each and (split := balanced(each, planner)))
+    yield from (split for base in (layout, fewer) if base and (split := balanced(base, planner)))
     if fewer:
         yield fewer
 
@@ -101,7 +105,7 @@ def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) 
 
 def _moved(layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]) -> Iterator[Layout]:
     """The layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
-    sizes = [len(each) for each in stage_layers(planner.model.layers, layout)]
+    sizes = [len(count) for count in stage_layers(planner.model.layers, layout)]
     full = max(range(len(loads)), key=lambda rank: loads[rank])
     givers = [stage for stage in held[full] if sizes[stage] > 1]
     if not givers:

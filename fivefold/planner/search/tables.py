@@ -17,10 +17,15 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, distinct, mapped
 from fivefold.planner.search.space import Space
 
-MANY = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
+LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
 FEWEST = 6
 ROUNDED = 1 - 1e-3  # of figures that are scaled from those of more: rows and waves round up
-LADDER = (MANY, 256, 32, FEWEST)  # a micro-batch takes no less, per sequence, than one of so many, a multiple of it
+LADDER = (
+    LARGE_MICRO_BATCH,
+    256,
+    32,
+    FEWEST,
+)  # a micro-batch takes no less, per sequence, than one of so many, a multiple of it
 
 Table = dict[tuple[int, ...], Floats]
 
@@ -39,9 +44,9 @@ class Tables:
 
     def over(self, partials: PartialLayouts) -> Self:
         """The same figures for other partial layouts, computed once for all."""
-        found = copy(self)
-        found.partials = partials
-        return found
+        restricted = copy(self)
+        restricted.partials = partials
+        return restricted
 
     def _scaled(
         self,
@@ -54,9 +59,9 @@ class Tables:
     ) -> Floats:
         """``_table`` of figures of ``many`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
-        found = self._table(name, candidates, [many, *columns], make)
-        scale = np.where(many == mbs, 1.0, mbs / many * np.where(many == MANY, ROUNDED, 1.0))
-        return np.asarray(found * scale[:, None, None])
+        scaled = self._table(name, candidates, [many, *columns], make)
+        scale = np.where(many == mbs, 1.0, mbs / many * np.where(many == LARGE_MICRO_BATCH, ROUNDED, 1.0))
+        return np.asarray(scaled * scale[:, None, None])
 
     def _multiples(self, candidates: CandidateLayouts, *, most: int) -> Ints:
         """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it, or if there is
@@ -67,9 +72,9 @@ class Tables:
             return mbs
         sizes, rungs = divisors(self.planner.job.even_batch), [rung for rung in LADDER[:0:-1] if rung >= most]
 
-        def multiple(each: int) -> int:
-            found = ([size for size in sizes if size <= rung and size % each == 0] for rung in rungs)
-            return next((max(some) for some in found if some), MANY)
+        def multiple(unit: int) -> int:
+            multiples = ([size for size in sizes if size <= rung and size % unit == 0] for rung in rungs)
+            return next((max(some) for some in multiples if some), LARGE_MICRO_BATCH)
 
         return mapped(mbs, multiple)
 
@@ -88,12 +93,12 @@ class Tables:
         links = self.planner.machine.links
 
         def make(layout: Layout, _: int) -> Floats:
-            found: list[int] = []
+            rows: list[int] = []
             for ranks, stride in (group(layout, axis) for axis in axes):
                 reach = (ranks - 1) * stride + 1
                 tier = next((i for i, link in enumerate(links) if link.span >= reach), len(links) - 1)
-                found += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
-            return np.array(found, float)
+                rows += [ranks, *((min(stride, links[0].span), tier) if ranks > 1 else (0, 0))]
+            return np.array(rows, float)
 
         return list(self._table(" ".join(("places of", *axes)), candidates, columns, make).astype(np.int64).T)
 

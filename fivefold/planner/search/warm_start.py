@@ -12,7 +12,7 @@ import numpy as np
 
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound
-from fivefold.planner.search.columns import CandidateLayouts, Floor, Ints, Opened, joined
+from fivefold.planner.search.columns import BoundedSpace, CandidateLayouts, ExpandedCandidates, Ints, concatenate
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import FEWEST
@@ -56,32 +56,32 @@ def _evaluate_any(solver: BranchAndBound, bounds: Bounds, rejections: Rejections
         incumbents.largest_peak, by="memory", top=1, levels=0, any_will_do=True, largest_tight=incumbents.capacity
     )
     sizes.rejections = rejections
-    found = BranchAndBound(sizes, ranks_per_node=solver.ranks_per_node, timed=False, total=solver.total)
-    found.done = done
-    sweep_from_likely(found, bounds)
+    first_solver = BranchAndBound(sizes, ranks_per_node=solver.ranks_per_node, timed=False, total=solver.total)
+    first_solver.done = done
+    sweep_from_likely(first_solver, bounds)
     solver.few_fit = sizes.evaluated > FEW_FIT
     if sizes.best:
         incumbents.evaluate(bounds.planner, sizes.best[0].estimate.layout)
     elif not sizes.tight:
         incumbents.rejections, incumbents.evaluated = sizes.rejections, incumbents.evaluated + sizes.evaluated
-        solver.report_done(found.done - solver.done)
+        solver.report_done(first_solver.done - solver.done)
         return False
     return True
 
 
-def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: Floor, rows: Ints) -> None:
+def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpace, rows: Ints) -> None:
     """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
     incumbents, done, report = solver.incumbents, solver.done, solver.report
     rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
     try:
-        floor = Floor(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
+        floor = BoundedSpace(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
         for opened in solver.opened(bounds, floor):
             _try_best(solver, bounds.over(opened.partials), opened)
     finally:
         incumbents.rejections, solver.done, solver.report = rejections, done, report
 
 
-def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> Floor:
+def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace]) -> BoundedSpace:
     """Partial layouts with tp·cp within a node and no fewer micro-batches than stages; seconds with a bubble."""
     some, space = [], bounds.space
     for stems, size, seconds in floors:
@@ -93,13 +93,13 @@ def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[Floor]) -> Floo
             if solver.timed:
                 bubble = (stems.pp - 1) / (m * np.maximum(1, space.model.layers // stems.pp))
                 seconds = bounds.over(stems).floor(most=FEWEST) * (1 + bubble)
-            some.append(Floor(stems, size, seconds))
+            some.append(BoundedSpace(stems, size, seconds))
     none = np.zeros(0)
-    size, seconds = (np.concatenate([none, *(each[at] for each in some)]) for at in (1, 2))
-    return Floor(joined([each.stems for each in some]), size, seconds)
+    size, seconds = (np.concatenate([none, *(seed[at] for seed in some)]) for at in (1, 2))
+    return BoundedSpace(concatenate([seed.stems for seed in some]), size, seconds)
 
 
-def _try_best(solver: BranchAndBound, bounds: Bounds, opened: Opened) -> None:
+def _try_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
     """The most promising of ``opened``, then more of the best; in the default order."""
     partials, space, incumbents = bounds.partials, bounds.space, solver.incumbents
     best = np.lexsort((opened.size, incumbents.score(opened.seconds, opened.size, space)))
@@ -108,7 +108,7 @@ def _try_best(solver: BranchAndBound, bounds: Bounds, opened: Opened) -> None:
     some = space.shard(partials, opened.candidates.take(best[first]))
     s = partials.take(some.partial)
     _try(solver, bounds, some.take((some.zero == 0) | (some.shards == s.dp * s.cp)))
-    rows = [space.rows_of(partials, found.estimate.layout) for found in incumbents.best[:BEST]]
+    rows = [space.rows_of(partials, incumbent.estimate.layout) for incumbent in incumbents.best[:BEST]]
     theirs = np.isin(opened.candidates.partial, np.concatenate([np.zeros(0, np.int64), *rows]))
     if theirs.any():
         _try(solver, bounds, space.shard(partials, opened.candidates.take(theirs)))

@@ -23,8 +23,8 @@ from fivefold.units import show_bytes
 
 Ways = list[Layout | None]  # of one alternative
 Fields = dict[str, Any]
-FEW = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
-ALIKE = 5e-4  # share of a step that prints as 0.0 %
+VIRTUAL_STAGES = (1, 2, 4)  # virtual stages that are tried where there was no pipeline
+EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
 
 
 def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = ()) -> Iterator[Why]:
@@ -34,24 +34,26 @@ def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] =
     """
     every = list(dict.fromkeys((chosen.planner, *planners)))
     for choice, others in _choices(chosen.layout):
-        told = [said for name, ways in others if (said := _told(name, ways, chosen, where=where, planners=every))]
+        told = [
+            said for name, ways in others if (said := _describe_cost(name, ways, chosen, where=where, planners=every))
+        ]
         if told:
             yield Why(choice=choice, line="; ".join(told))
 
 
-def _told(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
+def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
     """What an alternative costs; "" where it is illegal. One that ``where`` excludes is said to be."""
     planner = chosen.planner
-    legal = [each for each in dict.fromkeys(ways) if each and each != chosen.layout and can_run(each, planner)]
-    admitted = [each for each in legal if where.holds(each)]
+    legal = [way for way in dict.fromkeys(ways) if way and way != chosen.layout and can_run(way, planner)]
+    admitted = [candidate for candidate in legal if where.holds(candidate)]
     if not legal:
         return ""
     over = {
-        (each, by): by.excess_bytes(each)
-        for each in admitted or legal
-        for by in (planners if each.zero > 1 else [planner])
+        (candidate, by): by.excess_bytes(candidate)
+        for candidate in admitted or legal
+        for by in (planners if candidate.zero > 1 else [planner])
     }
-    fitting = [(by.estimate(each), by) for (each, by), excess in over.items() if not excess]
+    fitting = [(by.estimate(candidate), by) for (candidate, by), excess in over.items() if not excess]
     out = "" if admitted else " (excluded)"
     if not fitting:
         (least, _), excess = min(over.items(), key=lambda each: each[1])
@@ -74,7 +76,7 @@ def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool
     return ratio is None or ratio.verdict != "not distinguishable"
 
 
-def _named(name: str, other: Layout, chosen: Layout) -> str:
+def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
     """An alternative by its name, and what else it changes beside dp."""
     words = changed_words(chosen, other).partition("without")[0].split()
     told = {*name.split(), usual_schedule(2)}  # which v says
@@ -85,17 +87,17 @@ def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:
     """Each choice in the layout's own words, with the ways of its nearest alternatives by name."""
     for axis in ("tp", "cp", "pp", "ep"):
         degree = getattr(layout, axis)
-        others = [each for each in (degree // 2, 2 * degree) if each >= 1]
-        alternatives = [(f"{axis}{each}", _with_degree(layout, axis, each)) for each in others]
+        others = [size for size in (degree // 2, 2 * degree) if size >= 1]
+        alternatives = [(f"{axis}{other}", _with_degree(layout, axis, other)) for other in others]
         yield f"{axis}{degree}", alternatives + (_kinds(layout) if axis == "cp" and degree > 1 else [])
     if layout.dp * layout.cp > 1:
         yield _zero(layout)
     if layout.pp > 1:
         yield f"{layout.schedule} v{layout.v}", list(_schedules(layout))
-    sizes = [each for each in (layout.mbs // 2, 2 * layout.mbs) if each >= 1]
-    yield f"mbs{layout.mbs}", [(f"mbs{each}", [change(layout, mbs=each)]) for each in sizes]
-    kinds = [each for each in ("none", "selective", "full") if each != layout.ac]
-    yield f"ac={layout.ac}", [(f"ac={each}", [change(layout, ac=each)]) for each in kinds]
+    sizes = [size for size in (layout.mbs // 2, 2 * layout.mbs) if size >= 1]
+    yield f"mbs{layout.mbs}", [(f"mbs{size}", [change(layout, mbs=size)]) for size in sizes]
+    kinds = [kind for kind in ("none", "selective", "full") if kind != layout.ac]
+    yield f"ac={layout.ac}", [(f"ac={kind}", [change(layout, ac=kind)]) for kind in kinds]
     if layout.order != DEFAULT_ORDER:
         yield f"order={'-'.join(layout.order)}", [("the default order", [change(layout, order=DEFAULT_ORDER)])]
     if not layout.sp:
@@ -110,11 +112,11 @@ def _kinds(layout: Layout) -> list[tuple[str, Ways]]:
 def _zero(layout: Layout) -> tuple[str, list[tuple[str, Ways]]]:
     """The stage of ZeRO, and the ranks over which it shards."""
     zero, group, replicas = layout.zero, layout.shard_group, layout.dp * layout.cp
-    stages = [(each, group if each else None) for each in (zero - 1, zero + 1) if 0 <= each <= 3]
-    sizes = [each for each in (group // 2, 2 * group, replicas) if each > 1] if group else []
-    stages += [(zero, each if each < replicas else None) for each in dict.fromkeys(sizes)]
-    found = [(z, n, change(layout, zero=z, shard_group=n)) for z, n in stages]
-    return _sharded(zero, group), [(_sharded(z, n), [other]) for z, n, other in found]
+    stages = [(level, group if level else None) for level in (zero - 1, zero + 1) if 0 <= level <= 3]
+    sizes = [size for size in (group // 2, 2 * group, replicas) if size > 1] if group else []
+    stages += [(zero, size if size < replicas else None) for size in dict.fromkeys(sizes)]
+    alternatives = [(z, n, change(layout, zero=z, shard_group=n)) for z, n in stages]
+    return _sharded(zero, group), [(_sharded(z, n), [other]) for z, n, other in alternatives]
 
 
 def _sharded(zero: int, group: int | None) -> str:
@@ -141,10 +143,10 @@ def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
         fields |= moved
     ways = [fields]
     if axis == "pp":
-        ways = [fields | {"stages": ()} | each for each in (_virtual(layout, degree) if degree > 1 else [{}])]
+        ways = [fields | {"stages": ()} | virtual for virtual in (_virtual(layout, degree) if degree > 1 else [{}])]
     if layout.dp * layout.cp == 1:
-        ways = [each | {"zero": zero} for each in ways for zero in (0, 1)]
-    return [change(layout, **each) for each in ways]
+        ways = [way | {"zero": zero} for way in ways for zero in (0, 1)]
+    return [change(layout, **way) for way in ways]
 
 
 def _moved(layout: Layout, axis: str, degree: int) -> Fields | None:
@@ -163,5 +165,5 @@ def _virtual(layout: Layout, degree: int) -> list[Fields]:
     """Schedules of a pipeline of ``degree`` ranks that are like the layout's: of as many virtual stages, or stages."""
     if layout.schedule != usual_schedule(layout.v):
         return [{}]
-    sizes = FEW if layout.pp == 1 else (layout.v, max(1, layout.v * layout.pp // degree))
+    sizes = VIRTUAL_STAGES if layout.pp == 1 else (layout.v, max(1, layout.v * layout.pp // degree))
     return [{"v": v, "schedule": usual_schedule(v)} for v in dict.fromkeys(sizes)]

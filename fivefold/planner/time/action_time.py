@@ -20,7 +20,7 @@ class PassTime(NamedTuple):
 
     compute: float
     stays: dict[str, float]  # exposed messages of axes that do not overlap, by axis
-    beside: dict[str, float]  # all messages of axes that overlap, overlapped or not, by axis
+    with_expert_ranks: dict[str, float]  # all messages of axes that overlap, overlapped or not, by axis
     hidden: float  # the part of ``beside`` that overlaps the pass itself, for which ``compute`` is slowed already
     gathers: float  # ZeRO-3's gathers, and reductions if they follow every backward
     gathered: float  # Σ over units max(work, those messages)
@@ -93,7 +93,7 @@ def _paired(stages: StageSeconds, one: PassTime, other: PassTime) -> Cost:
     """Return the cost of an FB: a forward of one stage overlapped with a backward of another."""
     compute = one.compute + other.compute
     exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}
-    overlapping = {axis: one.beside[axis] + other.beside[axis] for axis in AXES}
+    overlapping = {axis: one.with_expert_ranks[axis] + other.with_expert_ranks[axis] for axis in AXES}
     messages = sum(overlapping.values())
     work = max(compute, messages) + sum(exposed.values())
     slowed_seconds = max(0.0, min(compute, messages) - one.hidden - other.hidden)

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from fivefold.layout.mesh import group_of
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Name, Run
+from fivefold.planner.counts.counts import Name, UnitGroup
 from fivefold.planner.counts.traffic import unit_messages
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.unit_overlap import UnitSeconds, reduces_beside_forward
@@ -39,7 +39,7 @@ class UnitEnds(NamedTuple):
     reduce: MessageTime
     last: MessageTime
     copies: float
-    each: bool
+    every_micro_batch: bool
     ahead: float
     behind: float
 
@@ -51,7 +51,9 @@ class StepEnds(NamedTuple):
     slowed: float
 
 
-def end_seconds(units: Units, layout: Layout, chunks: tuple[int, ...], seconds: Mapping[Run, UnitSeconds]) -> StepEnds:
+def end_seconds(
+    units: Units, layout: Layout, chunks: tuple[int, ...], seconds: Mapping[UnitGroup, UnitSeconds]
+) -> StepEnds:
     """Return the cost of the reductions after the last backward and the gathers before the first forward.
 
     ``chunks``: the stages of the rank; ``seconds``: those of its units.
@@ -73,7 +75,7 @@ def end_seconds(units: Units, layout: Layout, chunks: tuple[int, ...], seconds: 
             copies += times * unit.copies
             if stays_gathered:
                 gathers.append((unit.gather, times))
-            if not unit.each:
+            if not unit.every_micro_batch:
                 reduces.append((unit.reduce, times))
             elif not reduces and units.overlaps:
                 reduces.append((unit.last, 1))
@@ -107,7 +109,7 @@ def _unit_ends(units: Units, name: Name, seconds: UnitSeconds) -> UnitEnds:
         MessageTime(time.reduce, time.reduce_busy),
         MessageTime(min(time.reduce, last_overlap), min(time.reduce_busy, last_overlap)),
         time.copies,
-        messages.each,
+        messages.every_micro_batch,
         unit_time.forward + forward_free,
         max(0.0, behind - messages.backward.seconds),
     )

@@ -23,7 +23,7 @@ from fivefold.model.spec import Model
 from fivefold.step import Interval
 
 TABLE = Path(__file__).with_name("errors.csv")
-ALIKE = 0.8  # weight of a source whose runs differ in one feature
+SIMILAR_SOURCE_WEIGHT = 0.8  # weight of a source whose runs differ in one feature
 DOUBT = 2.0  # weight, in sources, of widely spread ratios
 SPREAD = 2.0  # factor by which those ratios' logarithms lie farther from the median
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -102,7 +102,7 @@ def weighted_ratios(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float
     """Yield (ln ratio, weight) of every ratio, and those of the doubt."""
     sources: dict[str, list[tuple[Cell, float]]] = {}
     for cell in cells:
-        sources.setdefault(cell.source, []).append((cell, ALIKE ** of.differing(cell.of)))
+        sources.setdefault(cell.source, []).append((cell, SIMILAR_SOURCE_WEIGHT ** of.differing(cell.of)))
     all_ratios = []
     for weighted_cells in sources.values():
         source_weight, total = (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from fivefold.layout.mesh import Group, group, group_of
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Counts, Name, apart
+from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
 from fivefold.planner.counts.traffic import copy_messages, unit_messages
 from fivefold.planner.time.network import Network
 
@@ -44,7 +44,7 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
         layout.pp,
         layout.order,
         layout.pipeline.enters_both_ends,
-        apart(layout),
+        ends_on_different_ranks(layout),
         counts.job.stack.replicated_grad_reduce == "weight" and layout.mbs,
     )
 

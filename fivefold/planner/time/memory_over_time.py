@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import Moment, PassMoments, over_time, passes
-from fivefold.planner.time.spans import Rows, shown, spans
+from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.results.spans import Level, Span
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def levels(
     """
     row = (spans(planner, layout, limit=limit) if rows is None else rows)[rank]
     filler = _Filler(planner, layout, rank)
-    micro_batches = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
+    micro_batches = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     levels_of_spans = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
     first = levels_of_spans[0]  # before a rank's first action, its states and gradients are already allocated
     idle_level = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
@@ -76,7 +76,7 @@ class _Filler:
             if span.kind == "reduce":
                 yield from (self._level(seconds_of_end) for seconds_of_end in (span.start, span.end))
             elif span.kind == "update":
-                yield from (_at(seconds, self.update) for seconds in (span.start, span.end))
+                yield from (_make_level(seconds, self.update) for seconds in (span.start, span.end))
 
     def _level(self, seconds: float) -> Level:
         """Return a level with states and gradients only, as after the last pass."""
@@ -93,7 +93,7 @@ class _Filler:
         yield _between(span.start, moments[0], kept=kept_before)
         for moment in moments:
             share = shares[_match(moment)[1]]
-            yield _at(span.start + (share if forward else 1 - share) * (span.end - span.start), moment)
+            yield _make_level(span.start + (share if forward else 1 - share) * (span.end - span.start), moment)
         yield _between(span.end, moments[-1], kept=kept_after)
 
     def _shares(self, chunk: int) -> dict[str, float]:
@@ -110,7 +110,7 @@ class _Filler:
         return shares
 
 
-def _at(seconds: float, moment: Moment) -> Level:
+def _make_level(seconds: float, moment: Moment) -> Level:
     return Level(
         seconds,
         moment.states_bytes,

@@ -20,7 +20,7 @@ from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.record import nearest
 
 
-class Line(NamedTuple):
+class AlphaBetaCost(NamedTuple):
     """The cost of an algorithm under a protocol: ``latency + per_byte · payload / filled`` seconds.
 
     ``filled``: the share of the rate by powers of two from 64 bytes on; empty: the full rate.
@@ -39,7 +39,7 @@ class Line(NamedTuple):
         return self.latency + self.per_byte * payload / (low + (high - low) * (payload / (64 << octave) - 1))
 
 
-class Tier(NamedTuple):
+class LinkModel(NamedTuple):
     """A link: sustained bytes/s, seconds per step of the LL and Simple protocols, bytes/s of in-switch reduction."""
 
     rate: float
@@ -48,7 +48,7 @@ class Tier(NamedTuple):
     reduction: float | None
 
 
-class Place(NamedTuple):
+class GroupPlacement(NamedTuple):
     """The placement of a group: ``ranks`` in ``nodes`` nodes of ``local`` each (the last maybe fewer), and its two
     links.
     """
@@ -56,8 +56,8 @@ class Place(NamedTuple):
     ranks: int
     local: int
     nodes: int
-    near: Tier
-    far: Tier
+    near: LinkModel
+    far: LinkModel
 
     @property
     def ring_per_byte(self) -> float:
@@ -99,7 +99,7 @@ class Network:
             constants.collective_launch_seconds if nccl else 0.0
         )  # the measured latency of a gloo link includes it
         self._tiers = [
-            Tier(
+            LinkModel(
                 rate=link.bandwidth * link.sustained,
                 quick=link.latency_seconds,
                 bulk=max(constants.simple_step_seconds, link.latency_seconds) if nccl else link.latency_seconds,
@@ -113,7 +113,7 @@ class Network:
             busy = point.seconds if point.busy_seconds is None else min(point.busy_seconds, point.seconds)
             measured_message = MeasuredMessage(point.bytes, point.seconds, busy)
             self._curves.setdefault((point.collective, point.ranks, point.nodes), []).append(measured_message)
-        self._lines: dict[tuple[str, Group, int], list[Line]] = {}
+        self._lines: dict[tuple[str, Group, int], list[AlphaBetaCost]] = {}
 
     def seconds(self, collective: str, payload: int, group: Group, *, copies: int = 1) -> float:
         """Return the seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5); 0 for one
@@ -140,8 +140,8 @@ class Network:
             return 0.0
         if curve := self._curves.get((collective, group.ranks, self.nodes(group))):
             return _along([(point.bytes, point.busy) for point in curve], payload)
-        near_link = self._near(group.ranks)
-        lines = self._lay(collective, Place(group.ranks, group.ranks, 1, near_link, near_link))
+        near_link = self._intra_node_link(group.ranks)
+        lines = self._lay(collective, GroupPlacement(group.ranks, group.ranks, 1, near_link, near_link))
         return min(self.seconds(collective, payload, group), *(line.seconds(payload) for line in lines))
 
     def nodes(self, group: Group) -> int:
@@ -149,7 +149,7 @@ class Network:
         reach, span = (group.ranks - 1) * group.stride + 1, self._machine.links[0].span
         return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
 
-    def _lay(self, collective: str, place: Place, copies: int = 1) -> list[Line]:
+    def _lay(self, collective: str, place: GroupPlacement, copies: int = 1) -> list[AlphaBetaCost]:
         """Return one cost per algorithm and protocol; raise for an unknown collective."""
         constants = self._constants
         if not self._nccl and (line := _gloo(collective, place, constants)):
@@ -163,13 +163,16 @@ class Network:
                 place, constants, near=place.ranks - place.nodes, far=place.nodes - 1, per_byte=place.ring_per_byte
             )
         if collective == "p2p":
-            link = self._near(2) if place.local > 1 else place.far
-            return [Line(link.quick, 1 / (constants.low_latency_share * link.rate)), Line(link.bulk, 1 / link.rate)]
+            link = self._intra_node_link(2) if place.local > 1 else place.far
+            return [
+                AlphaBetaCost(link.quick, 1 / (constants.low_latency_share * link.rate)),
+                AlphaBetaCost(link.bulk, 1 / link.rate),
+            ]
         if collective == "all_to_all":
             return [_exchange(place) if copies == 1 else _dispatch(place, copies)]
         raise nearest(collective, list(get_args(Collective)), kind="collective")
 
-    def _place(self, group: Group) -> Place:
+    def _place(self, group: Group) -> GroupPlacement:
         """Return the placement of a group: ranks per node, nodes, and the smallest far link that spans it."""
         links = self._machine.links
         local = min(group.ranks, max(1, links[0].span // group.stride))
@@ -179,24 +182,26 @@ class Network:
         far = self._tiers[outer]
         if self._nccl:  # the slowdown was measured with NCCL
             far = far._replace(rate=far.rate / (1 + self._constants.crowding * math.log2(nodes)))
-        return Place(group.ranks, local, nodes, self._near(local), far)
+        return GroupPlacement(group.ranks, local, nodes, self._intra_node_link(local), far)
 
-    def _near(self, ranks: int) -> Tier:
+    def _intra_node_link(self, ranks: int) -> LinkModel:
         """Return the near link for ``ranks`` of a node; if ranks are wired in pairs, only their wires count."""
         link, tier = self._machine.links[0], self._tiers[0]
         share = (ranks - 1) / (link.span - 1) if link.direct and 1 < ranks < link.span else 1.0
         return tier._replace(rate=share * tier.rate)
 
 
-def _protocols(place: Place, constants: Constants, *, near: float, far: float, per_byte: float) -> list[Line]:
+def _protocols(
+    place: GroupPlacement, constants: Constants, *, near: float, far: float, per_byte: float
+) -> list[AlphaBetaCost]:
     """Return the costs under LL and Simple, for ``near`` and ``far`` steps on the two links."""
     return [
-        Line(near * place.near.quick + far * place.far.quick, per_byte / constants.low_latency_share),
-        Line(near * place.near.bulk + far * place.far.bulk, per_byte),
+        AlphaBetaCost(near * place.near.quick + far * place.far.quick, per_byte / constants.low_latency_share),
+        AlphaBetaCost(near * place.near.bulk + far * place.far.bulk, per_byte),
     ]
 
 
-def _ring(place: Place, constants: Constants, *, turns: int) -> list[Line]:
+def _ring(place: GroupPlacement, constants: Constants, *, turns: int) -> list[AlphaBetaCost]:
     """Return the costs of a ring: every rank passes on n - 1 shards per turn; an all-reduce takes two turns."""
     ranks = place.ranks
     per_byte = turns * (ranks - 1) / ranks * place.ring_per_byte
@@ -205,7 +210,7 @@ def _ring(place: Place, constants: Constants, *, turns: int) -> list[Line]:
     )
 
 
-def _gloo(collective: str, place: Place, constants: Constants) -> Line | None:
+def _gloo(collective: str, place: GroupPlacement, constants: Constants) -> AlphaBetaCost | None:
     """Return the cost of a gloo collective: a ring of two turns, also for its reduce-scatter; gathers and all-to-alls.
 
     A rank sends before it requests what it receives, over the same connection: a peer that came earlier and requested
@@ -222,14 +227,14 @@ def _gloo(collective: str, place: Place, constants: Constants) -> Line | None:
     return None
 
 
-def _far_load(place: Place) -> float:
+def _far_load(place: GroupPlacement) -> float:
     """Return the seconds per byte on a tree's NICs: two nodes exchange sums once; an inner node of more sends up and
     down.
     """
     return (1 if place.nodes == 2 else 2) / (place.local * place.far.rate) if place.nodes > 1 else 0.0
 
 
-def _tree(place: Place, constants: Constants) -> list[Line]:
+def _tree(place: GroupPlacement, constants: Constants) -> list[AlphaBetaCost]:
     """Return the costs of two binary trees; an inner rank of one is a leaf of the other, so each sends 2 S bytes."""
     near_steps = 2 * math.ceil(math.log2(place.local))
     far_steps = 2 * math.ceil(math.log2(place.nodes))
@@ -238,22 +243,22 @@ def _tree(place: Place, constants: Constants) -> list[Line]:
     return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 
 
-def _switch(place: Place) -> list[Line]:
+def _switch(place: GroupPlacement) -> list[AlphaBetaCost]:
     """Return the cost of in-switch reduction: a rank sends S bytes, its sum of S / l once (NVIDIA/nccl issue 1083)."""
     if place.near.reduction is None or place.local == 1 or place.nodes > 2:
         return []  # over many nodes the NICs limit it as they limit the tree
     per_byte = max((place.local + 1) / place.local / place.near.reduction, _far_load(place))
-    return [Line(place.ranks * place.near.bulk, per_byte)]
+    return [AlphaBetaCost(place.ranks * place.near.bulk, per_byte)]
 
 
-def _exchange(place: Place) -> Line:
+def _exchange(place: GroupPlacement) -> AlphaBetaCost:
     """Return the cost of an all-to-all of all pairs at once: within the node on the near link, the rest on NICs."""
     near_peers, far_peers = place.local - 1, place.ranks - place.local
     per_byte = max(near_peers / place.near.rate, far_peers / place.far.rate) / place.ranks
-    return Line(near_peers * place.near.quick + far_peers * place.far.quick, per_byte)
+    return AlphaBetaCost(near_peers * place.near.quick + far_peers * place.far.quick, per_byte)
 
 
-def _dispatch(place: Place, copies: int) -> Line:
+def _dispatch(place: GroupPlacement, copies: int) -> AlphaBetaCost:
     """Return the cost of a fused all-to-all: a token goes once to each node and rank that has one of its ``copies``
     experts.
 
@@ -264,7 +269,7 @@ def _dispatch(place: Place, copies: int) -> Line:
     near_share = _distinct(place.ranks, copies) * (place.local - 1) / place.local
     far_share = _distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
     per_byte = max(near_share / place.near.rate, far_share / place.far.rate) / copies
-    return Line(place.near.quick + (place.far.quick if place.nodes > 1 else 0.0), per_byte)
+    return AlphaBetaCost(place.near.quick + (place.far.quick if place.nodes > 1 else 0.0), per_byte)
 
 
 def _distinct(places: int, draws: int) -> float:

@@ -15,7 +15,7 @@ import statistics
 
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Calibration, Machine, UnitPoint, UpdatePoint
-from fivefold.planner.counts.counts import Counts, Run, run_part
+from fivefold.planner.counts.counts import Counts, UnitGroup, run_part
 from fivefold.planner.counts.operations.local_shapes import part_of
 
 # Properties of a stack that change the work of a unit but not its list of operations.
@@ -34,9 +34,9 @@ class Profiled:
         self._updates: dict[int, dict[str, UpdatePoint]] = {}
         self._over: dict[int, float] = {}
 
-    def unit(self, layout: Layout, run: Run) -> UnitPoint | None:
+    def unit(self, layout: Layout, run: UnitGroup) -> UnitPoint | None:
         """Return the measurement of a unit, under this sharding or another one; None if there is none."""
-        points = self._units_of(beside(layout, self.machine))
+        points = self._units_of(ranks_per_host(layout, self.machine))
         if not points:
             return None
         key = self.unit_key(layout, run)
@@ -44,20 +44,20 @@ class Profiled:
 
     def update(self, layout: Layout) -> UpdatePoint | None:
         """Return the measurement of a step outside forward and backward, under this sharding; None if there is none."""
-        ranks = beside(layout, self.machine)
+        ranks = ranks_per_host(layout, self.machine)
         if ranks not in self._updates:
             self._updates[ranks] = {p.key: p for p in self.calibration.updates if p.ranks == ranks}
         return self._updates[ranks].get(self.update_key(layout)) if self._updates[ranks] else None
 
     def over_curves(self, layout: Layout) -> float:
         """Return the median of measured seconds relative to the curves; 1 if no unit was measured."""
-        ranks = beside(layout, self.machine)
+        ranks = ranks_per_host(layout, self.machine)
         if ranks not in self._over:
             ratios = [p.over_curves for p in self._units_of(ranks).values() if p.label.startswith("block")]
             self._over[ranks] = statistics.median(ratios) if ratios else 1.0
         return self._over[ranks]
 
-    def unit_key(self, layout: Layout, run: Run) -> str:
+    def unit_key(self, layout: Layout, run: UnitGroup) -> str:
         """Return ``compute/held``: a hash of the unit's operations and number formats, and its sharding in words."""
         part, job = run_part(part_of(layout), run), self.counts.job
         if (part, run.name) not in self._hashes:
@@ -66,7 +66,7 @@ class Profiled:
             ops = self.counts.unit(part, run.name).ops
             self._hashes[part, run.name] = _hash((ops, model, job.precision.model_dump(), facts, job.documents))
         suffix = " split" if layout.pipeline.splits_backward else ""
-        return f"{self._hashes[part, run.name]}/{held(layout)}{suffix}"
+        return f"{self._hashes[part, run.name]}/{describe_storage(layout)}{suffix}"
 
     def update_key(self, layout: Layout) -> str:
         """Return the key of the optimizer's update, in the form of ``unit_key``."""
@@ -74,7 +74,7 @@ class Profiled:
         offloaded = tuple(sorted(layout.offloads(job), reverse=True))
         if offloaded not in self._update_hashes:
             self._update_hashes[offloaded] = _hash((job.optimizer.model_dump(), job.precision.model_dump(), offloaded))
-        return f"{self._update_hashes[offloaded]}/{held(layout)}"
+        return f"{self._update_hashes[offloaded]}/{describe_storage(layout)}"
 
     def _units_of(self, ranks: int) -> dict[str, UnitPoint]:
         if ranks not in self._units:
@@ -86,13 +86,13 @@ class Profiled:
         return self._units[ranks]
 
 
-def held(layout: Layout) -> str:
+def describe_storage(layout: Layout) -> str:
     """Return how a layout holds weights and gradients, as far as it changes a rank's own work: copies, sums, casts."""
     replicas = layout.dp * layout.cp
     return f"zero{layout.zero} {layout.shards} of {replicas}" if replicas > 1 else "alone"
 
 
-def beside(layout: Layout, machine: Machine) -> int:
+def ranks_per_host(layout: Layout, machine: Machine) -> int:
     """Return the number of ranks that share a computer; 1 on GPUs, because each rank has its own."""
     return 1 if machine.backend == "nccl" else min(layout.world, machine.ranks_per_node)
 

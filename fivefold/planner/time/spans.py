@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Rows = tuple[tuple[Span, ...], ...]
 
 
-def shown(layout: Layout, *, micro_batches: int, limit: int | None) -> int:
+def count_simulated(layout: Layout, *, micro_batches: int, limit: int | None) -> int:
     """Return the number of micro-batches that ``spans`` simulates: all, or about ``limit``, but at least two rounds of
     pp.
     """
@@ -39,8 +39,8 @@ def shown(layout: Layout, *, micro_batches: int, limit: int | None) -> int:
 
 
 def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows:
-    """Return each pipeline rank's spans in order of time, for ``shown`` micro-batches; no ``limit``: all."""
-    count = shown(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
+    """Return each pipeline rank's spans in order of time, for ``count_simulated`` micro-batches; no ``limit``: all."""
+    count = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     ranks = memory(planner.counts, layout)
     if layout.pp == 1:
         player = _Player(planner, layout, (Task("F", 0, -1), Task("BW", 0, -1)))

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Run
+from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.counts.operations.local_shapes import part_of
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.unit_overlap import UnitSeconds, overlap_message, unit_seconds
 from fivefold.planner.time.unit_time import AXES
 from fivefold.planner.time.units import Units
 
-Work = tuple[tuple[Run, int], ...]  # units of a stage with their numbers
+Work = tuple[tuple[UnitGroup, int], ...]  # units of a stage with their numbers
 
 
 class Cost(NamedTuple):
@@ -53,7 +53,7 @@ class StageSeconds(NamedTuple):
     units: Units
     layout: Layout
     work: tuple[Work, ...]
-    unit_seconds: tuple[dict[Run, UnitSeconds], ...]  # by stage
+    unit_seconds: tuple[dict[UnitGroup, UnitSeconds], ...]  # by stage
     times: tuple[StageTime, ...]
     alike: tuple[int, ...]
     late: float
@@ -86,7 +86,7 @@ def stage_seconds(
     return StageSeconds(units, layout, work, tuple(seconds), stage_times, equal_stages, *between_stages(units, layout))
 
 
-def add_units(units: Units, work: Work, seconds: Mapping[Run, UnitSeconds]) -> StageTime:
+def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, UnitSeconds]) -> StageTime:
     """Return the seconds of one micro-batch through one stage, without overlap with another micro-batch."""
     forward = backward = full_backward = weight = late = spare = (
         0.0  # spare: seconds of the next forward that are free for messages

@@ -75,7 +75,7 @@ def extrapolate(
     """
     schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, alike
     distinct, tables = alike_tasks(*schedule_key), rounds_of(*schedule_key[:4]).tables
-    ends, busy = _played(*schedule_key, tuple(seconds), hop)
+    ends, busy = _simulate(*schedule_key, tuple(seconds), hop)
     return Extrapolated(ends, busy, distinct.whole, tables[0][0].rank_stages, distinct.like)
 
 
@@ -106,7 +106,7 @@ def alike_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int, alike: 
 
 
 @lru_cache(maxsize=2048)  # layouts of a search often differ in nothing that the schedule depends on
-def _played(
+def _simulate(
     name: ScheduleName,
     pp: int,
     v: int,

@@ -10,7 +10,7 @@ from operator import add
 from typing import NamedTuple
 
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Run
+from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.time.action_time import action_costs
@@ -116,7 +116,7 @@ def _time_pipeline(
 
 
 def after_passes(
-    units: Units, layout: Layout, memory: RankMemory, held: tuple[int, ...], seconds: Mapping[Run, UnitSeconds]
+    units: Units, layout: Layout, memory: RankMemory, held: tuple[int, ...], seconds: Mapping[UnitGroup, UnitSeconds]
 ) -> AfterPasses:
     """Return the costs of a rank after its passes, or between them.
 

@@ -12,7 +12,7 @@ from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import needs_backward_gather, policy
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Name, Run
+from fivefold.planner.counts.counts import Name, UnitGroup
 from fivefold.planner.time.gather_reduce import GatherReduceTime
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.unit_time import AXES, UnitTime
@@ -30,7 +30,7 @@ class UnitMessages(NamedTuple):
     forward: MessageTime
     backward: MessageTime
     following: MessageTime
-    each: bool
+    every_micro_batch: bool
 
 
 class UnitSeconds(NamedTuple):
@@ -55,7 +55,7 @@ class UnitSeconds(NamedTuple):
     after: MessageTime | None = None
 
 
-def unit_seconds(units: Units, layout: Layout) -> dict[Run, UnitSeconds]:
+def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, UnitSeconds]:
     """Return the seconds of every distinct unit of a layout."""
     counts = units.counts
     stage_work, stays_gathered = counts.stage_work(layout), policy(layout, units.job).weights_stay
@@ -66,7 +66,7 @@ def unit_seconds(units: Units, layout: Layout) -> dict[Run, UnitSeconds]:
             free_axes[axis] = leaves_link_free(units, layout, axis)
         return free_axes[axis]
 
-    def overlapped(run: Run) -> UnitSeconds:
+    def overlapped(run: UnitGroup) -> UnitSeconds:
         time, messages = units.unit(layout, run), unit_messages(units, layout, run.name, stays=stays_gathered)
         forward_free = backward_free = 0.0
         for axis, forward_seconds, backward_seconds in zip(

@@ -115,7 +115,7 @@ class UnitTimer:
         self.model, self.machine, self.network, self.job = model, machine, network, job
         self.place, self.unit, self.ops, self.times = place, unit, unit.ops, unit.times
         self.constants = constants
-        self.nccl, self.beside = machine.backend == "nccl", machine.overlaps
+        self.nccl, self.with_expert_ranks = machine.backend == "nccl", machine.overlaps
         # without NCCL, the seconds in which messages keep a core busy are exposed instead
         self.contention = constants.hidden_message_slowdown if self.nccl else 0.0
         self.exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # forward, backward
@@ -155,7 +155,7 @@ class UnitTimer:
         forward_alone, backward_alone, resent_alone = (
             (exposed, backward_exposed, resent) if is_ring else (forward.seconds, backward.seconds, resent)
         )
-        if axis == "tp" and message.regather and not op.recomputed and self.beside:
+        if axis == "tp" and message.regather and not op.recomputed and self.with_expert_ranks:
             gather, reduce = self._beside_products(index, resent, backward)
             can_overlap = "tp" not in self.job.stack.overlap or self.job.stack.kernel_facts.fuses_linears
             resent_alone = resent_alone._replace(seconds=resent_alone.seconds - (gather if can_overlap else 0.0))
@@ -251,7 +251,7 @@ class UnitTimer:
         assert message is not None
         axis, times = message.axis.partition("_")[0], max(1, message.times)
         is_ring = _rings(message)
-        if not (self.beside and axis in self.job.stack.overlap) and not (is_ring and not self.nccl):
+        if not (self.with_expert_ranks and axis in self.job.stack.overlap) and not (is_ring and not self.nccl):
             return sent.seconds  # also with gloo, the hops of a ring overlap attention
         if axis == "tp":
             parts = self.place(message.axis).ranks

@@ -13,8 +13,8 @@ from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.cache import Cache
-from fivefold.planner.counts.counts import Counts, Name, Run, run_part
-from fivefold.planner.counts.operations.local_shapes import Part, part_of
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time.compute import OpTime, Prices
 from fivefold.planner.time.constants import PUBLISHED, Constants
@@ -32,7 +32,7 @@ CACHED = 40_000  # values of a cache of a few numbers each
 PRICED = 8_000  # operations
 
 
-class Nearest(NamedTuple):
+class OptimisticUnitTime(NamedTuple):
     """A unit's time, the seconds of its kernels, and seconds of messages by axis of ``AXES``, overlapped or not."""
 
     time: UnitTime
@@ -44,13 +44,13 @@ class Nearest(NamedTuple):
 class Placement(NamedTuple):
     """The properties of a layout that the seconds of its units depend on."""
 
-    part: Part
+    part: LocalDegrees
     groups: tuple[Group, ...]  # of ``AXES``, without those of experts if there are none
     ranks: int  # ranks that share a calibrated machine; otherwise 1
     gather_reduce: GatherReduceKey
 
 
-UnitKey = tuple[Part, Name, tuple[Group, ...], int, str]  # the last: key of a unit measured within a step
+UnitKey = tuple[LocalDegrees, Name, tuple[Group, ...], int, str]  # the last: key of a unit measured within a step
 WRITES, GRADIENTS = Op._fields.index("writes"), Op._fields.index("gradients")
 
 
@@ -68,11 +68,11 @@ class Units:
         self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
         self._prices: dict[int, Prices] = {}
         self._placements: Cache[Layout, Placement] = Cache()
-        self._kernels: Cache[tuple[Part, Name, int], list[OpTime]] = Cache()
-        self._anywhere: Cache[tuple[Part, Name, int], UnitKernels] = Cache()
+        self._kernels: Cache[tuple[LocalDegrees, Name, int], list[OpTime]] = Cache()
+        self._anywhere: Cache[tuple[LocalDegrees, Name, int], UnitKernels] = Cache()
         self._priced: Cache[tuple[Hashable, ...], OpTime] = Cache(PRICED)
         self._units: Cache[UnitKey, UnitTime] = Cache(CACHED)
-        self._nearest: Cache[tuple[Part, Name], Nearest] = Cache(CACHED)
+        self._nearest: Cache[tuple[LocalDegrees, Name], OptimisticUnitTime] = Cache(CACHED)
         self._gather_reduces: Cache[tuple[GatherReduceKey, Name, bool], GatherReduceTime] = Cache(CACHED)
 
     def prices(self, layout: Layout) -> Prices:
@@ -95,7 +95,7 @@ class Units:
             )
         return placement
 
-    def unit(self, layout: Layout, run: Run) -> UnitTime:
+    def unit(self, layout: Layout, run: UnitGroup) -> UnitTime:
         """Return the seconds of one unit of a group."""
         place = self._placement(layout)
         part = run_part(place.part, run)
@@ -116,24 +116,24 @@ class Units:
             self._gather_reduces[key] = time
         return time
 
-    def nearest(self, part: Part, run: Run) -> Nearest:
+    def nearest(self, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
         """Return ``unit`` for adjacent ranks in each group, a lower bound: no order of the mesh makes it faster."""
         key = run_part(part, run), run.name
         time = self._nearest.get(key)
         if time is None:
             timer = self._timer(key[0], run, _nearest(key[0]), ranks=1)
             sent_seconds = (tuple(side.values()) for side in timer.sent)
-            time = self._nearest[key] = Nearest(timer.read(), timer.unit.seconds, *sent_seconds)
+            time = self._nearest[key] = OptimisticUnitTime(timer.read(), timer.unit.seconds, *sent_seconds)
         return time
 
-    def beside(self, part: Part, run: Run, *, ep: int) -> UnitTimer:
+    def with_expert_ranks(self, part: LocalDegrees, run: UnitGroup, *, ep: int) -> UnitTimer:
         """Return the timer of ``nearest`` with ``ep`` ranks that exchange tokens, for any number of experts per rank of
         ``part``.
         """
         part = run_part(part, run)
         return self._timer(part, run, _nearest(part._replace(ep=ep)), ranks=1)
 
-    def kernels(self, part: Part, run: Run, *, ranks: int = 1) -> list[OpTime]:
+    def kernels(self, part: LocalDegrees, run: UnitGroup, *, ranks: int = 1) -> list[OpTime]:
         """Return the seconds of each operation of a unit, without recomputation; ``ranks`` share a machine."""
         part = run_part(part, run)._replace(recomputed=frozenset())
         key = part, run.name, ranks
@@ -152,7 +152,7 @@ class Units:
             time = self._priced[key] = self._prices_of(ranks).operation(op, heads=heads)
         return time
 
-    def _timer(self, part: Part, run: Run, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
+    def _timer(self, part: LocalDegrees, run: UnitGroup, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
         key = part, run.name, ranks
         unit = self._anywhere.get(key)
         if unit is None:
@@ -161,7 +161,7 @@ class Units:
             unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, further=further)
         return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit, self.constants)
 
-    def _as_measured(self, time: UnitTime, layout: Layout, run: Run) -> UnitTime:
+    def _as_measured(self, time: UnitTime, layout: Layout, run: UnitGroup) -> UnitTime:
         """Return the time of a unit with the seconds of its kernels as measured in a step, if they were."""
         assert self.profiled is not None
         point, measured_over_curves = self.profiled.unit(layout, run), self.profiled.over_curves(layout)
@@ -178,7 +178,7 @@ class Units:
         return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
 
 
-def _nearest(part: Part) -> Callable[[str], Group]:
+def _nearest(part: LocalDegrees) -> Callable[[str], Group]:
     """Return the function from an axis to its group with adjacent ranks."""
     sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
     return lambda axis: Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
@@ -190,6 +190,6 @@ def _values_of(op: Op) -> tuple[Hashable, ...]:
     return op[:WRITES], tensors, op[WRITES + 1 : GRADIENTS], gradients, op[GRADIENTS + 1 :]
 
 
-def places_of(run: Run, places: tuple[Group, ...]) -> tuple[Group, ...]:
+def places_of(run: UnitGroup, places: tuple[Group, ...]) -> tuple[Group, ...]:
     """Return the groups of ``AXES`` in which a unit sends messages."""
     return places if run.routes else places[: AXES.index("ep")]

@@ -65,15 +65,17 @@ def read(
     starts = starts_of(job, matched)
     chosen = _windows(job, step)
     pairs = [(trace, window) for trace in job.ranks for window in chosen[trace.rank]]
-    first = min(window.start + trace.shift for trace, window in [*pairs, *((rank, rank.whole()) for rank in job.ranks)])
+    first = min(
+        window.start + trace.shift for trace, window in [*pairs, *((rank, rank.full_window()) for rank in job.ranks)]
+    )
     waits_by_rank = waits(job, matched, starts)
     lines = {trace.rank: Timeline(trace, waits=waits_by_rank.get(trace.rank)) for trace in job.ranks}
-    messages_of = partial(messages.lines, found=matched, starts=starts, machine=machine, axes=axes)
+    messages_of = partial(messages.lines, matched=matched, starts=starts, machine=machine, axes=axes)
     lowest = job.ranks[0]
     kinds, kernels = breakdown.lines(pairs)
     orders = {trace.rank: EndOrder(trace) for trace in job.ranks}
     paths_of = _paths(
-        job, chosen, lambda windows: critical_path(orders, windows, found=matched, starts=starts), progress
+        job, chosen, lambda windows: critical_path(orders, windows, matched=matched, starts=starts), progress
     )
     report = TraceReport(
         device="GPU" if job.device == "GPU" else "CPU",
@@ -81,7 +83,7 @@ def read(
         ranks=tuple(rank.rank for rank in job.ranks),
         files=tuple(str(rank.recording.path) for rank in job.ranks),
         steps=tuple(dict.fromkeys(window.name for _, window in pairs)),
-        whole=tuple(lines[trace.rank].breakdown(trace.whole(), first=first) for trace in job.ranks),
+        whole=tuple(lines[trace.rank].breakdown(trace.full_window(), first=first) for trace in job.ranks),
         breakdown=tuple(lines[trace.rank].breakdown(window, first=first) for trace, window in pairs),
         categories=tuple(kinds),
         kernels=tuple(kernels[:top]),
@@ -105,7 +107,7 @@ def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
     if not shared:
         if any(numbers):
             job.remarks.append("no ProfilerStep is on every rank: all of each trace is taken as one step")
-        return {trace.rank: [trace.whole()] for trace in job.ranks}
+        return {trace.rank: [trace.full_window()] for trace in job.ranks}
     missing_steps = set.union(*numbers) - shared
     if missing_steps:
         job.remarks.append(f"steps {', '.join(map(str, sorted(missing_steps)[:12]))} are not on every rank: left out")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fivefold.profiling.traces.intervals import Intervals, clipped, gaps, joined, union, without
+from fivefold.profiling.traces.intervals import Intervals, clipped, gaps, subtract, union, unite
 from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankTrace, Window
 from fivefold.results.trace_report import Breakdown, Category, KernelLine
 
@@ -26,12 +26,12 @@ class Timeline:
         """
         self.trace = trace
         self.compute, self.communication, self.memcpy = map(trace.covered, (COMPUTE, COMMUNICATION, MEMCPY))
-        self.busy = joined(self.compute, self.communication, self.memcpy)
-        self.exposed = without(self.communication, self.compute)
-        self.alone = without(self.memcpy, joined(self.compute, self.communication))
+        self.busy = unite(self.compute, self.communication, self.memcpy)
+        self.exposed = subtract(self.communication, self.compute)
+        self.alone = subtract(self.memcpy, unite(self.compute, self.communication))
         rows = trace.in_optimizer & (trace.does == COMPUTE)
         self.optimizer = union(trace.start[rows], trace.end[rows])
-        self.waits = without(waits, self.compute) if waits is not None else None
+        self.waits = subtract(waits, self.compute) if waits is not None else None
 
     def breakdown(self, window: Window, *, first: int = 0) -> Breakdown:
         """Return the breakdown of a window.
@@ -108,10 +108,10 @@ def lines(
     return _sorted(by_kind), _sorted(by_name)
 
 
-def _category(found: Category, *, optimizer: bool, message: bool) -> Category:
+def _category(category: Category, *, optimizer: bool, message: bool) -> Category:
     if message:
         return "communication"
-    return "optimizer" if optimizer else found
+    return "optimizer" if optimizer else category
 
 
 def _add(sums: list[int], more: Sequence[int]) -> None:
@@ -125,5 +125,5 @@ def _line(kind: Category, name: str, sums: list[int], number: int) -> KernelLine
     )
 
 
-def _sorted(found: list[KernelLine]) -> list[KernelLine]:
-    return sorted(found, key=lambda line: (-line.seconds, line.name))
+def _sorted(kernel_lines: list[KernelLine]) -> list[KernelLine]:
+    return sorted(kernel_lines, key=lambda line: (-line.seconds, line.name))

@@ -39,31 +39,31 @@ class EndOrder:
         self.rows = rows[np.lexsort((trace.start[rows], trace.end[rows]))]
         self.ends = trace.end[self.rows] + trace.shift
 
-    def before(self, moment: int) -> int:
+    def last_before(self, moment: int) -> int:
         """Return the row that ended last at ``moment``, or -1."""
         index = int(np.searchsorted(self.ends, moment, side="right")) - 1
         return int(self.rows[index]) if index >= 0 else -1
 
 
 def critical_path(
-    orders: dict[int, EndOrder], windows: dict[int, Window], *, found: Matched, starts: dict[Part, int]
+    orders: dict[int, EndOrder], windows: dict[int, Window], *, matched: Matched, starts: dict[Part, int]
 ) -> list[Segment]:
     """Return the path of a step in order of time, which covers the step without a gap; ``windows`` are by rank."""
     ranks = {rank: order for rank, order in orders.items() if rank in windows}
     begin = min(windows[rank].start + order.trace.shift for rank, order in ranks.items())
     last = max(ranks, key=lambda rank: windows[rank].end + ranks[rank].trace.shift)
     moment = windows[last].end + ranks[last].trace.shift
-    return list(reversed(list(_back(ranks, last, moment, begin, found, starts))))
+    return list(reversed(list(_back(ranks, last, moment, begin, matched, starts))))
 
 
 def _back(
-    ranks: dict[int, EndOrder], rank: int, moment: int, begin: int, found: Matched, starts: dict[Part, int]
+    ranks: dict[int, EndOrder], rank: int, moment: int, begin: int, matched: Matched, starts: dict[Part, int]
 ) -> Iterator[Segment]:
     """Yield the segments that end at ``moment`` and before, down to ``begin``."""
     next_row = -1
     while moment > begin:
         order = ranks[rank]
-        trace, row = order.trace, order.before(moment)
+        trace, row = order.trace, order.last_before(moment)
         ended = max(begin, int(trace.end[row]) + trace.shift if row >= 0 else begin)
         if ended < moment:
             yield Segment(rank, _gap(trace, next_row, ended), "", ended, moment)
@@ -71,7 +71,7 @@ def _back(
         if ended <= begin:
             return
         does = WORK.get(int(trace.does[row]), "memcpy")
-        last_part = _last_to_arrive(found.whole.get(Part(rank, row), ()), starts, moment, ranks)
+        last_part = _last_to_arrive(matched.whole.get(Part(rank, row), ()), starts, moment, ranks)
         start = starts[last_part] if last_part else int(trace.start[row]) + trace.shift
         yield Segment(rank, does, trace.names[trace.name[row]], max(begin, start), moment)
         moment = start
@@ -107,11 +107,11 @@ def parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
     return sorted(path_parts, key=lambda part: (-part.seconds, part.rank, part.name))
 
 
-def arrivals(job: JobTraces, found: Matched, starts: dict[Part, int]) -> list[Arrivals]:
+def arrivals(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> list[Arrivals]:
     """Return for every rank in how many messages it was the last to arrive, and how long the others waited for it."""
     ends = {trace.rank: trace.end + trace.shift for trace in job.ranks}
     last_count, matched_count, waited_ns = ({trace.rank: 0 for trace in job.ranks} for _ in range(3))
-    for message in set(found.whole.values()):
+    for message in set(matched.whole.values()):
         last_part = max(message, key=lambda part: (starts[part], part.rank))
         last_count[last_part.rank] += 1
         for part in message:

@@ -41,7 +41,7 @@ def union(starts: Nanoseconds, ends: Nanoseconds) -> Intervals:
     return Intervals(starts[begins], reach[last])
 
 
-def joined(*parts: Intervals) -> Intervals:
+def unite(*parts: Intervals) -> Intervals:
     """Return what any of ``parts`` covers."""
     return union(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
 
@@ -62,10 +62,10 @@ def gaps(whole: Intervals, start: int, end: int) -> Intervals:
     return Intervals(starts[keep], ends[keep])
 
 
-def without(whole: Intervals, other: Intervals) -> Intervals:
+def subtract(whole: Intervals, other: Intervals) -> Intervals:
     """Return what ``whole`` covers and ``other`` does not."""
     if not len(whole.starts):
         return EMPTY
     start, end = int(whole.starts[0]), int(whole.ends[-1])
     rest = gaps(whole, start, end)
-    return gaps(joined(rest, other), start, end)
+    return gaps(unite(rest, other), start, end)

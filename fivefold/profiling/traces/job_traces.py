@@ -84,15 +84,15 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     return files
 
 
-def _by_rank(found: list[Recording], remarks: list[str]) -> dict[int, Recording]:
+def _by_rank(recordings: list[Recording], remarks: list[str]) -> dict[int, Recording]:
     """Return recordings by the rank that they state, that their file's name states, or else in their order."""
     ranks: dict[int, Recording] = {}
-    for index, recording in enumerate(found):
+    for index, recording in enumerate(recordings):
         rank = _count(recording, "rank")
         if rank is None:
             rank_in_name = RANK_IN_NAME.search(recording.path.name)
             rank = int(rank_in_name[1]) if rank_in_name else index
-            if not rank_in_name and len(found) > 1:
+            if not rank_in_name and len(recordings) > 1:
                 remarks.append(f"{recording.path.name} says no rank: taken as rank {rank}, by its place")
         if rank in ranks:
             both = f"{ranks[rank].path} and {recording.path}"
@@ -101,14 +101,14 @@ def _by_rank(found: list[Recording], remarks: list[str]) -> dict[int, Recording]
     return ranks
 
 
-def _count(found: Recording, key: str) -> int | None:
+def _count(recording: Recording, key: str) -> int | None:
     """Return a number of ``distributedInfo``; None if it is not a number, or exceeds any number of ranks."""
-    value = _info(found).get(key)
+    value = _info(recording).get(key)
     return value if type(value) is int and 0 <= value <= RANKS else None
 
 
-def _info(found: Recording) -> dict[str, object]:
-    info = found.metadata.get("distributedInfo")
+def _info(recording: Recording) -> dict[str, object]:
+    info = recording.metadata.get("distributedInfo")
     return info if isinstance(info, dict) else {}
 
 
@@ -134,10 +134,10 @@ def _one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
     return world
 
 
-def _refuse_other_times(found: list[Recording]) -> None:
+def _refuse_other_times(recordings: list[Recording]) -> None:
     spans = [
         (recording.origin + int(recording.start.min()), recording.origin + int(recording.end.max()), recording.path)
-        for recording in found
+        for recording in recordings
     ]
     begins, ends = max(spans, key=lambda span: span[0]), min(spans, key=lambda span: span[1])
     gap_ns = begins[0] - ends[1]
@@ -155,9 +155,9 @@ def _set_origins(ranks: list[RankTrace]) -> None:
         trace.shift = trace.recording.origin - first
 
 
-def groups_of(found: RankTrace) -> dict[str, tuple[int, ...]]:
+def groups_of(trace: RankTrace) -> dict[str, tuple[int, ...]]:
     """Return the members of each process group that the trace lists, by name."""
-    entries = _info(found.recording).get("pg_config")
+    entries = _info(trace.recording).get("pg_config")
     groups: dict[str, tuple[int, ...]] = {}
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict):

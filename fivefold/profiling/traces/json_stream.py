@@ -29,7 +29,7 @@ BLANK = re.compile(r"[\s,]*")
 EVENT = re.compile(r'\{\s*"(?:(?:ph|cat|ts)"\s*:|name"\s*:\s*"[^"\\]*"\s*,)')  # an object of args holds only a name
 
 
-class Broken(ValueError):
+class MalformedJson(ValueError):
     """An error: the text at the position of the stream is no JSON value, or is cut off."""
 
 
@@ -85,7 +85,7 @@ class JsonStream:
                     yield from self._items()
                 else:
                     self.metadata[key] = self._value()
-        except Broken:
+        except MalformedJson:
             self.cut = self.cut or "from some place on it is no JSON"
         if not has_events:
             raise UserError(f"{self.path}: is not a PyTorch profiler trace: it has no traceEvents{self._why()}")
@@ -101,7 +101,7 @@ class JsonStream:
         while self._peek() not in ("}", ""):
             key = self._value()
             if self._peek() != ":":
-                raise Broken
+                raise MalformedJson
             self._at += 1
             yield str(key)
         if not self._peek():
@@ -125,7 +125,7 @@ class JsonStream:
                     break
                 try:
                     item = self._value()
-                except Broken:
+                except MalformedJson:
                     if not self._skip():
                         break
                     continue
@@ -162,7 +162,7 @@ class JsonStream:
                 return ""
 
     def _value(self) -> Any:
-        """Return the value that begins here; raises ``Broken`` if it is invalid or does not end."""
+        """Return the value that begins here; raises ``MalformedJson`` if it is invalid or does not end."""
         while True:
             self._peek()
             try:
@@ -170,7 +170,7 @@ class JsonStream:
             except json.JSONDecodeError as error:
                 error_position = len(self._text) if error.msg.startswith("Unterminated") else error.pos
             except (ValueError, RecursionError):
-                raise Broken from None
+                raise MalformedJson from None
             else:
                 if self._text[end : end + 1] not in GOES_ON or not self._fill():  # a number may go on
                     self._at = end
@@ -178,7 +178,7 @@ class JsonStream:
                 continue
             value_length = len(self._text) - self._at
             if error_position < len(self._text) - MARGIN or value_length > LONGEST or not self._fill():
-                raise Broken
+                raise MalformedJson
 
     def _fill(self) -> bool:
         """Read the next chunk; return whether there was more."""

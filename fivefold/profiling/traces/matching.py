@@ -146,13 +146,13 @@ def payload(message: Message, group: Group) -> int | None:
     return sent if sent is not None else received
 
 
-def waits(job: JobTraces, found: Matched, starts: dict[Part, int]) -> dict[int, Intervals]:
+def waits(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> dict[int, Intervals]:
     """Return when the kernels of each rank that shares messages waited for another rank to arrive.
 
     ``starts`` are on the clock of all ranks.
     """
     until: dict[int, dict[int, int]] = {}
-    for part, parts in found.whole.items():
+    for part, parts in matched.whole.items():
         until.setdefault(part.rank, {})[part.row] = arrival(parts, starts)
     waits_by_rank = {}
     for trace in job.ranks:
@@ -163,10 +163,10 @@ def waits(job: JobTraces, found: Matched, starts: dict[Part, int]) -> dict[int, 
     return waits_by_rank
 
 
-def starts_of(job: JobTraces, found: Matched) -> dict[Part, int]:
+def starts_of(job: JobTraces, matched: Matched) -> dict[Part, int]:
     """Return when the kernel of each matched part begins, on the clock of all ranks."""
     by_rank = {trace.rank: trace for trace in job.ranks}
-    return {part: int(by_rank[part.rank].start[part.row]) + by_rank[part.rank].shift for part in found.whole}
+    return {part: int(by_rank[part.rank].start[part.row]) + by_rank[part.rank].shift for part in matched.whole}
 
 
 def arrival(parts: Sequence[Part], starts: dict[Part, int]) -> int:
@@ -174,7 +174,7 @@ def arrival(parts: Sequence[Part], starts: dict[Part, int]) -> int:
     return max(starts[part] for part in parts)
 
 
-def _set_clocks(job: JobTraces, found: Matched) -> None:
+def _set_clocks(job: JobTraces, matched: Matched) -> None:
     """Align the clocks of ranks on other hosts with the first rank's, by the median offset of message ends."""
     hosts = {trace.rank: trace.recording.metadata.get("host_name") for trace in job.ranks}
     first, *other_traces = job.ranks
@@ -183,7 +183,7 @@ def _set_clocks(job: JobTraces, found: Matched) -> None:
         return
     ends: dict[int, list[int]] = defaultdict(list)
     by_rank = {trace.rank: trace for trace in job.ranks}
-    for parts in set(found.whole.values()):
+    for parts in set(matched.whole.values()):
         ends_by_rank = {part.rank: int(by_rank[part.rank].end[part.row]) + by_rank[part.rank].shift for part in parts}
         ranks_of_first_host = [rank for rank in ends_by_rank if hosts[rank] == hosts[first.rank]]
         for trace in remote_traces:
@@ -192,14 +192,14 @@ def _set_clocks(job: JobTraces, found: Matched) -> None:
     for trace in remote_traces:
         offsets = ends.get(trace.rank)
         if not offsets:
-            found.remarks.append(
+            matched.remarks.append(
                 f"rank {trace.rank} is on another host and shares no message: its clock is as recorded"
             )
             continue
         offset = int(median(offsets))
         spread = median(abs(value - offset) for value in offsets)
         trace.shift -= offset
-        found.remarks.append(
+        matched.remarks.append(
             f"rank {trace.rank} is on another host: its clock is set {show_seconds(abs(offset) / 1e9)} "
             f"{'back' if offset > 0 else 'on'}, by where {len(offsets)} messages end (± {show_seconds(spread / 1e9)})"
         )

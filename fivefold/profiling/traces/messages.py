@@ -50,7 +50,7 @@ class _Key(NamedTuple):
 def lines(
     windows: Sequence[tuple[RankTrace, Window]],
     *,
-    found: Matched,
+    matched: Matched,
     starts: dict[Part, int],
     machine: Machine | None = None,
     axes: dict[tuple[int, ...], str] | None = None,
@@ -64,7 +64,7 @@ def lines(
         rows = trace.rows_in(window)
         for row in (np.flatnonzero(trace.message[rows] >= 0) + rows.start).tolist():
             part = Part(trace.rank, row)
-            message, group = trace.messages[trace.message[row]], found.groups[part]
+            message, group = trace.messages[trace.message[row]], matched.groups[part]
             size = payload(message, group)
             collective = message.collective
             sent = None
@@ -72,17 +72,17 @@ def lines(
                 sent = sent_bytes(collective, payload=size, ranks=group.ranks)
             seconds = int(trace.end[row] - trace.start[row]) / 1e9
             waiting = None
-            if part in found.whole:
-                wait_ns = arrival(found.whole[part], starts) - starts[part]
+            if part in matched.whole:
+                wait_ns = arrival(matched.whole[part], starts) - starts[part]
                 waiting = min(wait_ns / 1e9, seconds)
             axis = (axes or {}).get(group.members, "")
-            key = _Key(_named(group), axis, group.ranks, collective, *_link(group, trace.rank, machine))
+            key = _Key(_name_group(group), axis, group.ranks, collective, *_link(group, trace.rank, machine))
             sums.setdefault(key, _Sum()).add(seconds, waiting, size, sent)
     message_lines = [_line(key, total, len(windows)) for key, total in sums.items()]
     return sorted(message_lines, key=lambda line: (-line.seconds, line.group, line.collective))
 
 
-def _named(group: Group) -> str:
+def _name_group(group: Group) -> str:
     """Return the name of a group: its description if it has one, else its own name, else its ranks."""
     if group.about and group.about != "undefined":
         return group.about

@@ -82,57 +82,57 @@ class RankTrace:
         """Return the category by name number; rows within the optimizer are marked in ``in_optimizer``."""
         return [category(name) for name in self.names]
 
-    def whole(self) -> Window:
+    def full_window(self) -> Window:
         """Return the window from the start of the first row to the end of the last one."""
         return Window("whole", -1, int(self.start.min()), int(self.end.max()))
 
 
-def rank_trace(found: Recording, *, rank: int) -> RankTrace:
+def rank_trace(recording: Recording, *, rank: int) -> RankTrace:
     """Classify the rows of a recording."""
-    rows = _gpu_rows(found) if found.on_gpu else _cpu_rows(found)
+    rows = _gpu_rows(recording) if recording.on_gpu else _cpu_rows(recording)
     if not len(rows):
-        raise UserError(f"{found.path}: holds no operator that computes; record whole steps with torch.profiler")
-    rows = rows[np.argsort(found.start[rows], kind="stable")]
-    does = _does(found, rows)
-    launch = _launches(found, rows) if found.on_gpu else found.start[rows]
-    by_event = np.full(len(found.kind), -1, np.int64)
-    by_event[[message.event for message in found.messages]] = np.arange(len(found.messages))
-    steps = _annotations(found, "ProfilerStep")
-    step = _within(launch, steps)
-    windows = _gpu_windows(found, steps, step, rows) if found.on_gpu else _cpu_windows(found, steps)
+        raise UserError(f"{recording.path}: holds no operator that computes; record whole steps with torch.profiler")
+    rows = rows[np.argsort(recording.start[rows], kind="stable")]
+    does = _does(recording, rows)
+    launch = _launches(recording, rows) if recording.on_gpu else recording.start[rows]
+    by_event = np.full(len(recording.kind), -1, np.int64)
+    by_event[[message.event for message in recording.messages]] = np.arange(len(recording.messages))
+    steps = _annotations(recording, "ProfilerStep")
+    step = _find_windows(launch, steps)
+    windows = _gpu_windows(recording, steps, step, rows) if recording.on_gpu else _cpu_windows(recording, steps)
     numbers = np.array([window.number for window in steps] + [-1], np.int64)
     return RankTrace(
         rank=rank,
-        recording=found,
-        name=found.name[rows],
-        lane=found.lane[rows],
+        recording=recording,
+        name=recording.name[rows],
+        lane=recording.lane[rows],
         does=does,
-        start=found.start[rows],
-        end=found.end[rows],
+        start=recording.start[rows],
+        end=recording.end[rows],
         launch=launch,
         step=numbers[step],
         message=by_event[rows],
         windows=windows,
-        in_optimizer=_within(launch, _annotations(found, "Optimizer.step#")) >= 0,
+        in_optimizer=_find_windows(launch, _annotations(recording, "Optimizer.step#")) >= 0,
     )
 
 
-def _gpu_rows(found: Recording) -> npt.NDArray[np.int64]:
-    return np.flatnonzero((found.kind == KERNEL) | (found.kind == COPY))
+def _gpu_rows(recording: Recording) -> npt.NDArray[np.int64]:
+    return np.flatnonzero((recording.kind == KERNEL) | (recording.kind == COPY))
 
 
-def _cpu_rows(found: Recording) -> npt.NDArray[np.int64]:
+def _cpu_rows(recording: Recording) -> npt.NDArray[np.int64]:
     """Return the outermost operators of every thread, and gloo's messages."""
-    computes = np.array([_works(name) for name in found.names])
-    rows = np.flatnonzero((found.kind == OPERATOR) & computes[found.name])
-    order = rows[np.lexsort((-found.end[rows], found.start[rows], found.lane[rows]))]
+    computes = np.array([_works(name) for name in recording.names])
+    rows = np.flatnonzero((recording.kind == OPERATOR) & computes[recording.name])
+    order = rows[np.lexsort((-recording.end[rows], recording.start[rows], recording.lane[rows]))]
     outer = np.ones(len(order), np.bool_)
-    for lane in np.unique(found.lane[order]):  # few threads
-        positions = np.flatnonzero(found.lane[order] == lane)
-        reach = np.maximum.accumulate(found.end[order[positions]])
-        outer[positions[1:]] = found.start[order[positions[1:]]] >= reach[:-1]
-    gloo = np.array([name.startswith("gloo:") for name in found.names])
-    return np.concatenate((order[outer], np.flatnonzero((found.kind == ANNOTATION) & gloo[found.name])))
+    for lane in np.unique(recording.lane[order]):  # few threads
+        positions = np.flatnonzero(recording.lane[order] == lane)
+        reach = np.maximum.accumulate(recording.end[order[positions]])
+        outer[positions[1:]] = recording.start[order[positions[1:]]] >= reach[:-1]
+    gloo = np.array([name.startswith("gloo:") for name in recording.names])
+    return np.concatenate((order[outer], np.flatnonzero((recording.kind == ANNOTATION) & gloo[recording.name])))
 
 
 def _works(name: str) -> bool:
@@ -143,43 +143,43 @@ def _works(name: str) -> bool:
     return name.startswith(("cpp_fused", "graph_", "triton_")) or "CompiledFxGraph" in name
 
 
-def _does(found: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    kind = found.kind[rows]
-    is_communication = np.array([communicates(name) for name in found.names])[found.name[rows]]
+def _does(recording: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+    kind = recording.kind[rows]
+    is_communication = np.array([communicates(name) for name in recording.names])[recording.name[rows]]
     does = np.where(kind == COPY, MEMCPY, np.where(is_communication, COMMUNICATION, COMPUTE)).astype(np.int8)
-    message_rows = [message.event for message in found.messages]  # includes kernels that are not recognized by name
+    message_rows = [message.event for message in recording.messages]  # includes kernels that are not recognized by name
     does[np.isin(rows, message_rows)] = COMMUNICATION
     return does
 
 
-def _launches(found: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:
+def _launches(recording: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:
     """Return the start of the runtime's call that launched each row; UNKNOWN if it is not in the trace."""
-    calls = np.flatnonzero((found.kind == LAUNCH) & (found.correlation != 0))
-    calls = calls[np.argsort(found.correlation[calls], kind="stable")]
-    ids = found.correlation[calls]
-    row_ids = found.correlation[rows]
+    calls = np.flatnonzero((recording.kind == LAUNCH) & (recording.correlation != 0))
+    calls = calls[np.argsort(recording.correlation[calls], kind="stable")]
+    ids = recording.correlation[calls]
+    row_ids = recording.correlation[rows]
     positions = np.searchsorted(ids, row_ids)
     is_known = (row_ids != 0) & (positions < len(ids))
     is_known[is_known] = ids[positions[is_known]] == row_ids[is_known]
     launch = np.full(len(rows), UNKNOWN)
-    launch[is_known] = found.start[calls[positions[is_known]]]
+    launch[is_known] = recording.start[calls[positions[is_known]]]
     return launch
 
 
-def _annotations(found: Recording, begins: str) -> list[Window]:
+def _annotations(recording: Recording, begins: str) -> list[Window]:
     """Return the annotations whose name begins with ``begins``, by start; of those that overlap only the first."""
-    rows = np.flatnonzero(found.kind == ANNOTATION)
-    rows = rows[np.argsort(found.start[rows], kind="stable")]
+    rows = np.flatnonzero(recording.kind == ANNOTATION)
+    rows = rows[np.argsort(recording.start[rows], kind="stable")]
     windows: list[Window] = []
     for row in rows.tolist():
-        name, start, end = found.names[found.name[row]], int(found.start[row]), int(found.end[row])
+        name, start, end = recording.names[recording.name[row]], int(recording.start[row]), int(recording.end[row])
         if name.startswith(begins) and (not windows or start >= windows[-1].end):
             number = re.search(r"#\s*(\d+)", name)
             windows.append(Window(name, int(number[1]) if number else len(windows), start, end))
     return windows
 
 
-def _within(times: Nanoseconds, windows: list[Window]) -> npt.NDArray[np.int64]:
+def _find_windows(times: Nanoseconds, windows: list[Window]) -> npt.NDArray[np.int64]:
     """Return the index of the window that holds each time, -1 for none."""
     if not windows:
         return np.full(len(times), -1, np.int64)
@@ -189,7 +189,7 @@ def _within(times: Nanoseconds, windows: list[Window]) -> npt.NDArray[np.int64]:
 
 
 def _gpu_windows(
-    found: Recording, steps: list[Window], step: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+    recording: Recording, steps: list[Window], step: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
 ) -> tuple[Window, ...]:
     """Return consecutive windows, each up to the end of the last kernel that its step launched, without empty ones.
 
@@ -198,17 +198,17 @@ def _gpu_windows(
     windows: list[Window] = []
     start = steps[0].start if steps else 0
     if steps:
-        launched_before = rows[(step == -1) & (found.start[rows] < steps[0].start)]
-        start = max(start, int(found.end[launched_before].max(initial=start)))
+        launched_before = rows[(step == -1) & (recording.start[rows] < steps[0].start)]
+        start = max(start, int(recording.end[launched_before].max(initial=start)))
     for index, window in enumerate(steps):
-        end = int(found.end[rows[step == index]].max(initial=start))
+        end = int(recording.end[rows[step == index]].max(initial=start))
         if end > start:
             windows.append(Window(window.name, window.number, start, end))
         start = end
     return tuple(windows)
 
 
-def _cpu_windows(found: Recording, steps: list[Window]) -> tuple[Window, ...]:
+def _cpu_windows(recording: Recording, steps: list[Window]) -> tuple[Window, ...]:
     """Return the annotations, each extended to the beginning of the next."""
     ends = [window.start for window in steps[1:]] + [window.end for window in steps[-1:]]
     return tuple(window._replace(end=end) for window, end in zip(steps, ends, strict=True))

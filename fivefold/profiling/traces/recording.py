@@ -27,7 +27,7 @@ KINDS = {
     "cpu_op": OPERATOR, "user_annotation": ANNOTATION,
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "Runtime"), LAUNCH),
 }  # fmt: skip
-MOST = 1 << 61  # largest time in ns (73 years), or id
+MAX_TIME_NS = 1 << 61  # largest time in ns (73 years), or id
 NOTED = ("ProfilerStep", "Optimizer.step#", "gloo:")  # annotations that are kept
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "long int": 8, "int64": 8, "float64": 8, "float": 4, "int": 4, "float32": 4, "int32": 4,
@@ -117,7 +117,7 @@ class _Columns:
         start, duration = round((timestamp - first) * 1000), round(duration_us * 1000)
         args = event.get("args") or {}
         correlation = int(args.get("correlation") or 0)
-        if not 0 <= duration < MOST or max(abs(start), abs(first * 1000), abs(correlation)) >= MOST:
+        if not 0 <= duration < MAX_TIME_NS or max(abs(start), abs(first * 1000), abs(correlation)) >= MAX_TIME_NS:
             raise ValueError
         lane = (event.get("pid"), args.get("stream", event.get("tid")) if kind <= COPY else event.get("tid"))
         row, self.first = len(self.kind), first
@@ -162,7 +162,7 @@ def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> R
         start=start,
         end=start + duration,
         correlation=correlation,
-        origin=(columns.first or 0) * 1000 + _whole(stream.metadata.get("baseTimeNanoseconds")),
+        origin=(columns.first or 0) * 1000 + _parse_ns(stream.metadata.get("baseTimeNanoseconds")),
         names=list(columns.names),
         lanes=list(columns.lanes),
         messages=columns.messages,
@@ -176,27 +176,29 @@ def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> R
     return recording
 
 
-def _name_as_asked(found: Recording) -> None:
+def _name_as_asked(recording: Recording) -> None:
     """Rename gloo's reduce-scatters, which it runs and records as all-reduces.
 
     They are identified by the order of c10d's calls.
     """
-    call_names = {found.names.index(name): name for name in ALL_REDUCES if name in found.names}
-    calls = np.flatnonzero((found.kind == OPERATOR) & np.isin(found.name, list(call_names)))
-    all_reduce_indices = [index for index, message in enumerate(found.messages) if message.collective == "all_reduce"]
-    if found.on_gpu or len(calls) != len(all_reduce_indices):
+    call_names = {recording.names.index(name): name for name in ALL_REDUCES if name in recording.names}
+    calls = np.flatnonzero((recording.kind == OPERATOR) & np.isin(recording.name, list(call_names)))
+    all_reduce_indices = [
+        index for index, message in enumerate(recording.messages) if message.collective == "all_reduce"
+    ]
+    if recording.on_gpu or len(calls) != len(all_reduce_indices):
         return
-    all_reduce_indices.sort(key=lambda index: int(found.start[found.messages[index].event]))
+    all_reduce_indices.sort(key=lambda index: int(recording.start[recording.messages[index].event]))
     for call, index in zip(
-        calls[np.argsort(found.start[calls], kind="stable")].tolist(), all_reduce_indices, strict=True
+        calls[np.argsort(recording.start[calls], kind="stable")].tolist(), all_reduce_indices, strict=True
     ):
-        if "reduce_scatter" in call_names[int(found.name[call])]:
-            found.messages[index] = found.messages[index]._replace(collective="reduce_scatter")
+        if "reduce_scatter" in call_names[int(recording.name[call])]:
+            recording.messages[index] = recording.messages[index]._replace(collective="reduce_scatter")
 
 
-def _whole(value: object) -> int:
+def _parse_ns(value: object) -> int:
     """Return a time in ns; 0 if the value is not a valid integer."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MOST else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_TIME_NS else 0
 
 
 def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | None:

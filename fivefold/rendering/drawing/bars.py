@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 from fivefold.rendering.step_view import Part
 
-NEAR = 4  # a limit up to this multiple of the largest bar is drawn
+MAX_LIMIT_RATIO = 4  # a limit up to this multiple of the largest bar is drawn
 
 
 def scale(largest: float, limit: float) -> tuple[float, float | None]:
@@ -16,7 +16,7 @@ def scale(largest: float, limit: float) -> tuple[float, float | None]:
 
     A limit far away would flatten the bars.
     """
-    near = limit <= NEAR * largest
+    near = limit <= MAX_LIMIT_RATIO * largest
     return (max(largest, limit) if near else largest or 1.0) * 1.02, limit if near else None
 
 
@@ -42,4 +42,4 @@ def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | N
             element("line", x1=percent(limit / whole), x2=percent(limit / whole), y1=0, y2="100%", class_=look)
             for look in ("limit-ground", "limit")
         ]
-    return element("svg", joined(bars), class_="bar", height=22, role="img", aria_label=label)
+    return element("svg", join_elements(bars), class_="bar", height=22, role="img", aria_label=label)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fivefold.rendering.drawing.style import css, file_css
-from fivefold.rendering.drawing.svg import element, joined, legend, titled
+from fivefold.rendering.drawing.svg import element, join_elements, legend, titled
 from fivefold.rendering.elements import Raw, words
 from fivefold.rendering.palette import break_lines
 
@@ -40,7 +40,7 @@ class PictureFile(NamedTuple):
         for size, look, text in self._texts():
             parts.append(element("text", text, x=MARGIN, y=top, class_=look, style=f"font-size:{size}px"))
             top += size + 6
-        parts.append(joined(_lay_out_legend(self.looks, y=top)))
+        parts.append(join_elements(_lay_out_legend(self.looks, y=top)))
         width = WIDTH - self.left - 2 * MARGIN
         parts.append(
             element(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 from fivefold.step import Interval
 
@@ -15,13 +15,13 @@ def band(interval: Interval, *, predicted: float, show: Callable[[float], str], 
     margin = (high - low) * 0.08 or high * 0.1 or 1.0
     first, span = low - margin, high - low + 2 * margin
 
-    def at(value: float) -> str:
+    def position(value: float) -> str:
         return percent((value - first) / span)
 
     def bar(begin: float, end: float, *, high: int, look: str, tip: str) -> Raw:
         return element(
             "rect",
-            x=at(begin),
+            x=position(begin),
             width=percent((end - begin) / span),
             y=18 - high / 2,
             height=high,
@@ -37,16 +37,16 @@ def band(interval: Interval, *, predicted: float, show: Callable[[float], str], 
         bar(interval.low_50, interval.high_50, high=14, look="i-50", tip=half),
         element(
             "line",
-            x1=at(predicted),
-            x2=at(predicted),
+            x1=position(predicted),
+            x2=position(predicted),
             y1=6,
             y2=30,
             class_="i-mark",
             data_tip=f"predicted: {show(predicted)}",
         ),
-        element("text", show(interval.low_90), x=at(interval.low_90), y=46, text_anchor="middle"),
-        element("text", show(interval.high_90), x=at(interval.high_90), y=46, text_anchor="middle"),
+        element("text", show(interval.low_90), x=position(interval.low_90), y=46, text_anchor="middle"),
+        element("text", show(interval.high_90), x=position(interval.high_90), y=46, text_anchor="middle"),
     )
     return element(
-        "svg", joined(marks), class_="interval", height=50, role="img", aria_label=f"{label}; {most}; {half}"
+        "svg", join_elements(marks), class_="interval", height=50, role="img", aria_label=f"{label}; {most}; {half}"
     )

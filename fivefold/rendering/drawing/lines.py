@@ -7,11 +7,11 @@ from math import isfinite
 from typing import NamedTuple
 
 from fivefold.rendering.drawing.plot import SIDE, plot, ticks
-from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 230
-MOST = 400  # maximum number of points of a curve that are drawn and shown under the mouse
+MAX_POINTS = 400  # maximum number of points of a curve that are drawn and shown under the mouse
 
 
 class Curve(NamedTuple):
@@ -36,25 +36,25 @@ def picture(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_tit
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
     low, high = (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
-    def at(point: tuple[float, float]) -> tuple[float, float]:
+    def position(point: tuple[float, float]) -> tuple[float, float]:
         return (point[0] - first) / (last - first), 1 - (point[1] - low) / (high - low)
 
-    paths = (_path([at(point) for point in curve.points], curve.look) for curve in curves)
+    paths = (_path([position(point) for point in curve.points], curve.look) for curve in curves)
     dots = (
         element("circle", cx=percent(x), cy=percent(y), r=3, class_=f"dot s-{curve.look}")
         for curve in curves
         if len(curve.points) <= 40
-        for x, y in map(at, curve.points)
+        for x, y in map(position, curve.points)
     )
     return plot(
-        joined((*paths, *_places(curves, first=first, last=last))),
+        join_elements((*paths, *_places(curves, first=first, last=last))),
         label=label,
         height=HEIGHT,
         x=[((item - first) / (last - first), f"{item:g}") for item in ticks(last, first=first, about=6)],
         y=[(1 - (item - low) / (high - low), f"{item:.6g}") for item in ticks(high, first=low)],
         x_title=x_title,
         y_title=y_title,
-        over=joined(dots),
+        over=join_elements(dots),
     )
 
 
@@ -64,8 +64,8 @@ def _path(points: Sequence[tuple[float, float]], look: str) -> Raw:
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most ``MOST`` points: means of neighbours, at the position of the last of them."""
-    group_size = -(-len(points) // MOST) or 1
+    """Return at most ``MAX_POINTS`` points: means of neighbours, at the position of the last of them."""
+    group_size = -(-len(points) // MAX_POINTS) or 1
     groups = (points[i : i + group_size] for i in range(0, len(points), group_size))
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 

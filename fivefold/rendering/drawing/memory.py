@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, plot, ticks, time_unit
-from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 from fivefold.rendering.memory import LOOKS, finding, parts, peak
 from fivefold.rendering.question import count_ranks
@@ -31,14 +31,16 @@ def picture(
     per_second, time_name = time_unit(last)
     intervals = _stretches(levels, last=last) if told is None else told
     return plot(
-        joined((*_areas(levels, last=last, ceiling=ceiling), *_places(intervals, last=last))),
+        join_elements((*_areas(levels, last=last, ceiling=ceiling), *_places(intervals, last=last))),
         label=finding(levels, rank=rank, capacity_bytes=capacity_bytes),
         height=HEIGHT,
         x=[(tick / per_second / last, f"{tick:g}") for tick in ticks(last * per_second, about=6)],
         y=[(1 - tick * size / ceiling, f"{tick:g}") for tick in ticks(ceiling / size)],
         x_title=f"time, {time_name}",
         y_title=unit,
-        over=joined(_over(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if shows_capacity else None)),
+        over=join_elements(
+            _over(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if shows_capacity else None)
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
-from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 from fivefold.rendering.pipeline import LOOKS, Block, Rows, blocks, finding
 from fivefold.rendering.question import count_ranks
@@ -46,7 +46,7 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
         for row in range(len(rows))
     )
     return plot(
-        joined((*idle, *(_rectangles(placed) if has_tips else _lines(rows, last=end, pp=pp or len(rows))))),
+        join_elements((*idle, *(_rectangles(placed) if has_tips else _lines(rows, last=end, pp=pp or len(rows))))),
         label=label,
         height=row_height * len(rows),
         grid=False,
@@ -54,7 +54,7 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
         x=[(tick / per_second / end, f"{tick:g}") for tick in ticks(end * per_second, about=6)],
         y=[((row + 0.5) / len(rows), name) for row, name in enumerate(row_names) if row % label_interval == 0],
         x_title=f"time, {unit}",
-        over=joined(_digits(placed)) if row_height >= 13 else "",
+        over=join_elements(_digits(placed)) if row_height >= 13 else "",
     )
 
 
@@ -116,7 +116,7 @@ def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
         x, width, y, height = (SIDE * share for share in place)
         yield Raw(  # faster than ``element``, as there may be many; nothing needs escaping
             f'<rect x="{x:.2f}" width="{width:.2f}" y="{y:.1f}" height="{height:.1f}" class="{_look(block)}" '
-            f'data-tip="{_told(span)}"/>'
+            f'data-tip="{_make_tooltip(span)}"/>'
         )
 
 
@@ -148,7 +148,7 @@ def _digits(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
             yield element("text", block.text, x=x, y=y, dy="0.35em", class_=f"digit on-{block.kind}")
 
 
-def _told(span: Span) -> str:
+def _make_tooltip(span: Span) -> str:
     lines = [f"{span.name}  {show_seconds(span.seconds)}"]
     if span.micro_batch >= 0:
         lines.append(f"stage {span.stage}, micro-batch {span.micro_batch}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
 
-from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 
 SIDE = 1000.0
@@ -57,7 +57,7 @@ def plot(
     square = element(
         "svg", marks, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%", class_="marks"
     )
-    titles = joined(_titles(x_title, y_title))
+    titles = join_elements(_titles(x_title, y_title))
     return element(
         "svg",
         _grid(y) if grid else "",
@@ -73,13 +73,13 @@ def plot(
 
 
 def _grid(y: Sequence[tuple[float, str]]) -> Raw:
-    return joined(element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in y)
+    return join_elements(element("line", x1=0, x2="100%", y1=percent(at), y2=percent(at), class_="grid") for at, _ in y)
 
 
 def _labels(x: Sequence[tuple[float, str]], y: Sequence[tuple[float, str]]) -> Raw:
     below = (element("text", text, x=percent(at), y="100%", dy=18, text_anchor="middle") for at, text in x)
     left = (element("text", text, x=-8, y=percent(at), dy="0.35em", text_anchor="end") for at, text in y)
-    return joined((*below, *left))
+    return join_elements((*below, *left))
 
 
 def _titles(x_title: str, y_title: str) -> Iterable[Raw]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.rendering.drawing.plot import SIDE, plot, ticks
-from fivefold.rendering.drawing.svg import element, joined, percent
+from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 280
@@ -31,10 +31,10 @@ def picture(
     first_x, last_x = _range([point.x for point in points], zero=zero)
     first_y, last_y = _range([point.y for point in points], zero=zero)
 
-    def at(point: Point) -> tuple[float, float]:
+    def position(point: Point) -> tuple[float, float]:
         return (point.x - first_x) / (last_x - first_x), 1 - (point.y - first_y) / (last_y - first_y)
 
-    placed = [(point, *at(point)) for point in points]
+    placed = [(point, *position(point)) for point in points]
     path = Raw("")
     if stairs and len(points) > 1:
         corners = sorted((x, y) for point, x, y in placed if point.look == "dot")
@@ -49,7 +49,7 @@ def picture(
         y_title=y_title,
         x=[((tick - first_x) / (last_x - first_x), f"{tick:g}") for tick in ticks(last_x, first=first_x, about=6)],
         y=[(1 - (tick - first_y) / (last_y - first_y), f"{tick:g}") for tick in ticks(last_y, first=first_y)],
-        over=joined(_dot(point, x, y) for point, x, y in placed),
+        over=join_elements(_dot(point, x, y) for point, x, y in placed),
     )
 
 
@@ -57,7 +57,7 @@ def _dot(point: Point, x: float, y: float) -> Raw:
     dot = element("circle", cx=percent(x), cy=percent(y), r=5, class_=point.look, data_tip=point.tip)
     if point.text:
         offset = {"dx": 9} if x < 0.6 else {"dx": -9, "text_anchor": "end"}
-        dot = joined((dot, element("text", point.text, x=percent(x), y=percent(y), dy=-9, **offset)))
+        dot = join_elements((dot, element("text", point.text, x=percent(x), y=percent(y), dy=-9, **offset)))
     return element("a", dot, href=point.href, aria_label=point.tip) if point.href else dot
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
-from fivefold.rendering.drawing.svg import element, joined
+from fivefold.rendering.drawing.svg import element, join_elements
 from fivefold.rendering.elements import Raw
 from fivefold.units import show_seconds
 
@@ -28,7 +28,7 @@ def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label:
     per_second, unit = time_unit(last)
     marks = (mark for line, (_, pieces) in enumerate(lines) for mark in _marks(pieces, line, len(lines), last=last))
     return plot(
-        joined(marks),
+        join_elements(marks),
         label=label,
         height=HIGH * len(lines),
         grid=False,

@@ -24,7 +24,7 @@ def element(tag: str, *inside: str, **attributes: object) -> Raw:
     return Raw(f"<{tag}{attribute_text}>{content}</{tag}>" if content else f"<{tag}{attribute_text}/>")
 
 
-def joined(parts: Iterable[Raw]) -> Raw:
+def join_elements(parts: Iterable[Raw]) -> Raw:
     """Join elements."""
     return Raw("".join(parts))
 
@@ -46,7 +46,7 @@ def legend(items: Iterable[tuple[str, str]]) -> Raw:
         )
         for look, name in items
     )
-    return element("ul", joined(keys), class_="legend")
+    return element("ul", join_elements(keys), class_="legend")
 
 
 def titled(picture: Raw) -> Raw:

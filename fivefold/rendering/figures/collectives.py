@@ -12,15 +12,15 @@ from typing import Any
 from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, ink
-from fivefold.rendering.sweep.panels import Panel, beside, stacked
+from fivefold.rendering.sweep.panels import Panel, place_side_by_side, stacked
 from fivefold.step import sent_bytes
 
 Buffers = list[list[str]]  # for each rank its chunks; "" where it holds none
 NAMES = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-MOST = 8  # maximum number of ranks that remain readable
+MAX_RANKS = 8  # maximum number of ranks that remain readable
 
 
-def before(name: str, ranks: int) -> Buffers:
+def buffers_before(name: str, ranks: int) -> Buffers:
     """Return the chunks that each rank holds before a collective."""
     full_buffers = [[f"{ascii_uppercase[rank]}{chunk}" for chunk in range(ranks)] for rank in range(ranks)]
     if name == "broadcast":
@@ -33,9 +33,9 @@ def before(name: str, ranks: int) -> Buffers:
     return full_buffers
 
 
-def after(name: str, ranks: int) -> Buffers:
+def buffers_after(name: str, ranks: int) -> Buffers:
     """Return the chunks that each rank holds after a collective."""
-    initial, sums = before(name, ranks), [f"Σ{chunk}" for chunk in range(ranks)]
+    initial, sums = buffers_before(name, ranks), [f"Σ{chunk}" for chunk in range(ranks)]
     if name == "broadcast":
         return [initial[0]] * ranks
     if name == "reduce":
@@ -51,11 +51,12 @@ def after(name: str, ranks: int) -> Buffers:
 
 def chart(ranks: int = 4) -> Chart:
     """Draw each collective in a panel: ranks as columns, before on the left, after on the right."""
-    if not 2 <= ranks <= MOST:
-        raise UserError(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MOST}")
+    if not 2 <= ranks <= MAX_RANKS:
+        raise UserError(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MAX_RANKS}")
     panels = [
         Panel(
-            f"{name}: each rank sends {_share(name, ranks)}", beside_each_other(before(name, ranks), after(name, ranks))
+            f"{name}: each rank sends {_share(name, ranks)}",
+            beside_each_other(buffers_before(name, ranks), buffers_after(name, ranks)),
         )
         for name in NAMES
     ]
@@ -72,7 +73,7 @@ def _share(name: str, ranks: int) -> str:
 
 def join(panels: Sequence[Panel]) -> Chart:
     """Join panels side by side, without style and title."""
-    joined = beside(panels, title="", subtitle="").to_dict()
+    joined = place_side_by_side(panels, title="", subtitle="").to_dict()
     alt = _altair()
     for name in ("config", "padding", "background", "title", "$schema"):
         joined.pop(name, None)

@@ -67,20 +67,20 @@ FORMATS = {
         Format("e8m0", 8, 0, top=2.0**127, sign=0),
     )
 }
-SHOWN = ("fp32", "tf32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "fp4 e2m1")
+DEFAULT_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "fp4 e2m1")
 
 
-def named(names: Sequence[str]) -> list[Format]:
+def find_formats(names: Sequence[str]) -> list[Format]:
     """Return the formats; raise ``UserError`` for one that is not known."""
     for name in names:
         if name not in FORMATS:
             raise nearest(name, list(FORMATS), kind="format")
-    return [FORMATS[name] for name in names or SHOWN]
+    return [FORMATS[name] for name in names or DEFAULT_FORMATS]
 
 
 def chart(names: Sequence[str] = ()) -> Chart:
     """Draw the bits of each format, its range on a logarithmic axis, and its values between 1 and 2."""
-    formats = named(names)
+    formats = find_formats(names)
     widest, finest = (
         max(formats, key=lambda fmt: fmt.largest),
         min(formats, key=lambda fmt: fmt.spacing),
@@ -96,26 +96,26 @@ def chart(names: Sequence[str] = ()) -> Chart:
     return stacked(panels, title=title, subtitle="sign · exponent · mantissa")
 
 
-def _bits(found: Sequence[Format]) -> Chart:
+def _bits(formats: Sequence[Format]) -> Chart:
     alt = _altair()
     parts = (("sign", 0), ("exponent", 1), ("mantissa", 2))
     cells = [
         {"format": fmt.name, "part": name, "bit": bit + 0.5}
-        for fmt in found
+        for fmt in formats
         for bit, (name, _) in enumerate(
             part for part in parts for _ in range((fmt.sign, fmt.exponent, fmt.mantissa)[part[1]])
         )
     ]
-    bit_count = max(fmt.sign + fmt.exponent + fmt.mantissa for fmt in found)
+    bit_count = max(fmt.sign + fmt.exponent + fmt.mantissa for fmt in formats)
     x = alt.X("bit:Q", title=None, axis=None, scale=alt.Scale(domain=[0, bit_count], nice=False))
-    y = _y(found)
+    y = _y(formats)
     colour = _colour("part", {"sign": GREY, "exponent": ORANGE, "mantissa": BLUE})
     size = min(22, 600 // bit_count - 1)
     marks = alt.Chart(alt.Data(values=cells)).mark_square(size=size * size, opacity=1).encode(x=x, y=y, color=colour)
-    return marks.properties(width=620, height=26 * len(found))
+    return marks.properties(width=620, height=26 * len(formats))
 
 
-def _range(found: Sequence[Format]) -> Chart:
+def _range(formats: Sequence[Format]) -> Chart:
     alt = _altair()
     rows = [
         {
@@ -125,41 +125,41 @@ def _range(found: Sequence[Format]) -> Chart:
             "high": log10(fmt.largest),
             "text": f"{fmt.smallest:.0e} … {fmt.largest:.3g}",
         }
-        for fmt in found
+        for fmt in formats
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(y=_y(found))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=_y(formats))
     axis = alt.Axis(tickCount=8, labelExpr="'1e' + datum.value", title=None)
     full_range = base.mark_bar(height=12, color=SKY).encode(x=alt.X("low:Q", axis=axis), x2="high:Q")
     normal_range = base.mark_bar(height=12, color=BLUE).encode(x=alt.X("normal:Q", axis=axis), x2="high:Q")
     range_text = base.mark_text(align="left", dx=6, fontSize=11).encode(x="high:Q", text="text:N")
-    return alt.layer(full_range, normal_range, range_text).properties(width=620, height=26 * len(found))
+    return alt.layer(full_range, normal_range, range_text).properties(width=620, height=26 * len(formats))
 
 
-def _values(found: Sequence[Format]) -> Chart:
+def _values(formats: Sequence[Format]) -> Chart:
     """Draw a tick for each value, or a bar if they lie closer than a pixel."""
     alt = _altair()
     ticks = [
         {"format": fmt.name, "at": 1 + index * fmt.spacing}
-        for fmt in found
+        for fmt in formats
         if fmt.mantissa <= 7
         for index in range(2**fmt.mantissa + 1)
     ]
-    dense = [{"format": fmt.name, "from": 1.0, "to": 2.0} for fmt in found if fmt.mantissa > 7]
-    spacings = [{"format": fmt.name, "at": 2.0, "text": f"{fmt.spacing:.2g} apart"} for fmt in found]
+    dense = [{"format": fmt.name, "from": 1.0, "to": 2.0} for fmt in formats if fmt.mantissa > 7]
+    spacings = [{"format": fmt.name, "at": 2.0, "text": f"{fmt.spacing:.2g} apart"} for fmt in formats]
     x = alt.X("at:Q", title=None, scale=alt.Scale(domain=[1, 2], nice=False), axis=alt.Axis(grid=False, tickCount=5))
     layers = [
-        alt.Chart(alt.Data(values=ticks)).mark_tick(thickness=1.4, height=14, color=BLUE).encode(x=x, y=_y(found))
+        alt.Chart(alt.Data(values=ticks)).mark_tick(thickness=1.4, height=14, color=BLUE).encode(x=x, y=_y(formats))
     ]
     if dense:
         bar = alt.Chart(alt.Data(values=dense)).mark_bar(height=14, color=BLUE)
-        layers.append(bar.encode(x=alt.X("from:Q", scale=alt.Scale(domain=[1, 2])), x2="to:Q", y=_y(found)))
+        layers.append(bar.encode(x=alt.X("from:Q", scale=alt.Scale(domain=[1, 2])), x2="to:Q", y=_y(formats)))
     spacing_text = alt.Chart(alt.Data(values=spacings)).mark_text(align="left", dx=8, fontSize=11)
-    return alt.layer(*layers, spacing_text.encode(x=x, y=_y(found), text="text:N")).properties(
-        width=620, height=24 * len(found)
+    return alt.layer(*layers, spacing_text.encode(x=x, y=_y(formats), text="text:N")).properties(
+        width=620, height=24 * len(formats)
     )
 
 
-def _y(found: Sequence[Format]) -> Chart:
+def _y(formats: Sequence[Format]) -> Chart:
     alt = _altair()
     axis = alt.Axis(ticks=False, domain=False, labelPadding=8, grid=False)
-    return alt.Y("format:N", sort=[fmt.name for fmt in found], title=None, axis=axis)
+    return alt.Y("format:N", sort=[fmt.name for fmt in formats], title=None, axis=axis)

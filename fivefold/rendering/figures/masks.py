@@ -11,9 +11,9 @@ from typing import Any
 from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.palette import RULE, SERIES, ink
-from fivefold.rendering.sweep.panels import Panel, beside
+from fivefold.rendering.sweep.panels import Panel, place_side_by_side
 
-MOST = 10  # maximum number of ranks with distinct colours
+MAX_COLORS = 10  # maximum number of ranks with distinct colours
 
 
 def owner(chunk: int, *, ranks: int, zigzag: bool) -> int:
@@ -31,15 +31,15 @@ def work(*, ranks: int, zigzag: bool) -> list[float]:
 
 def chart(ranks: int = 4) -> Chart:
     """Draw queries down and keys across, in the colour of the query's rank."""
-    if not 2 <= ranks <= MOST:
-        raise UserError(f"a ring of {ranks} ranks cannot be drawn; take 2 to {MOST}")
+    if not 2 <= ranks <= MAX_COLORS:
+        raise UserError(f"a ring of {ranks} ranks cannot be drawn; take 2 to {MAX_COLORS}")
     plain, zigzag = (work(ranks=ranks, zigzag=is_zigzag) for is_zigzag in (False, True))
     panels = [
         Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, in_zigzag))
         for name, in_zigzag, shares in (("in order", False, plain), ("zig-zag", True, zigzag))
     ]
     title = f"Cut in order, one rank of {ranks} computes {max(plain):.0%} of the scores; in zig-zag {max(zigzag):.0%}"
-    return beside(panels, title=title, subtitle="a causal mask over cp ranks: queries down, keys across")
+    return place_side_by_side(panels, title=title, subtitle="a causal mask over cp ranks: queries down, keys across")
 
 
 def _mask(ranks: int, zigzag: bool) -> Chart:

@@ -17,7 +17,7 @@ from fivefold.step import Operation, Step
 from fivefold.units import Dtype, show_count, show_seconds
 
 # Distance in natural logarithms below which names of two dots overlap; names extend to the right.
-NEAR = {"intensity": 0.9, "rate": 0.15}
+LABEL_DISTANCES = {"intensity": 0.9, "rate": 0.15}
 MOST_NAMES = 3  # maximum number of names in one label
 
 
@@ -26,7 +26,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     alt = _altair()
     peak, bandwidth = chip.peak(dtype), chip.memory_bandwidth
     ridge = peak / bandwidth
-    values = _named(_value(op, ridge=ridge) for op in _distinct(step) if op.causal_flops and op.moved_bytes)
+    values = _merge_labels(_value(op, ridge=ridge) for op in _distinct(step) if op.causal_flops and op.moved_bytes)
     if not values:
         raise UserError(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
     low = min([ridge / 12, *(dot["intensity"] / 1.5 for dot in values)])
@@ -93,11 +93,11 @@ def _value(op: Operation, *, ridge: float) -> dict[str, Any]:
     }
 
 
-def _named(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merge_labels(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the values, largest first, with one label for those that lie together."""
     labelled: list[dict[str, Any]] = []
     for value in sorted(values, key=lambda value: -value["seconds"]):
-        near = [earlier for earlier in labelled if earlier["label"] and _near(earlier, value)]
+        near = [earlier for earlier in labelled if earlier["label"] and _are_close(earlier, value)]
         if near:
             near[0]["others"].append(value["name"])
             value["label"] = ""
@@ -115,8 +115,8 @@ def _label(value: dict[str, Any]) -> str:
     return ",\n".join(lines) + rest
 
 
-def _near(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(abs(log(one[key] / other[key])) < most for key, most in NEAR.items())
+def _are_close(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(abs(log(one[key] / other[key])) < most for key, most in LABEL_DISTANCES.items())
 
 
 def _finding(step: Step, values: list[dict[str, Any]], peak: float) -> str:

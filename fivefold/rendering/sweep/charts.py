@@ -17,10 +17,20 @@ from typing import Any
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.rendering.charts import Chart, _altair, data, styled
 from fivefold.rendering.palette import BLUE, INK, RULE, SERIES
-from fivefold.rendering.sweep.measured import measured
+from fivefold.rendering.sweep.measured import draw_measured
 from fivefold.rendering.sweep.panels import Panel, stacked
 from fivefold.rendering.sweep.sequence import memory, sequence
-from fivefold.rendering.sweep.settings import best, fixed, memory_unit, mfu, setting, sized, values, varied, word
+from fivefold.rendering.sweep.settings import (
+    best,
+    fixed,
+    list_varied_axes,
+    memory_unit,
+    mfu,
+    setting,
+    sized,
+    values,
+    word,
+)
 from fivefold.results.sweep_row import Row
 from fivefold.units import show_bytes
 
@@ -34,7 +44,7 @@ DEGREES = ("tp", "cp", "pp", "ep")
 
 def heat_map(rows: Sequence[Row]) -> Chart | str:
     """Draw the best MFU (causal) by ranks and model, with its layout; a panel for each setting of the other axes."""
-    axes = varied(rows)
+    axes = list_varied_axes(rows)
     if not {"ranks", "model"} <= set(axes):
         return "needs several models and several numbers of ranks"
     other_axes = [axis for axis in axes if axis not in ("ranks", "model")]
@@ -61,7 +71,7 @@ def heat_map(rows: Sequence[Row]) -> Chart | str:
     title = (
         f"The best layouts reach {mfu(lowest):.0%} to {mfu(highest):.0%} MFU, most on {word('ranks', highest.ranks)}"
     )
-    return stacked(panels, title=title, subtitle=_said(rows, "MFU with causal attention", len(names)))
+    return stacked(panels, title=title, subtitle=_make_subtitle(rows, "MFU with causal attention", len(names)))
 
 
 def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
@@ -136,7 +146,7 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
     if len(groups) == 1 and (smallest := front[0]) != (best_of_all := front[-1]):
         less, slower = (1 - smallest[key] / best_of_all[key] for key in ("memory", "tokens"))
         title = f"{len(fitting):,} layouts fit: {less:.0%} less memory costs {slower:.0%} of the throughput"
-    return styled(picture.properties(width=640, height=380), title=title, subtitle=_said(rows, _cut(fitting)))
+    return styled(picture.properties(width=640, height=380), title=title, subtitle=_make_subtitle(rows, _cut(fitting)))
 
 
 def scaling(rows: Sequence[Row]) -> Chart | str:
@@ -144,7 +154,7 @@ def scaling(rows: Sequence[Row]) -> Chart | str:
 
     It is in tokens for one model, and for several a share of that on the fewest ranks.
     """
-    if "ranks" not in varied(rows):
+    if "ranks" not in list_varied_axes(rows):
         return "needs several numbers of ranks"
     label_series = _curves(rows)
     best_rows = best(rows, lambda row: (label_series(row), row.ranks))
@@ -180,13 +190,13 @@ def scaling(rows: Sequence[Row]) -> Chart | str:
     last = max(point["ranks"] for point in points if point["series"] == worst)
     title = f"{worst} keeps {tokens[worst][-1] / tokens[worst][0]:.0%} of its throughput per GPU to {last:,} ranks"
     return styled(
-        picture.properties(width=640, height=360), title=title, subtitle=_said(rows, "dashed: perfect scaling")
+        picture.properties(width=640, height=360), title=title, subtitle=_make_subtitle(rows, "dashed: perfect scaling")
     )
 
 
 def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
     """Return the label of a row's curve over ranks: all other axes that vary, unless there are too many curves."""
-    axes = [axis for axis in varied(rows) if axis != "ranks"]
+    axes = [axis for axis in list_varied_axes(rows) if axis != "ranks"]
     if axes and len({setting(row, axes) for row in rows}) <= MOST_CURVES:
         return lambda row: setting(row, axes)
     return _series(rows, besides=("ranks",))
@@ -194,7 +204,7 @@ def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
 
 def _series(rows: Sequence[Row], *, besides: Sequence[str]) -> Callable[[Row], str]:
     """Return the label of a row's curve: the model, else all other axes that vary, else the axes of its layout."""
-    axes = [axis for axis in varied(rows) if axis not in besides]
+    axes = [axis for axis in list_varied_axes(rows) if axis not in besides]
     if "model" in axes:
         return lambda row: row.model
     if axes:
@@ -240,7 +250,7 @@ def _coloured(alt: Any, names: list[str]) -> Any:
     return alt.Color("series:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
 
 
-def _said(rows: Sequence[Row], more: str, panels: int = 0) -> str:
+def _make_subtitle(rows: Sequence[Row], more: str, panels: int = 0) -> str:
     left_out = f"the first {MOST_PANELS} of {panels} settings" if panels > MOST_PANELS else ""
     return " · ".join(filter(None, (fixed(rows), more, left_out)))
 
@@ -251,5 +261,5 @@ PICTURES: dict[str, Callable[[Sequence[Row]], Chart | str]] = {
     "scaling": scaling,
     "memory": memory,
     "sequence": sequence,
-    "measured": measured,
+    "measured": draw_measured,
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fivefold.rendering.charts import Chart, _altair, data, styled
 from fivefold.rendering.palette import BLUE, PALE_INK, RULE, SERIES
-from fivefold.rendering.sweep.settings import fixed, setting, varied
+from fivefold.rendering.sweep.settings import fixed, list_varied_axes, setting
 from fivefold.results.sweep_row import Row
 
 MOST_NAMED = 24
@@ -15,13 +15,13 @@ BAND = 0.08  # relative error that is shaded
 MARGIN = 1.25
 
 
-def measured(rows: Sequence[Row]) -> Chart | str:
+def draw_measured(rows: Sequence[Row]) -> Chart | str:
     """Draw a point per measured row: measured seconds over predicted seconds."""
     pairs = [(row, row.step_seconds, row.measured_step_seconds) for row in rows]
     measured_rows = [(row, predicted, actual) for row, predicted, actual in pairs if predicted and actual]
     if not measured_rows:
         return "needs measured rows (--measure)"
-    axes = varied([row for row, _, _ in measured_rows])
+    axes = list_varied_axes([row for row, _, _ in measured_rows])
     unit, scale = ("s", 1.0) if max(actual for _, _, actual in measured_rows) >= 2 else ("ms", 1e3)
     points = [
         {

@@ -18,15 +18,15 @@ class Panel(NamedTuple):
 
 def stacked(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
     """Stack panels below one another."""
-    return _joined(panels, title=title, subtitle=subtitle, side_by_side=False)
+    return _join_panels(panels, title=title, subtitle=subtitle, side_by_side=False)
 
 
-def beside(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
+def place_side_by_side(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
     """Put panels side by side."""
-    return _joined(panels, title=title, subtitle=subtitle, side_by_side=True)
+    return _join_panels(panels, title=title, subtitle=subtitle, side_by_side=True)
 
 
-def _joined(panels: Sequence[Panel], *, title: str, subtitle: str, side_by_side: bool) -> Chart:
+def _join_panels(panels: Sequence[Panel], *, title: str, subtitle: str, side_by_side: bool) -> Chart:
     alt = _altair()
     join = alt.hconcat if side_by_side else alt.vconcat
     heading = {"anchor": "start", "fontSize": 13, "fontWeight": "normal", "color": TEXT, "offset": 6}

@@ -13,7 +13,7 @@ from fivefold.rendering.charts import COLOURS, Chart, _altair, data
 from fivefold.rendering.palette import LIMIT, SERIES
 from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.rendering.sweep.panels import Panel, stacked
-from fivefold.rendering.sweep.settings import fixed, memory_unit, mfu, sized, values, varied
+from fivefold.rendering.sweep.settings import fixed, list_varied_axes, memory_unit, mfu, sized, values
 from fivefold.results.sweep_row import Row
 
 MOST_MODELS = 4
@@ -22,7 +22,7 @@ LACKS = "needs several sequence lengths"
 
 def memory(rows: Sequence[Row]) -> Chart | str:
     """Draw memory by category: a bar per sequence length, a column per recomputation, a panel per model."""
-    if "sequence" not in varied(rows):
+    if "sequence" not in list_varied_axes(rows):
         return LACKS
     layout_by_model = {model: _usual(rows, model) for model in values([row for row in rows if row.peak_bytes], "model")}
     chosen = _chosen(row for row in rows if row.peak_bytes and _layout(row) == layout_by_model[row.model])
@@ -36,12 +36,12 @@ def memory(rows: Sequence[Row]) -> Chart | str:
     largest = max(MEMORY_PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
     share = (getattr(fullest, f"{largest}_bytes") or 0) / (fullest.peak_bytes or 1)
     title = f"{fullest.model}: {largest} take {share:.0%} at {fullest.sequence:,} tokens and ac={fullest.recomputation}"
-    return stacked(panels, title=title, subtitle=_said(rows, "line: what a GPU has for tensors"))
+    return stacked(panels, title=title, subtitle=_make_subtitle(rows, "line: what a GPU has for tensors"))
 
 
 def sequence(rows: Sequence[Row]) -> Chart | str:
     """Draw the best MFU over sequence length; a curve per recomputation, a panel per model; hollow if nothing fits."""
-    if "sequence" not in varied(rows):
+    if "sequence" not in list_varied_axes(rows):
         return LACKS
     chosen = _chosen(rows)
     if not chosen:
@@ -53,7 +53,9 @@ def sequence(rows: Sequence[Row]) -> Chart | str:
     if fitting:
         top = max(fitting, key=lambda row: (row.sequence, mfu(row)))
         title = f"{top.model} at {top.sequence:,} tokens: ac={top.recomputation} is best, {mfu(top):.0%} MFU"
-    return stacked(panels, title=title, subtitle=_said(rows, "MFU with causal attention; hollow: does not fit"))
+    return stacked(
+        panels, title=title, subtitle=_make_subtitle(rows, "MFU with causal attention; hollow: does not fit")
+    )
 
 
 def _layout(row: Row) -> tuple[Any, ...]:
@@ -158,7 +160,7 @@ def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
     return alt.layer(line, full, hollow).properties(width=560, height=220)
 
 
-def _said(rows: Sequence[Row], more: str) -> str:
+def _make_subtitle(rows: Sequence[Row], more: str) -> str:
     models = len(values(rows, "model"))
     left_out = f"the {MOST_MODELS} smallest of {models} models" if models > MOST_MODELS else ""
     return " · ".join(filter(None, (fixed(rows), more, left_out)))

@@ -15,7 +15,7 @@ Key = TypeVar("Key", bound=Hashable)
 AXES = ("model", "machine", "ranks", "sequence", "batch", "precision", "stack")
 
 
-def varied(rows: Sequence[Row]) -> list[str]:
+def list_varied_axes(rows: Sequence[Row]) -> list[str]:
     """Return the axes of settings with two or more values; without the batch if it follows from the sequence."""
     axes = [axis for axis in AXES if len(values(rows, axis)) > 1]
     pairs = {(row.sequence, row.batch) for row in rows}
@@ -68,7 +68,7 @@ def sized(row: Row) -> str:
 
 def fixed(rows: Sequence[Row]) -> str:
     """Return what all rows share, as the subtitle of a picture."""
-    changing = varied(rows)
+    changing = list_varied_axes(rows)
     axes = [axis for axis in AXES if axis not in changing and axis != "batch"]
     if "batch" not in changing and len(values(rows, "batch")) == 1:
         axes.append("batch")
@@ -79,7 +79,9 @@ def describe_rows(rows: Sequence[Row]) -> str:
     """Return in one line what all rows share; the optimizer is left out, as rows do not have it."""
     if not rows:
         return ""
-    shared_text = setting(rows[0], [axis for axis in ("model", "machine", "ranks") if axis not in varied(rows)])
+    shared_text = setting(
+        rows[0], [axis for axis in ("model", "machine", "ranks") if axis not in list_varied_axes(rows)]
+    )
     settings = dict.fromkeys((row.sequence, row.batch, row.precision, row.stack) for row in rows)
     fields = ("sequence", "global_batch", "precision", "stack")
     try:

@@ -11,12 +11,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
-from fivefold.rendering.sweep.settings import best, describe_rows, mfu, varied
+from fivefold.rendering.sweep.settings import best, describe_rows, list_varied_axes, mfu
 from fivefold.rendering.table import heading
 from fivefold.results.sweep_row import Row, Status
 from fivefold.units import show_bytes, show_count, show_seconds
 
-SHOWN = 60  # maximum rows; the others are in the file
+MAX_ROWS = 60  # maximum rows; the others are in the file
 WHY = 5  # maximum number of reasons listed, most common first
 WORDS: dict[Status, str] = {"fits": "fit", "memory": "do not fit in memory", "refused": "cannot be"}
 
@@ -34,7 +34,7 @@ def page(rows: Sequence[Row]) -> RenderableType:
     if trials:
         parts += [
             heading("Predicted and measured", _outcomes(trials)),
-            _shorten(_make_measured_grid(trials, axes=varied(rows))),
+            _shorten(_make_measured_grid(trials, axes=list_varied_axes(rows))),
         ]
     elif count_by_status["fits"]:
         parts += [heading("The best layout of each setting", "by MFU, causal"), _shorten(make_best_grid(rows))]
@@ -46,7 +46,7 @@ def page(rows: Sequence[Row]) -> RenderableType:
 
 def make_best_grid(rows: Sequence[Row], *, most: int | None = None) -> Grid:
     """Return the table of the best layout of each setting, of the first ``most`` settings."""
-    axes = varied(rows)
+    axes = list_varied_axes(rows)
     chosen = best(rows, lambda row: tuple(getattr(row, axis) for axis in axes))
     return make_row_grid(list(chosen.values())[:most], axes=axes)
 
@@ -61,9 +61,11 @@ def _make_axis_columns(axes: Sequence[str]) -> list[Column[Row]]:
 
 
 def _shorten(grid: Grid) -> RenderableType:
-    """Return the first ``SHOWN`` rows of a table, and the number of the others."""
-    rest = [Text(f"{len(grid.rows) - SHOWN:,} more are in the file", style="dim")] if len(grid.rows) > SHOWN else []
-    return Group(replace(grid, rows=grid.rows[:SHOWN], values=grid.values[:SHOWN]), *rest)
+    """Return the first ``MAX_ROWS`` rows of a table, and the number of the others."""
+    rest = (
+        [Text(f"{len(grid.rows) - MAX_ROWS:,} more are in the file", style="dim")] if len(grid.rows) > MAX_ROWS else []
+    )
+    return Group(replace(grid, rows=grid.rows[:MAX_ROWS], values=grid.values[:MAX_ROWS]), *rest)
 
 
 def _make_measured_grid(rows: Sequence[Row], *, axes: Sequence[str]) -> Grid:

@@ -85,7 +85,7 @@ def write(
     ``RunFailure`` on all. ``group``: a process group of all ranks for the collectives here, if not the
     default group of the training.
     """
-    final, temporary = directory / folder.named(checkpoint.progress.step), None
+    final, temporary = directory / folder.folder_name(checkpoint.progress.step), None
     try:
         temporary = _on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
@@ -168,7 +168,7 @@ def _describe_free_bytes(directory: Path) -> str:
 def _written_files(temporary: Path, *, rank: int) -> list[File]:
     """Return name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
     names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
-    return [File.of(path) for name in names for path in sorted(temporary.glob(name))]
+    return [File.from_path(path) for name in names for path in sorted(temporary.glob(name))]
 
 
 def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:

@@ -47,7 +47,7 @@ class File(Record):
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> File:
+    def from_path(cls, path: Path) -> File:
         """Hash the file at ``path`` as it is now."""
         digest, size = hashlib.sha256(), 0
         with path.open("rb") as file:
@@ -73,7 +73,7 @@ class Checkpoint(Record):
 # Writing
 
 
-def named(step: int) -> str:
+def folder_name(step: int) -> str:
     """Return the name of the folder of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
 
@@ -196,11 +196,11 @@ def verify(path: Path, files: tuple[File, ...]) -> None:
         size = file_path.stat().st_size
         if size != file.size_bytes:
             raise UserError(f"{file_path}: holds {size} bytes, but {size_text}; {recovery_hint(path)}")
-        if File.of(file_path) != file:
+        if File.from_path(file_path) != file:
             raise UserError(f"{file_path}: {size_text}, but it now holds others; {recovery_hint(path)}")
 
 
-def before(path: Path) -> Path | None:
+def find_previous(path: Path) -> Path | None:
     """Return the newest complete checkpoint before ``path``, or None."""
     earlier = [other for other in _up_to(path) if other != path]
     return earlier[-1] if earlier else None
@@ -208,5 +208,5 @@ def before(path: Path) -> Path | None:
 
 def recovery_hint(path: Path) -> str:
     """Return advice about the damaged checkpoint ``path``, for the end of a ``UserError``."""
-    earlier = before(path)
+    earlier = find_previous(path)
     return f"remove {path.name} and resume from {earlier}" if earlier else "there is none before it to resume from"

@@ -20,7 +20,7 @@ def set_aside(path: Path, *, ranks: Ranks) -> str | None:
     ``None`` if it is intact, or is left for the user to decide: written by a newer version, or none comes before it.
     """
     errors = [line for line in on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
-    before = folder.before(path)
+    before = folder.find_previous(path)
     on_all_ranks(lambda: None, ranks=ranks)  # barrier: all ranks have looked before rank 0 renames
     if not errors or before is None:
         return None
@@ -42,7 +42,7 @@ def step_past(path: Path, *, ranks: Ranks) -> Path | None:
 
     ``None``, and no rename, if there is none before it.
     """
-    before = on_all_ranks(lambda: folder.before(path), ranks=ranks)[0]
+    before = on_all_ranks(lambda: folder.find_previous(path), ranks=ranks)[0]
     if before is not None:
         _rename(path, "doubted", ranks=ranks)
     return before

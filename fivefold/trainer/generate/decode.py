@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fivefold.record import Record
 from fivefold.trainer.model.attention import LatentAttention
-from fivefold.trainer.model.attention_mask import ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.flash_attention import Flash, add_sinks, attend
 from fivefold.trainer.model.moe import Moe
@@ -206,7 +206,7 @@ def detach(block: Block) -> None:
 
 
 def _cached_core(
-    rule: ScoreRule,
+    rule: AttentionMask,
     q_BTNH: Tensor,
     k_BSKH: Tensor,
     v_BSKH: Tensor,

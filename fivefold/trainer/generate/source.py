@@ -107,9 +107,9 @@ class Source:
 
 
 @torch.no_grad()
-def _read_folder(folder: Folder, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+def _read_folder(folder: Folder, tensors: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
     """Fill weights by name and routing biases by layer from a Hugging Face folder."""
-    for name, weight in found.items():
+    for name, weight in tensors.items():
         for box in _boxes(tuple(weight.shape), apart=folder.parts[name][0].expert is not None):
             weight[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
     for layer, bias in biases.items():
@@ -125,12 +125,12 @@ def _boxes(shape: tuple[int, ...], *, apart: bool) -> Iterator[Box]:
         yield Box((start, *(0 for _ in shape[1:])), size, (slice(start, start + size[0]),))
 
 
-def _read_checkpoint(path: Path, found: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
+def _read_checkpoint(path: Path, tensors: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
     """Fill weights by name and routing biases by layer from a checkpoint; raises ``RunFailure`` if unreadable."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
         f"weights/{name}": BoxTensor(tuple(weight.shape), _boxes(tuple(weight.shape), apart=False), weight)
-        for name, weight in found.items()
+        for name, weight in tensors.items()
     }
     try:
         with warnings.catch_warnings():

@@ -148,9 +148,9 @@ class Meter(TorchDispatchMode):
     def _watch(self, storage: torch.UntypedStorage) -> None:
         self._sizes[storage._cdata] = storage.nbytes()
         self.live_bytes += storage.nbytes()
-        weakref.finalize(storage, self._gone, storage._cdata)
+        weakref.finalize(storage, self._remove_storage, storage._cdata)
 
-    def _gone(self, key: int) -> None:
+    def _remove_storage(self, key: int) -> None:
         self.live_bytes -= self._sizes.pop(key)
 
     def _resize(self, tensor: Tensor) -> None:

@@ -71,7 +71,7 @@ class NoiseScale:
         self._weight = 0.0
 
     @classmethod
-    def of(cls, built: Built, layout: Layout) -> Self:
+    def from_built(cls, built: Built, layout: Layout) -> Self:
         """Build the measurement of all units of ``built``."""
         return cls([unit.gradients for unit in built.units], replicas=layout.dp, device=built.ranks.device)
 

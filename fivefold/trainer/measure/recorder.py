@@ -36,7 +36,7 @@ class Marks(NamedTuple):
     step: int
     moments: list[float]  # of each mark, on the rank's clock
     codes: list[int]
-    messages: list[Heard]
+    messages: list[RecordedEvent]
 
     @property
     def seconds(self) -> float:
@@ -54,7 +54,7 @@ class Recorder:
         self._codes: list[int] = []
         self._labels: list[Label] = []
         self._codes_of: dict[Label, int] = {}
-        self._messages: list[Heard] = []
+        self._messages: list[RecordedEvent] = []
 
     def label(self, kind: SpanKind, name: str, way: str = "", action: Action | None = None) -> int:
         """Return the code of a label, a new one for a new label."""
@@ -104,10 +104,10 @@ class Recorder:
         *,
         to: tuple[int, ...] = (),
         source: tuple[int, ...] = (),
-    ) -> Heard:
+    ) -> RecordedEvent:
         """Record that a message is about to be started (``parallel/listener.py``)."""
         name = f"{traffic_axis(axis)} {collective}"
-        heard = Heard(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
+        heard = RecordedEvent(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
         self._messages.append(heard)
         heard.begun = self.here()
         self.begin(self.label("post", name))
@@ -133,7 +133,7 @@ class Recorder:
         return RankStep(marks.step, begin + offset, reader.spans(), messages)
 
 
-class Heard:
+class RecordedEvent:
     """A message that is being recorded: the indices of its marks."""
 
     __slots__ = ("about", "begun", "early", "ended", "label", "recorder", "started", "waiting")

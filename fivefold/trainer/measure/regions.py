@@ -203,16 +203,16 @@ class _Timed:
         recorder = self.recorder
         begun_flags: list[bool] = []
 
-        def before(_gradients: object) -> None:
+        def start_region(_gradients: object) -> None:
             begun_flags.append(True)
             recorder.begin(label)
 
-        def after(_made: object, _gradients: object) -> None:
+        def end_region(_made: object, _gradients: object) -> None:
             if begun_flags:
                 recorder.end()
 
-        nodes[max(nodes)].register_prehook(before)
-        nodes[min(nodes)].register_hook(after)
+        nodes[max(nodes)].register_prehook(start_region)
+        nodes[min(nodes)].register_hook(end_region)
 
 
 class Gemms:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.model.weights import norm_shape
-from fivefold.trainer.model.attention_mask import ScoreRule
-from fivefold.trainer.model.chunked_attention import apart, apart_keys, last_chunk, together
+from fivefold.trainer.model.attention_mask import AttentionMask
+from fivefold.trainer.model.chunked_attention import apart_keys, last_chunk, split_chunks, together
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -54,7 +54,7 @@ class _Attention(nn.Module):
         self.rotates, self.tempers = model.rotates(layer), model.tempers(layer)
         self.own_tables = slides and model.rope_theta_sliding is not None
         self.chunk = model.window if slides and model.window_kind == "chunks" else None
-        self.rule = ScoreRule.of(model, layer=layer, head_dim=head_dim)
+        self.rule = AttentionMask.of_layer(model, layer=layer, head_dim=head_dim)
         self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
         self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
@@ -81,8 +81,8 @@ class _Attention(nn.Module):
             if q.shape[1] < k.shape[1]:
                 k, v = (last_chunk(x, chunk=self.chunk) for x in (k, v))
             else:
-                q, k, v = (apart(x, chunk=self.chunk) for x in (q, k, v))
-                documents = None if documents is None else apart(documents, chunk=self.chunk, fill=-1)
+                q, k, v = (split_chunks(x, chunk=self.chunk) for x in (q, k, v))
+                documents = None if documents is None else split_chunks(documents, chunk=self.chunk, fill=-1)
                 keys = None if keys is None else apart_keys(keys, chunks=len(q) // len(keys))
         del heads
         out_BTNH: Tensor

@@ -22,7 +22,7 @@ class Heads(NamedTuple):
         return (self.part * self.ranks + self.rank) * held
 
 
-class ScoreRule(NamedTuple):
+class AttentionMask(NamedTuple):
     """Scale of q·kᵀ, and the mask: a token sees itself and the ``window`` − 1 tokens before it (None: all).
 
     ``softcap``: as in Gemma 2; ``dropout``: rate for the probabilities, in training; ``layer``: index of the layer,
@@ -36,13 +36,13 @@ class ScoreRule(NamedTuple):
     layer: int = 0
 
     @classmethod
-    def of(cls, model: Model, *, layer: int, head_dim: int) -> ScoreRule:
+    def of_layer(cls, model: Model, *, layer: int, head_dim: int) -> AttentionMask:
         """Return the rule of one layer; ``head_dim``: dims of q and k."""
         window = model.window if model.slides(layer) and model.window_kind == "sliding" else None
         scale, dropout = model.attention_scale or head_dim**-0.5, model.dropout_rates.attention
         return cls(scale, window, model.attention_softcap, dropout, layer)
 
-    def over(self, tokens: int) -> ScoreRule:
+    def over(self, tokens: int) -> AttentionMask:
         """Return the rule for sequences of ``tokens``: without the window if it is not shorter than the sequence."""
         return self._replace(window=None) if self.window is not None and self.window >= tokens else self
 
@@ -51,7 +51,7 @@ class ScoreRule(NamedTuple):
         """Return whether PyTorch's flash kernels support the rule: no window, no softcap, no dropout."""
         return self.window is None and self.softcap is None and not self.dropout
 
-    def drawn(self, tokens: int, *, training: bool) -> ScoreRule:
+    def drawn(self, tokens: int, *, training: bool) -> AttentionMask:
         """Return ``over(tokens)``, with dropout only in training.
 
         The kernel with dropout is the sliding-window kernel, so the window is set to all tokens.

@@ -12,7 +12,7 @@ from torch import Tensor
 from fivefold.trainer.model.dropout import GAMMA, mix
 
 
-def apart(x: Tensor, *, chunk: int, fill: float = 0) -> Tensor:
+def split_chunks(x: Tensor, *, chunk: int, fill: float = 0) -> Tensor:
     """Split sequences into chunks: [B, T, …] → [B · ⌈T / C⌉, C, …], the last chunk of a sequence padded."""
     if padding := -x.shape[1] % chunk:
         x = F.pad(x, (*(0, 0) * (x.dim() - 2), 0, padding), value=fill)
@@ -21,7 +21,7 @@ def apart(x: Tensor, *, chunk: int, fill: float = 0) -> Tensor:
 
 
 def together(x: Tensor, *, sequences: int, tokens: int) -> Tensor:
-    """Reverse ``apart`` for ``sequences`` of ``tokens``."""
+    """Reverse ``split_chunks`` for ``sequences`` of ``tokens``."""
     joined: Tensor = x.unflatten(0, (sequences, -1)).flatten(1, 2)[:, :tokens]
     return joined
 

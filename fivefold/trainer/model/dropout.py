@@ -66,7 +66,7 @@ def score_rows(heads: range, tokens: range, *, device: torch.device) -> Tensor:
     return head_rows + torch.arange(tokens.start, tokens.stop, device=device)
 
 
-def kept(keys: Tensor, *, columns: range, rate: float) -> Tensor:
+def make_keep_mask(keys: Tensor, *, columns: range, rate: float) -> Tensor:
     """Return a mask of the kept elements of the rows with ``keys`` [...]: bool [..., columns]."""
     first_group = columns.start // 4
     groups = torch.arange(first_group, -(-columns.stop // 4), device=keys.device)
@@ -86,12 +86,12 @@ def _dropped_levels(rate: float) -> int:
 
 @torch.library.custom_op("fivefold::dropout_mask", mutates_args=())
 def dropout_mask(keys: Tensor, columns: int, rate: float) -> Tensor:
-    """Compute ``kept`` of columns 0 … ``columns``, some rows at a time: bool [..., columns]."""
+    """Compute ``make_keep_mask`` of columns 0 … ``columns``, some rows at a time: bool [..., columns]."""
     rows = keys.flatten()
     mask = torch.empty(len(rows), columns, dtype=torch.bool, device=keys.device)
     step = max(1, LARGEST // columns)
     for start in range(0, len(rows), step):
-        mask[start : start + step] = kept(rows[start : start + step], columns=range(columns), rate=rate)
+        mask[start : start + step] = make_keep_mask(rows[start : start + step], columns=range(columns), rate=rate)
     return mask.view(*keys.shape, columns)
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.record import UserError
-from fivefold.trainer.model.attention_mask import Heads, ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.operation import outside_graphs
 from fivefold.trainer.model.sliding_window_attention import band_attention, band_attention_backward
@@ -54,7 +54,7 @@ class Noise(NamedTuple):
     gap_at: int = 0  # on a ring rank, positions from this token on are ``gap`` higher; 0: there is no gap
     gap: int = 0
 
-    def of(self, span: Span, *, queries: int, keys: int) -> Noise:
+    def for_span(self, span: Span, *, queries: int, keys: int) -> Noise:
         """Return the dropout for a span of sequences with ``queries`` queries and ``keys`` keys each."""
         (sequence, query), key = divmod(span.queries.start, queries), span.keys.start % keys
         query, key = (
@@ -66,7 +66,7 @@ class Noise(NamedTuple):
 class Flash:
     """Attention core for a rank that has full sequences: causal, within documents if there are any."""
 
-    def __init__(self, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+    def __init__(self, rule: AttentionMask, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.rule, self.heads = rule, heads
 
     def __call__(
@@ -111,11 +111,11 @@ class Flash:
         k: Tensor,
         v: Tensor,
         sinks: Tensor | None,
-        rule: ScoreRule,
+        rule: AttentionMask,
         documents_BT: Tensor | None,
         noise: Noise | None,
     ) -> Tensor:
-        spans = None if documents_BT is None else within(documents_BT)
+        spans = None if documents_BT is None else self_attention_spans(documents_BT)
         rank = self.heads.rank
         out: Tensor = _FlashAttention.apply(q, k, v, sinks, rule, spans, rank, noise)  # type: ignore[no-untyped-call]
         return out
@@ -131,7 +131,7 @@ class _FlashAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sinks: Tensor | None,
-        rule: ScoreRule,
+        rule: AttentionMask,
         spans: Spans | None,
         rank: int,
         noise: Noise | None,
@@ -171,7 +171,7 @@ def sinks_backward(gradient: Tensor, out: Tensor, lse: Tensor, sinks_N: Tensor) 
     return (sinks_N.to(lse.dtype) - lse).exp_().mul_(inner).sum((0, 1)).neg_().to(sinks_N.dtype)
 
 
-def within(documents_BT: Tensor) -> tuple[Span, ...]:
+def self_attention_spans(documents_BT: Tensor) -> tuple[Span, ...]:
     """Return the spans for self-attention: each document of each sequence attends to itself."""
     ids = documents_BT.cpu()
     is_start = torch.ones_like(ids, dtype=torch.bool)
@@ -201,7 +201,7 @@ def attend(
     q_BTNH: Tensor,
     k_BSKH: Tensor,
     v_BSKH: Tensor,
-    rule: ScoreRule,
+    rule: AttentionMask,
     *,
     offset: int = 0,
     spans: Spans | None = None,
@@ -220,7 +220,7 @@ def attend(
     q, k, v = (x.flatten(0, 1)[None] for x in (q_BTNH, k_BSKH, v_BSKH))
     for span in spans:
         queries, keys, span_offset = span
-        span_noise = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
+        span_noise = noise and noise.for_span(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
         out.view(q.shape[1], *out.shape[2:])[queries], lse.view(-1, lse.shape[2])[queries] = _forward(
             q[:, queries], k[:, keys], v[:, keys], rule, span_offset, span_noise
         )
@@ -234,7 +234,7 @@ def attend_backward(
     v_BSKH: Tensor,
     out: Tensor,
     lse: Tensor,
-    rule: ScoreRule,
+    rule: AttentionMask,
     *,
     offset: int = 0,
     spans: Spans | None = None,
@@ -251,7 +251,7 @@ def attend_backward(
     k, v = k_BSKH.flatten(0, 1)[None], v_BSKH.flatten(0, 1)[None]
     for span in spans:
         query_rows, key_rows, span_offset = span
-        span_noise = noise and noise.of(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
+        span_noise = noise and noise.for_span(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
         g, q, o, s = (x[:, query_rows] for x in flat_queries)
         dq.flatten(0, 1)[query_rows], dk.flatten(0, 1)[key_rows], dv.flatten(0, 1)[key_rows] = (
             gradients[0]
@@ -261,12 +261,14 @@ def attend_backward(
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, rule: ScoreRule, offset: int, noise: Noise | None
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionMask, offset: int, noise: Noise | None
 ) -> tuple[Tensor, Tensor]:
     """Run torch's flash kernel or ``band_attention``: out [B, T, N, H of v] and lse [B, T, N]."""
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (q, k, v))
-        out, lse = band_attention(*heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0, *_drawn(noise))
+        out, lse = band_attention(
+            *heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0, *_dropout_arguments(noise)
+        )
         return out.transpose(1, 2), lse.transpose(1, 2)
     dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
     qkv = [_heads(x, dim) for x in (q, k, v)]
@@ -284,7 +286,7 @@ def _backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    rule: ScoreRule,
+    rule: AttentionMask,
     offset: int,
     noise: Noise | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -292,7 +294,7 @@ def _backward(
     if not rule.plain:
         heads = (x.transpose(1, 2) for x in (gradient, q, k, v, out, lse))
         settings = rule.scale, offset, rule.window or 0, rule.softcap or 0.0
-        gradients = band_attention_backward(*heads, *settings, *_drawn(noise))
+        gradients = band_attention_backward(*heads, *settings, *_dropout_arguments(noise))
         dq, dk, dv = (x.transpose(1, 2) for x in gradients)
         return dq, dk, dv
     dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
@@ -321,7 +323,7 @@ def _backward(
     return dq, dk, dv
 
 
-def _drawn(noise: Noise | None) -> tuple[Tensor | None, float, list[int]]:
+def _dropout_arguments(noise: Noise | None) -> tuple[Tensor | None, float, list[int]]:
     """Return the dropout arguments of ``band_attention``."""
     return (None, 0.0, []) if noise is None else (noise.keys, noise.rate, list(noise[2:6]))
 

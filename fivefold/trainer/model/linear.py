@@ -64,7 +64,7 @@ class LinearHooks:
         return gradient
 
 
-class Room(NamedTuple):
+class GradBuffer(NamedTuple):
     """Buffer into which a weight's gradient may be written: ``sums`` [out, in]. ``fresh``: it holds no gradient yet."""
 
     sums: Tensor
@@ -108,7 +108,7 @@ class LinearGemms:
         product: Tensor = gradient.t() @ columns
         return product
 
-    def add_wgrad(self, gradient: Tensor, columns: Tensor, room: Room) -> None:
+    def add_wgrad(self, gradient: Tensor, columns: Tensor, room: GradBuffer) -> None:
         """Write ``gᵀ x`` into ``room``, or add it to the gradient there."""
         if room.fresh:
             torch.mm(gradient.t(), columns, out=room.sums)
@@ -260,7 +260,7 @@ def input_gradient(
 ) -> Tensor:
     """Return the gradient of the input ``kept`` (of all ranks if ``entered``); accumulate those of weights and biases.
 
-    ``in_sums``: write weight gradients into their accumulation buffers if there is ``Room``, which no byte count
+    ``in_sums``: write weight gradients into their accumulation buffers if there is ``GradBuffer``, which no byte count
     includes.
     """
     hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
@@ -312,6 +312,6 @@ def _accumulate_grads(
             linear.matrix.collect(None)  # type: ignore[attr-defined]
 
 
-def _room(weight: Tensor) -> Room | None:
-    room: Callable[[Tensor], Room | None] | None = getattr(weight, "room", None)
+def _room(weight: Tensor) -> GradBuffer | None:
+    room: Callable[[Tensor], GradBuffer | None] | None = getattr(weight, "room", None)
     return None if room is None else room(weight)

@@ -40,7 +40,7 @@ def attach(modules: Iterable[nn.Module]) -> None:
             module.in_graph = products if is_plain else one_operation
 
 
-def _found(tokens: list[Tensor]) -> tuple[Linear, ...]:
+def _get_layers(tokens: list[Tensor]) -> tuple[Linear, ...]:
     return tuple(_layers[int(token)] for token in tokens)
 
 
@@ -77,7 +77,7 @@ def one_operation(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
 @torch.library.custom_op("fivefold::linears", mutates_args=())
 def linears(x: Tensor, weight: Tensor, tokens: list[Tensor], rows: int, widths: list[int]) -> list[Tensor]:
     """Compute outputs [``rows``, width] of the layers of ``tokens`` on ``x`` [R, in]; autograd needs ``weight``."""
-    layers = _found(tokens)
+    layers = _get_layers(tokens)
     return list(outputs(x, layers))
 
 
@@ -88,7 +88,7 @@ def _(x: Tensor, weight: Tensor, tokens: list[Tensor], rows: int, widths: list[i
 
 def linears_backward(gradients: list[Tensor], x: Tensor, tokens: list[Tensor]) -> Tensor:
     """Return the gradient of ``x``; accumulate those of the weights, or defer them."""
-    gradient = input_gradient(x, tuple(gradients), _found(tokens), in_sums=True)
+    gradient = input_gradient(x, tuple(gradients), _get_layers(tokens), in_sums=True)
     return gradient if gradient.shape == x.shape else gradient.view_as(x)
 
 

@@ -22,7 +22,7 @@ class LogitShape(NamedTuple):
     cap: float | None = None
 
     @classmethod
-    def of(cls, model: Model) -> LogitShape:
+    def from_model(cls, model: Model) -> LogitShape:
         """Return the logit shape of ``model``."""
         return cls(model.logit_scale, model.logit_softcap)
 

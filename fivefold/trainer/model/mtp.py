@@ -21,7 +21,7 @@ from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, direct
 
 
-class Further(NamedTuple):
+class MTPTargets(NamedTuple):
     """Inputs of the modules for a micro-batch, [B, T] each: module k gets the tokens k positions later, and targets."""
 
     tokens: tuple[Tensor, ...]
@@ -77,7 +77,7 @@ def _collect(table: Tensor, leaf: Tensor) -> None:
         accumulate_grad(table, gradient)
 
 
-def joined(losses: Tensor, parts: list[Tensor], *, filled: bool) -> Tensor:
+def join_losses(losses: Tensor, parts: list[Tensor], *, filled: bool) -> Tensor:
     """Return the vector ``losses`` [1 + depth] as the end of a stage; its backward runs those of the entries ``parts``.
 
     ``filled``: the parts are views of it, into which their backward writes (a chunked loss).

@@ -35,14 +35,14 @@ class Dtypes:
         check_trainable(recipe)
         low = COMPUTE[recipe.compute]
 
-        def of(size: int) -> torch.dtype:
+        def choose_dtype(size: int) -> torch.dtype:
             return torch.float32 if size == 4 else half
 
         half = HALVES[recipe.half] if recipe.holds_casts else low
-        self.weights = low if recipe.holds_casts else of(recipe.weights_bytes)
+        self.weights = low if recipe.holds_casts else choose_dtype(recipe.weights_bytes)
         self.matrices = torch.float8_e4m3fn if recipe.holds_casts else self.weights  # of blocks
-        self.updated = of(recipe.updated_bytes)  # copy that the optimizer updates (master weights)
-        self.summed = of(recipe.summed_bytes)  # gradients as summed over micro-batches and reduced over ranks
+        self.updated = choose_dtype(recipe.updated_bytes)  # copy that the optimizer updates (master weights)
+        self.summed = choose_dtype(recipe.summed_bytes)  # gradients as summed over micro-batches and reduced over ranks
 
 
 def check_trainable(recipe: Recipe) -> None:

@@ -89,7 +89,7 @@ def rotary_tables(
     angles = torch.outer(
         positions.to(device, torch.float64), torch.tensor(pair_frequencies, dtype=torch.float64, device=device)
     )[:, None, :]
-    scaling = None if _own(model, sliding) else model.rope_scaling
+    scaling = None if _has_own_base(model, sliding) else model.rope_scaling
     factor = (scaling and scaling.attention_factor) or 1.0
     cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -101,7 +101,7 @@ def frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list
     Scaling divides some of them. Raises a user error for a scaling with a missing value.
     """
     dim, scaling = model.rope_dim, model.rope_scaling
-    if _own(model, sliding):
+    if _has_own_base(model, sliding):
         assert model.rope_theta_sliding is not None
         return _powers(model.rope_theta_sliding, dim)
     if scaling is None:
@@ -122,7 +122,7 @@ def frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list
     ]
 
 
-def _own(model: Model, sliding: bool) -> bool:
+def _has_own_base(model: Model, sliding: bool) -> bool:
     """Return whether these layers have a base of their own, to which no scaling applies."""
     return sliding and model.rope_theta_sliding is not None
 

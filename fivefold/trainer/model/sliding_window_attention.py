@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.dropout import kept, row_keys, scale_of, score_rows
+from fivefold.trainer.model.dropout import make_keep_mask, row_keys, scale_of, score_rows
 
 LARGEST = 2**22  # scores at once; 16 MiB
 
@@ -68,11 +68,11 @@ def band_attention(
     for queries, keys in chunks(q, k, offset=offset, window=window):
         rule = _Rule(scale, offset + queries.start - keys.start, window, softcap)
         part = _Part(queries, k.shape[1])
-        scores = rule.scores(part.of(q), k[:, :, keys], rows=part.rows)
+        scores = rule.scores(part.select_queries(q), k[:, :, keys], rows=part.rows)
         chunk_lse = scores.logsumexp(-1)
         probabilities = scores.sub_(_finite(chunk_lse)[..., None]).exp_()
         if keys_B is not None:
-            probabilities.mul_(part.kept(keys_B, q.shape[1], keys, rate=rate, firsts=firsts)).mul_(scale_of(rate))
+            probabilities.mul_(part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts)).mul_(scale_of(rate))
         chunk_out = torch.matmul(probabilities, v[:, :, keys].to(probabilities.dtype))
         lse[:, :, queries], out[:, :, queries] = part.by_head(chunk_lse), part.by_head(chunk_out).to(q.dtype)
     return out, lse
@@ -111,12 +111,12 @@ def band_attention_backward(
     for queries, keys in chunks(q, k, offset=offset, window=window):
         rule = _Rule(scale, offset + queries.start - keys.start, window, softcap)
         part = _Part(queries, k.shape[1])
-        q_part, g, o, lse_part = (part.of(x) for x in (q, gradient, out, lse[..., None]))
+        q_part, g, o, lse_part = (part.select_queries(x) for x in (q, gradient, out, lse[..., None]))
         scores = rule.scores(q_part, k[:, :, keys], rows=part.rows)
         probabilities = (scores - _finite(lse_part)).exp_()
         d_scores, dropped = torch.matmul(g, v[:, :, keys].to(g.dtype).mT), probabilities
         if keys_B is not None:
-            factors = part.kept(keys_B, q.shape[1], keys, rate=rate, firsts=firsts).to(probabilities.dtype)
+            factors = part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts).to(probabilities.dtype)
             d_scores.mul_(factors.mul_(scale_of(rate)))
             dropped = probabilities * factors
         dv[:, :, keys] += torch.matmul(dropped.mT, g)
@@ -147,19 +147,19 @@ class _Part(NamedTuple):
         """Return the number of rows of one head."""
         return int(self.queries.stop - self.queries.start)
 
-    def of(self, x: Tensor) -> Tensor:
+    def select_queries(self, x: Tensor) -> Tensor:
         """Select the part's queries: [B, N, T, H] → fp32 [B, K, N / K · rows, H]."""
         part: Tensor = x[:, :, self.queries].to(torch.promote_types(x.dtype, torch.float32))
         grouped: Tensor = part.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
         return grouped
 
-    def kept(self, keys_B: Tensor, heads: int, keys: slice, *, rate: float, firsts: list[int]) -> Tensor:
+    def keep_mask(self, keys_B: Tensor, heads: int, keys: slice, *, rate: float, firsts: list[int]) -> Tensor:
         """Return a mask of the kept probabilities: bool [B, K, N / K · rows, keys]."""
         place, head, query, key = firsts
         tokens = range(query + self.queries.start, query + self.queries.stop)
         numbers = score_rows(range(head, head + heads), tokens, device=keys_B.device)
         grouped = row_keys(keys_B, numbers, place=place).view(len(keys_B), self.kv_heads, -1)
-        return kept(grouped, columns=range(key + keys.start, key + keys.stop), rate=rate)
+        return make_keep_mask(grouped, columns=range(key + keys.start, key + keys.stop), rate=rate)
 
     def by_head(self, x: Tensor) -> Tensor:
         """Reverse ``of`` in the dtype of ``x``; also for [B, K, N / K · rows]."""

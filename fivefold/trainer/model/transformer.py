@@ -20,7 +20,7 @@ from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import Nats, cross_entropy
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.logits import LogitShape
-from fivefold.trainer.model.mtp import Further, Prediction, joined, look_up
+from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look_up
 from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, direct
 from fivefold.trainer.model.rotary import Rows, tables_of
@@ -39,7 +39,7 @@ class Head(nn.Module):
         bias, tied = model.head_bias, model.tied_embeddings
         self.out = Linear.tied(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
-        self.words, self.shape = model.vocab, LogitShape.of(model)
+        self.words, self.shape = model.vocab, LogitShape.from_model(model)
         self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
         self.chunked = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
@@ -52,7 +52,7 @@ class Head(nn.Module):
         x_RD: Tensor,
         targets_BT: Tensor | None,
         scale: float,
-        further: Further | None = None,
+        further: MTPTargets | None = None,
         rows: Rows | None = None,
     ) -> Tensor:
         """Return ``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
@@ -80,7 +80,7 @@ class Head(nn.Module):
             self._lost(hidden.pop(0), targets_BT, loss_scale, into=into)
             for targets_BT, loss_scale, into in zip(all_targets, scales, losses, strict=True)
         ]
-        return joined(losses, parts, filled=self.chunked)
+        return join_losses(losses, parts, filled=self.chunked)
 
     def _lost(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
         """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
@@ -119,7 +119,7 @@ class Transformer(nn.Module):
         targets_BT: Tensor | None = None,
         *,
         scale: float = 1.0,
-        further: Further | None = None,
+        further: MTPTargets | None = None,
     ) -> Tensor:
         """Return the loss (``scale`` · Σ nats) of ``targets``, or logits [B, T, V] if there are none.
 
@@ -138,7 +138,7 @@ class Transformer(nn.Module):
         documents_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
         scale: float = 1.0,
-        further: Further | None = None,
+        further: MTPTargets | None = None,
     ) -> Tensor:
         """Run a pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last stage also the head.
 

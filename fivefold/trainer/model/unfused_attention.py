@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.attention_mask import Heads, ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.dropout import PROBABILITIES, dropped, place_in, row_keys, score_rows
 from fivefold.trainer.model.operation import Run, direct, outside_graphs
 
@@ -24,7 +24,7 @@ ROWS = 128  # query rows that are masked at a time
 class Unfused:
     """Attention core for a rank that has full sequences: causal, within documents if there are any."""
 
-    def __init__(self, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+    def __init__(self, rule: AttentionMask, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.rule, self.heads = rule, heads
 
     def __call__(
@@ -57,13 +57,13 @@ class Unfused:
 
 
 @outside_graphs
-def _scores(q: Tensor, k: Tensor, rule: ScoreRule) -> Tensor:
+def _scores(q: Tensor, k: Tensor, rule: AttentionMask) -> Tensor:
     scores: Tensor = _Scores.apply(q, k, rule.scale)  # type: ignore[no-untyped-call]
     return scores
 
 
 @outside_graphs
-def _softmax(scores: Tensor, rule: ScoreRule, documents: Tensor | None) -> Tensor:
+def _softmax(scores: Tensor, rule: AttentionMask, documents: Tensor | None) -> Tensor:
     probabilities: Tensor = _Softmax.apply(scores, rule, documents)  # type: ignore[no-untyped-call]
     return probabilities
 
@@ -96,7 +96,7 @@ class _Softmax(torch.autograd.Function):
     """Compute the probabilities of masked scores; overwrites the scores and saves the probabilities."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, rule: ScoreRule, documents: Tensor | None) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, rule: AttentionMask, documents: Tensor | None) -> Tensor:
         for rows, hidden in masks(scores.shape[2], window=rule.window, documents=documents, device=scores.device):
             scores[:, :, rows].masked_fill_(hidden, -torch.inf)
         probabilities = scores.softmax(-1)

@@ -27,7 +27,7 @@ from fivefold.update import Rates
 
 ALONE = Axis("alone", 0, (0,), None)
 DECAY = -0.8
-LEAST, LEAST_RMS = 1e-15, 1e-3  # lower bounds of √v (the paper adds 1e-30 to g²) and of rms w
+MIN_RMS_GRADIENT, MIN_RMS_WEIGHT = 1e-15, 1e-3  # lower bounds of √v (the paper adds 1e-30 to g²) and of rms w
 
 
 def build(weights: OptimizedWeights) -> Adafactor:
@@ -138,7 +138,7 @@ class _Moments:
         rate *= self.rates.rate
         inverse_sqrt_numel, weight = self.numel**-0.5, self._grid(self.cut.shard.weight)
         relative_step = self.state["step"].rsqrt().clamp(max=rate)
-        step_sizes = (self.sums["weight"].sqrt() * inverse_sqrt_numel).clamp(min=LEAST_RMS) * relative_step
+        step_sizes = (self.sums["weight"].sqrt() * inverse_sqrt_numel).clamp(min=MIN_RMS_WEIGHT) * relative_step
         step_sizes /= (self.sums["update"].sqrt() * inverse_sqrt_numel).clamp(min=1.0)
         weight_fp32, update = weight.float(), self._update()  # float() returns an fp32 weight itself
         weight_fp32.mul_(1 - rate * self.rates.weight_decay)
@@ -158,10 +158,10 @@ class _Moments:
         """Return u = g / √v [rows, columns] in fp32. It is computed twice, because it is as large as the shard."""
         update = self._gradient().clone()
         if not self.factored:
-            return update.mul_(self._grid(self.state["square"]).clamp(min=LEAST**2).rsqrt_())
+            return update.mul_(self._grid(self.state["square"]).clamp(min=MIN_RMS_GRADIENT**2).rsqrt_())
         for expert, rows in self.experts_rows:
-            column_factor = self.state["columns"][expert] / self.sums["mean"][expert].clamp(min=LEAST)
-            update[rows] *= (self.state["rows"][rows] * column_factor).clamp_(min=LEAST**2).rsqrt_()
+            column_factor = self.state["columns"][expert] / self.sums["mean"][expert].clamp(min=MIN_RMS_GRADIENT)
+            update[rows] *= (self.state["rows"][rows] * column_factor).clamp_(min=MIN_RMS_GRADIENT**2).rsqrt_()
         return update
 
     def _gradient(self) -> Tensor:
@@ -181,8 +181,8 @@ class _Moments:
         return squares
 
 
-def _rows_axis(each: _Moments) -> str:
-    return each.cut.rows.name
+def _rows_axis(moments: _Moments) -> str:
+    return moments.cut.rows.name
 
 
 def _all_reduce_sums(family: list[_Moments], *names: str) -> None:

@@ -18,7 +18,7 @@ from fivefold.trainer.optimizers.low_precision_moments import by_block
 DECADES = 7
 
 
-class Codes(NamedTuple):
+class Codebook(NamedTuple):
     """Quantization codebook in fp32: the ascending ``values`` of the codes and the ``middles`` between neighbours."""
 
     values: Tensor
@@ -27,7 +27,7 @@ class Codes(NamedTuple):
     scaled: bool = True
 
     @classmethod
-    def of(cls, *, signed: bool, device: torch.device) -> Codes:
+    def build(cls, *, signed: bool, device: torch.device) -> Codebook:
         """Build a codebook of up to 256 values.
 
         Each decade has twice as many evenly spaced values as the one below; the last value is 1.

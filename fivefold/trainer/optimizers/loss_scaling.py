@@ -12,23 +12,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-START, GROWTH, LEAST = 2.0**16, 2000, 1.0
+INITIAL_SCALE, GROWTH_INTERVAL, MIN_SCALE = 2.0**16, 2000, 1.0
 
 
 class LossScaler:
     """``scale`` of the next loss, number of ``finite`` steps since it last changed, total of ``skipped`` steps."""
 
     def __init__(self) -> None:
-        self.scale, self.finite, self.skipped = START, 0, 0
+        self.scale, self.finite, self.skipped = INITIAL_SCALE, 0, 0
 
     def update(self, *, finite: bool) -> None:
-        """Double the scale after ``GROWTH`` finite steps in a row; halve it after a step that was not ``finite``."""
+        """Double the scale after ``GROWTH_INTERVAL`` finite steps in a row; halve it after any other step."""
         if not finite:
             self.skipped += 1
-            self.finite, self.scale = 0, max(LEAST, self.scale / 2)
+            self.finite, self.scale = 0, max(MIN_SCALE, self.scale / 2)
             return
         self.finite += 1
-        if self.finite == GROWTH:
+        if self.finite == GROWTH_INTERVAL:
             self.finite, self.scale = 0, self.scale * 2
 
     def state(self) -> Tensor:

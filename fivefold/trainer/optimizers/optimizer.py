@@ -43,10 +43,10 @@ def weight_group(weight: Weight) -> Part | None:
     """Return the group of ``job.optimizer.groups`` that ``weight`` belongs to, or None."""
     if weight.is_vector:
         return "vectors"
-    return "experts" if weight.kind.startswith("expert") else PARTS.get(weight.kind)
+    return "experts" if weight.kind.startswith("expert") else PART_OPTIONS.get(weight.kind)
 
 
-PARTS: dict[str, Part] = {"embedding": "embeddings", "head": "head", "router": "router"}
+PART_OPTIONS: dict[str, Part] = {"embedding": "embeddings", "head": "head", "router": "router"}
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

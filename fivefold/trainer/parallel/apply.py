@@ -26,7 +26,7 @@ from fivefold.trainer.model.tf32 import attach as attach_tf32
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.model.unfused_attention import Unfused
 from fivefold.trainer.parallel import context, expert, recompute, tensor
-from fivefold.trainer.parallel.gradients import Underway
+from fivefold.trainer.parallel.gradients import InFlightReduction
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.placement import Placement
 from fivefold.trainer.parallel.zero import ZeroUnit
@@ -40,7 +40,7 @@ class Applied(NamedTuple):
 
     units: list[ZeroUnit]
     wgrad_store: WgradStore
-    underway: Underway
+    underway: InFlightReduction
 
 
 def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks: Ranks, table: Table) -> Applied:
@@ -82,7 +82,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     for mtp_module in module.head.mtp:
         attach_float8(mtp_module, job)
         attach([(mtp_module.get_submodule("block"), recomputed_stages(layout)[-1])])
-    underway = Underway()
+    underway = InFlightReduction()
     placement = Placement(
         module,
         model=model,

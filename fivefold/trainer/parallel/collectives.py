@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.trainer.parallel.interleave import Interleaver
-from fivefold.trainer.parallel.listener import Heard
+from fivefold.trainer.parallel.listener import CommEvent
 from fivefold.trainer.parallel.mesh import Axis
 
 if hasattr(dist, "all_gather_single"):  # since torch 2.13; 2.11 has only the older names
@@ -36,7 +36,7 @@ class Pending:
         *works: dist.Work | None,
         inputs: object = None,
         interleaver: Interleaver | None = None,
-        heard: Heard | None = None,
+        heard: CommEvent | None = None,
     ) -> None:
         self._out, self._works, self._inputs, self._interleaver = out, works, inputs, interleaver
         self._heard = heard
@@ -64,7 +64,7 @@ class Pending:
         return self._out
 
 
-def _post(axis: Axis, collective: str, payload: Tensor) -> Heard | None:
+def _post(axis: Axis, collective: str, payload: Tensor) -> CommEvent | None:
     """Notify the axis' listener, if any, of a collective on ``payload``, the full tensor."""
     post = axis.listener.post
     return None if post is None else post(axis.name, axis.ranks, collective, payload.nbytes)
@@ -167,7 +167,9 @@ def receive(out: Tensor, axis: Axis, place: int) -> Pending:
     return Pending(out, work, interleaver=axis.interleaver, heard=heard)
 
 
-def _post_p2p(axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]) -> Heard | None:
+def _post_p2p(
+    axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+) -> CommEvent | None:
     """Notify the axis' listener, if any, of point-to-point messages that start together."""
     post = axis.listener.post
     if post is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
-from fivefold.trainer.model.attention_mask import Heads, ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.flash_attention import (
     Noise,
@@ -119,7 +119,7 @@ class Ring:
     Saves q, k, v, out and lse for the backward.
     """
 
-    def __init__(self, axis: Axis, rule: ScoreRule, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+    def __init__(self, axis: Axis, rule: AttentionMask, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.axis, self.rule, self.heads = axis, rule, heads
 
     @outside_graphs
@@ -171,7 +171,7 @@ class _Ring(torch.autograd.Function):
         v: Tensor,
         sinks: Tensor | None,
         axis: Axis,
-        rule: ScoreRule,
+        rule: AttentionMask,
         hops: Hops,
         noise: Noise | None,
     ) -> Tensor:

@@ -4,7 +4,8 @@
     with the last of them: all_reduce over replicas and over ranks that hold copies of some weights (``ExtraReduce``)
 
 ``reduced`` is accumulated over the step in the dtype of the buffer: before a reduction this rank adds it to its own
-row. At most one reduction is in flight on a rank (``Underway``), if reductions may overlap with compute at all.
+row. At most one reduction is in flight on a rank (``InFlightReduction``), if reductions may overlap with compute at
+all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model.float8.cast import Cast, add_cast_
-from fivefold.trainer.model.linear import Room
+from fivefold.trainer.model.linear import GradBuffer
 from fivefold.trainer.parallel.collectives import Pending, all_reduce, reduce_scatter
 from fivefold.trainer.parallel.mesh import Axis
 from fivefold.trainer.parallel.shard import Shard
@@ -42,7 +43,7 @@ class Watch(Protocol):
         """Observe the ``columns`` [ranks, padded numel] of each weight."""
 
 
-class Underway:
+class InFlightReduction:
     """The reduction that is in flight on this rank. It ends when another has started, or with the next pass."""
 
     def __init__(self) -> None:
@@ -84,13 +85,19 @@ class Gradients:
         replica: Axis,
         sums: Sequence[ExtraReduce],
         stay: bool,
-        each: bool,
+        every_micro_batch: bool,
         dtype: torch.dtype,
         device: torch.device,
-        underway: Underway | None,
+        underway: InFlightReduction | None,
     ) -> None:
         self.shards, self.shard, self.replica, self.also = shards, shard, replica, tuple(sums)
-        self.stay, self.each, self.dtype, self.device, self.underway = stay, each, dtype, device, underway
+        self.stay, self.every_micro_batch, self.dtype, self.device, self.underway = (
+            stay,
+            every_micro_batch,
+            dtype,
+            device,
+            underway,
+        )
         self.sizes = [weight_shard.padded_numel for weight_shard in shards]
         self.numel = sum(self.sizes)
         self.expected, self.times = [1] * len(shards), 1
@@ -108,7 +115,7 @@ class Gradients:
 
     def repeat(self, passes: int, *, before: int) -> None:
         """Expect the gradients of ``passes`` micro-batches instead of ``before``."""
-        if self.each:
+        if self.every_micro_batch:
             self.times = self.times * passes // before
         else:
             self.expected = [count * passes // before for count in self.expected]
@@ -121,14 +128,14 @@ class Gradients:
         for shard in self.shards:
             shard.weight.grad = None
 
-    def room(self, index: int, weight: Tensor) -> Room | None:
+    def room(self, index: int, weight: Tensor) -> GradBuffer | None:
         """Return the buffer into which the next gradient of ``weight`` may be written.
 
         None if its sums are sharded over ranks or have another dtype.
         """
         if self.shard.size > 1 or self.dtype != weight.dtype:
             return None
-        return Room(self._sums_of(index).view(weight.shape), fresh=not self._received[index])
+        return GradBuffer(self._sums_of(index).view(weight.shape), fresh=not self._received[index])
 
     def add(self, index: int, gradient: Tensor | Cast | None) -> None:
         """Add a gradient of one weight, or None if it was written into its ``room``.

@@ -104,7 +104,7 @@ def _copy_thread_state() -> Callable[[], AbstractContextManager[None]]:
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     @contextmanager
-    def alike() -> Iterator[None]:
+    def restore_thread_state() -> Iterator[None]:
         torch.set_num_threads(threads)  # OpenMP's number is per thread; its default is all cores
         with torch.cuda.stream(stream):  # sets the device too; None: no CUDA
             for mode in modes:
@@ -115,4 +115,4 @@ def _copy_thread_state() -> Callable[[], AbstractContextManager[None]]:
                 for _ in modes:
                     _pop_mode()
 
-    return alike
+    return restore_thread_state

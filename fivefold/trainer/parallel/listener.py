@@ -1,6 +1,6 @@
 """Observation of a rank's messages while a step is traced: when each is posted, waited for and done.
 
-Every axis of a rank holds the same ``Listener``. Its ``post`` is None except in a traced step; then nothing is
+Every axis of a rank holds the same ``CommObserver``. Its ``post`` is None except in a traced step; then nothing is
 observed.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Heard(Protocol):
+class CommEvent(Protocol):
     """One observed message; its methods are called in this order."""
 
     def posted(self) -> None:
@@ -35,7 +35,7 @@ class Call(Protocol):
         *,
         to: tuple[int, ...] = (),
         source: tuple[int, ...] = (),
-    ) -> Heard:
+    ) -> CommEvent:
         """Return the observer of a message.
 
         ``axis``, ``ranks``: name and ranks of its process group; ``payload``: bytes of the full tensor. For
@@ -44,8 +44,8 @@ class Call(Protocol):
         """
 
 
-class Listener:
+class CommObserver:
     """Holder of the callback; shared by all axes of a rank."""
 
     def __init__(self) -> None:
-        self.post: Callable[..., Heard] | Call | None = None
+        self.post: Callable[..., CommEvent] | Call | None = None

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from fivefold.layout.mesh import Group, group, members
 from fivefold.layout.spec import Layout
 from fivefold.trainer.parallel.interleave import Interleaver
-from fivefold.trainer.parallel.listener import Listener
+from fivefold.trainer.parallel.listener import CommObserver
 
 ALWAYS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage")
 EXPERTS = ("ep", "etp", "expert_shard", "expert_replica")
@@ -47,7 +47,7 @@ class Axis:
     ranks: tuple[int, ...]  # global ranks
     group: dist.ProcessGroup | None  # None: an axis of one rank
     interleaver: Interleaver | None = None
-    listener: Listener = field(default_factory=Listener)
+    listener: CommObserver = field(default_factory=CommObserver)
     back: dist.ProcessGroup | None = None
 
     @property
@@ -79,7 +79,7 @@ class Ranks:
     axes: Mapping[str, Axis]
     interleaver: Interleaver | None = None
     streams: bool = False
-    listener: Listener = field(default_factory=Listener)
+    listener: CommObserver = field(default_factory=CommObserver)
 
     def __getitem__(self, name: str) -> Axis:
         return self.axes[name]
@@ -129,7 +129,7 @@ def ranks(
         axes["cp"] = replace(axes["cp"], back=_axis("cp", axes["cp"].ranks, rank=rank).group)
     interleaver = Interleaver() if pairs else None
     axes |= {name: replace(axes[name], interleaver=interleaver) for name in INTERLEAVED_AXES if name in axes}
-    listener = Listener()
+    listener = CommObserver()
     axes = {name: replace(axis, listener=listener) for name, axis in axes.items()}
     overlaps = device.type == "cuda" if streams is None else streams
     return Ranks(rank, world, device, axes, interleaver, overlaps, listener)

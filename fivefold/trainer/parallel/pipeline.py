@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.layout.schedule.action import Action, Part, named
+from fivefold.layout.schedule.action import Action, Part, format_part
 from fivefold.layout.schedule.p2p import P2PStep, links, p2p_steps, receiver
 from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
 from fivefold.layout.schedule.table import Table, check
@@ -185,7 +185,7 @@ class Pipeline:
         """Hand the output of ``part`` to the next stage: keep it if that stage is on this rank, else start an isend."""
         if rows.shape != self.shape or rows.dtype != self.dtype:
             actual, expected = f"{tuple(rows.shape)} {rows.dtype}", f"{self.shape} {self.dtype}"
-            raise ValueError(f"{named(part)} made rows of {actual}, but {expected} travel")
+            raise ValueError(f"{format_part(part)} made rows of {actual}, but {expected} travel")
         target = receiver(part, path=self.table.paths[part[2]])
         if target is None:
             self._local_rows[part] = rows

@@ -23,7 +23,7 @@ from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.fp8_gather import Payload, Scales
-from fivefold.trainer.parallel.gradients import ExtraReduce, Gradients, Underway
+from fivefold.trainer.parallel.gradients import ExtraReduce, Gradients, InFlightReduction
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import LocalWeight, Shard
 from fivefold.trainer.parallel.zero import ZeroUnit, attach
@@ -43,7 +43,7 @@ class Placement:
     ranks: Ranks
     table: Table
     wgrad_store: WgradStore
-    underway: Underway
+    underway: InFlightReduction
 
     def units(self) -> list[ZeroUnit]:
         """Build all units of this rank, in the order of its stages; allocates their parameters, not initialized."""
@@ -60,12 +60,14 @@ class Placement:
             if stage == 0:
                 is_shared_here = self.model.shares_table and both_ends
                 # other passes run between the two gradients of a tied embedding if both its stages are on this rank
-                stage_zero_units += self._zero_units(model_units[0], backwards[0], each=not is_shared_here or last == 0)
+                stage_zero_units += self._zero_units(
+                    model_units[0], backwards[0], every_micro_batch=not is_shared_here or last == 0
+                )
                 if is_shared_here:
                     table = stage_zero_units[:1]
                     gradients = table[0].gradients
                     gradients.expected[0] += self._uses("embed.tokens.weight") * (
-                        1 if gradients.each else backwards[last]
+                        1 if gradients.every_micro_batch else backwards[last]
                     )
                 attach(self.module.embed, stage_zero_units[:1], keep=bool(table), shared=True, backward=False)
             for layer in layers[stage]:
@@ -110,20 +112,20 @@ class Placement:
             return self.model.predicted + tied * losses
         return losses if name.startswith("head.out.") else 1
 
-    def _zero_units(self, unit: Unit, backwards: int, *, each: bool = True) -> list[ZeroUnit]:
+    def _zero_units(self, unit: Unit, backwards: int, *, every_micro_batch: bool = True) -> list[ZeroUnit]:
         """Build the ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both.
 
         ``each``: whether gradients may be reduced after every backward.
         """
         dense = [weight for weight in unit.weights if not weight.kind.startswith("expert")]
         experts = [weight for weight in unit.weights if weight.kind.startswith("expert")]
-        zero_units = [self._zero_unit(dense, backwards, experts=False, each=each)]
+        zero_units = [self._zero_unit(dense, backwards, experts=False, every_micro_batch=every_micro_batch)]
         if experts:
-            zero_units.append(self._zero_unit(experts, backwards, experts=True, each=each))
+            zero_units.append(self._zero_unit(experts, backwards, experts=True, every_micro_batch=every_micro_batch))
             zero_units[0].add_mate(zero_units[1])
         return zero_units
 
-    def _zero_unit(self, weights: list[Weight], backwards: int, *, experts: bool, each: bool) -> ZeroUnit:
+    def _zero_unit(self, weights: list[Weight], backwards: int, *, experts: bool, every_micro_batch: bool) -> ZeroUnit:
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
         sums = list(self._extra_reduces(weights))
@@ -134,9 +136,9 @@ class Placement:
             LocalWeight(weight, piece, piece.holders * replica.size * _late_copies(index, sums))
             for index, (weight, piece) in enumerate(zip(weights, pieces, strict=True))
         ]
-        shards, dtypes = [Shard(each, axis=shard) for each in local_weights], Dtypes(self.job.precision)
+        shards, dtypes = [Shard(weight, axis=shard) for weight in local_weights], Dtypes(self.job.precision)
         zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
-        each = each and not zero_policy.gradients_stay and reduces_each(self.layout, self.job)
+        every_micro_batch = every_micro_batch and not zero_policy.gradients_stay and reduces_each(self.layout, self.job)
         overlaps = "dp" in self.job.stack.overlap and ranks.streams
         gradients = Gradients(
             shards,
@@ -144,13 +146,15 @@ class Placement:
             replica=replica,
             sums=sums,
             stay=zero_policy.gradients_stay,
-            each=each,
+            every_micro_batch=every_micro_batch,
             dtype=dtypes.summed,
             device=ranks.device,
             underway=self.underway if overlaps else None,
         )
         gradients.repeat(backwards, before=1)
-        defers_gradients = each and any(multiplies(weight) or self._defers_head(weight) for weight in weights)
+        defers_gradients = every_micro_batch and any(
+            multiplies(weight) or self._defers_head(weight) for weight in weights
+        )
         return ZeroUnit(
             self.module,
             shards,

@@ -83,7 +83,7 @@ def groups(name: str) -> frozenset[str]:
 class _ThreadState(threading.local):
     """Recording state of this thread; the backward may run in another thread than the forward."""
 
-    found: OutputsByStorage | None = None
+    outputs: OutputsByStorage | None = None
     layer: RecomputedLayer | None = None
 
 
@@ -99,21 +99,21 @@ class _SelectiveRecompute:
         """Run the block's forward; in training, record its operations for recomputation."""
         if not torch.is_grad_enabled():
             return self.inner(*inputs)
-        self.here.found = outputs = OutputsByStorage()
+        self.here.outputs = outputs = OutputsByStorage()
         try:
             return self.inner(*inputs)
         finally:
-            self.here.found = None
+            self.here.outputs = None
             outputs.clear()  # the autograd graph keeps the hooks, and they keep these outputs
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
         """Run one operation, recorded if it is chosen; operations nested in it are part of it."""
         if self.compiled is not None:
             function = self._compile(name, function)
-        outputs, chosen_groups = self.here.found, groups(name) & self.wanted
+        outputs, chosen_groups = self.here.outputs, groups(name) & self.wanted
         if outputs is None or not (chosen_groups or outputs):
             return function(*inputs)
-        self.here.found = None
+        self.here.outputs = None
         if chosen_groups:
             operation = Operation(function, inputs, outputs)
             with recomputing(), saved_tensors_hooks(operation.pack, restore):
@@ -122,7 +122,7 @@ class _SelectiveRecompute:
         else:
             with saved_tensors_hooks(outputs.pack, restore):
                 result = function(*inputs)
-        self.here.found = outputs
+        self.here.outputs = outputs
         return result
 
     def _compile(self, name: str, function: Function) -> Function:

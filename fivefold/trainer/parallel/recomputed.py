@@ -32,7 +32,7 @@ class KeptTensor(NamedTuple):
     version: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> KeptTensor:
+    def keep(cls, tensor: Tensor) -> KeptTensor:
         """Keep ``tensor`` detached from its graph; a weight is kept as it is, because its storage may be resized."""
         return cls(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
 
@@ -111,11 +111,11 @@ def restore(packed: KeptTensor | OutputView | SavedHandle) -> Tensor:
 class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
     """Outputs of recomputed operations by storage; the weak reference keeps the storage's address from being reused."""
 
-    def held(self, tensor: Tensor) -> KeptTensor | OutputView:
+    def refer_to(self, tensor: Tensor) -> KeptTensor | OutputView:
         """Return a reference to ``tensor``: a view if its storage is a recomputed output, else the tensor itself."""
         output = self.get(StorageWeakRef(tensor.untyped_storage()))
         if output is None:
-            return KeptTensor.of(tensor)
+            return KeptTensor.keep(tensor)
         return OutputView(output, tensor.size(), tensor.stride(), cast(int, tensor.storage_offset()))
 
     @outside_graphs
@@ -124,7 +124,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
 
         It is the pack hook of operations that are not recomputed.
         """
-        held = self.held(tensor)
+        held = self.refer_to(tensor)
         if isinstance(held, OutputView) and not held.output.cheap:
             held.output.tensor = tensor.detach()
         return held
@@ -136,9 +136,12 @@ class Operation:
     Those already freed are not filled.
     """
 
-    def __init__(self, function: Function, inputs: Sequence[Any], found: OutputsByStorage) -> None:
-        self.function, self.found = function, found
-        self.inputs = [OperationInput(found.held(x), x.requires_grad) if isinstance(x, Tensor) else x for x in inputs]
+    def __init__(self, function: Function, inputs: Sequence[Any], outputs_by_storage: OutputsByStorage) -> None:
+        self.function, self.by_storage = function, outputs_by_storage
+        self.inputs = [
+            OperationInput(outputs_by_storage.refer_to(x), x.requires_grad) if isinstance(x, Tensor) else x
+            for x in inputs
+        ]
         self.storages = {StorageWeakRef(x.untyped_storage()) for x in inputs if isinstance(x, Tensor)}
         self.handles: list[weakref.ref[SavedHandle]] = []
         self.outputs: list[weakref.ref[RecomputedOutput]] = []
@@ -150,8 +153,8 @@ class Operation:
         Inputs and weights are referred to instead. Pack hook for autograd.
         """
         storage = StorageWeakRef(tensor.untyped_storage())
-        is_referred = storage in self.found or storage in self.storages or isinstance(tensor, nn.Parameter)
-        handle = SavedHandle(self, self.found.held(tensor) if is_referred else None)
+        is_referred = storage in self.by_storage or storage in self.storages or isinstance(tensor, nn.Parameter)
+        handle = SavedHandle(self, self.by_storage.refer_to(tensor) if is_referred else None)
         self.handles.append(weakref.ref(handle))
         return handle
 
@@ -162,8 +165,8 @@ class Operation:
             self.outputs.append(weakref.ref(output))
             storage = StorageWeakRef(tensor.untyped_storage())
             if storage not in self.storages:
-                self.found.setdefault(storage, output)
-        del self.found, self.storages
+                self.by_storage.setdefault(storage, output)
+        del self.by_storage, self.storages
 
     def recompute(self) -> None:
         """Run again, and hand saved tensors and outputs to the handles and outputs that are still referenced."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.attention_mask import ScoreRule
-from fivefold.trainer.model.flash_attention import Noise, Span, across, within
+from fivefold.trainer.model.attention_mask import AttentionMask
+from fivefold.trainer.model.flash_attention import Noise, Span, across, self_attention_spans
 from fivefold.trainer.parallel.mesh import Axis
 
 
@@ -47,7 +47,7 @@ def zigzag(*, ranks: int, rank: int, sequence: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
-def ring_hops(axis: Axis, rule: ScoreRule, *, sequences: int, tokens: int, documents_BT: Tensor | None) -> Hops:
+def ring_hops(axis: Axis, rule: AttentionMask, *, sequences: int, tokens: int, documents_BT: Tensor | None) -> Hops:
     """Return the blocks of every hop of this rank, which holds ``tokens`` of each sequence.
 
     The first has all its tokens.
@@ -70,7 +70,7 @@ def _halves(axis: Axis, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     if ids is None:
         return [[block] for block in blocks]
     local_ids = ids[axis.rank]
-    hops = [[blocks[0]._replace(spans=within(local_ids))]]
+    hops = [[blocks[0]._replace(spans=self_attention_spans(local_ids))]]
     for hop, block in enumerate(blocks[1:], start=1):
         # the queries see all of these keys, whatever the distance: every span has the offset of the block
         spans = across(local_ids[:, block.queries], ids[axis.rank - hop][:, block.keys], offset=2 * tokens)
@@ -105,7 +105,7 @@ def _pairs_of_chunks(axis: Axis, *, window: int, sequences: int, tokens: int, id
 def _own_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[Span, ...]:
     """Return the spans of each of this rank's chunks on itself, within documents if there are any."""
     if ids is not None:
-        return within(ids.reshape(-1, chunk))
+        return self_attention_spans(ids.reshape(-1, chunk))
     runs = [slice(start, start + chunk) for start in range(0, 2 * sequences * chunk, chunk)]
     return tuple(Span(run, run) for run in runs)
 

@@ -130,7 +130,7 @@ class VocabParallel:
         self.hooks, self.words, self.shape = _TensorParallelHooks(axis, sp=sp), words, shape
         self.kernels = kernels
 
-    def own(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
+    def to_local(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
         """Return the indices of ``ids`` among this rank's ``held`` entries, and a mask of the ids of other ranks."""
         local_ids = ids - self.hooks.axis.rank * held
         return local_ids, (local_ids < 0) | (local_ids >= held)
@@ -145,7 +145,7 @@ class VocabParallel:
         """Compute ``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
         self.shape.shape_(logits, padding=slice(max(0, self.words - axis.rank * held), None))
-        local_targets, foreign = self.own(targets, held=held)
+        local_targets, foreign = self.to_local(targets, held=held)
         local_targets, is_local = local_targets.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, local_targets).float().masked_fill_(~is_local, 0)
         target_reduction = all_reduce(target, axis)  # overlaps with the first pass
@@ -178,7 +178,7 @@ class _Lookup(torch.autograd.Function):
     def forward(ctx: Any, ids: Tensor, weight: Tensor, vocabulary: VocabParallel) -> Tensor:
         ctx.vocabulary, ctx.held = vocabulary, weight.shape[0]
         ctx.save_for_backward(ids)
-        local_ids, foreign = vocabulary.own(ids, held=ctx.held)
+        local_ids, foreign = vocabulary.to_local(ids, held=ctx.held)
         embedded = F.embedding(local_ids.masked_fill_(foreign, 0), weight).masked_fill_(foreign[:, None], 0)
         return vocabulary.hooks.summed(embedded)()
 
@@ -186,7 +186,7 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
         (ids,) = ctx.saved_tensors
         wait_gradient = ctx.vocabulary.hooks.gathered(gradient)
-        local_ids, foreign = ctx.vocabulary.own(ids, held=ctx.held)
+        local_ids, foreign = ctx.vocabulary.to_local(ids, held=ctx.held)
         local_ids.masked_fill_(foreign, -1)  # the padding index, which the embedding's backward skips
         return None, torch.ops.aten.embedding_dense_backward(wait_gradient(), local_ids, ctx.held, -1, False), None
 
@@ -213,7 +213,7 @@ HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
     model, kernels = cast(Model, module.model), cast(Kernels, module.get_submodule("head").kernels)
-    vocabulary = VocabParallel(axis, sp=sp, words=model.vocab, shape=LogitShape.of(model), kernels=kernels)
+    vocabulary = VocabParallel(axis, sp=sp, words=model.vocab, shape=LogitShape.from_model(model), kernels=kernels)
     for name, submodule in module.named_modules():
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(submodule, Linear):

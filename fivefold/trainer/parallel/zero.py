@@ -231,12 +231,12 @@ def attach(
     for unit in units:
         unit.by_entry = by_entry and not unit.policy.weights_stay
 
-    def before(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def begin_forward(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         for unit in units:
             unit.gather(onward)
         return entered(inputs, [unit.release for unit in units]) if units[0].by_entry else inputs
 
-    def after(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+    def end_forward(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         if all(unit.policy.weights_stay for unit in units):
             return
         if not keep or (not shared and not torch.is_grad_enabled()):  # no backward comes
@@ -249,5 +249,5 @@ def attach(
         for unit in units:
             unit.gather("backward")
 
-    module.register_forward_pre_hook(before)
-    module.register_forward_hook(after)
+    module.register_forward_pre_hook(begin_forward)
+    module.register_forward_hook(end_forward)

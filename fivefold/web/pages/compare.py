@@ -25,7 +25,7 @@ from fivefold.web.pages.render import page
 from fivefold.web.question import CompareQuestion
 from fivefold.web.site import Site
 
-MOST = 6  # largest number of variants side by side
+MAX_VARIANTS = 6  # largest number of variants side by side
 
 
 def router(site: Site) -> APIRouter:
@@ -48,14 +48,16 @@ def router(site: Site) -> APIRouter:
 def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
     """Return the comparison with its pictures, all to one scale."""
     cases = asked.cases(folder=site.folder, local=site.local)
-    if len(cases) > MOST:
-        raise UserError(f"{len(cases)} variants are more than the {MOST} that can be read beside each other; drop some")
+    if len(cases) > MAX_VARIANTS:
+        raise UserError(
+            f"{len(cases)} variants are more than the {MAX_VARIANTS} that can be read beside each other; drop some"
+        )
     comparison = run(list(cases), risk=asked.risk)
     steps = [variant.step for variant in comparison.variants if variant.step]
     slowest = max(step.time.step_seconds for step in steps)
     fullest = max(step.memory.peak_bytes for step in steps)
     return {
-        "differences": make_difference_grid(comparison, most=MOST),
+        "differences": make_difference_grid(comparison, most=MAX_VARIANTS),
         "equal": list_equal(comparison),
         "shared": describe_shared(comparison),
         "finding": finding(comparison),
@@ -79,10 +81,10 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     )
 
 
-def looks(found: Comparison, *, memory: bool) -> list[tuple[str, str]]:
+def looks(comparison: Comparison, *, memory: bool) -> list[tuple[str, str]]:
     """Return CSS classes and names of the parts of the bars."""
     parts: list[Part] = []
-    for variant in found.predicted:
+    for variant in comparison.predicted:
         assert variant.step is not None
         stage = max(variant.step.memory.stages, key=lambda stage: stage.peak_bytes)
         parts += list_memory_parts(stage) if memory else list_time_parts(variant.step.time)

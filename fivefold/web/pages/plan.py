@@ -27,7 +27,7 @@ from fivefold.units import show_bytes, show_seconds
 from fivefold.web import answers
 from fivefold.web.controls import Control, Size, controls, sizes
 from fivefold.web.pages.render import fragment, page
-from fivefold.web.question import Noun, Question
+from fivefold.web.question import Question, ResolvedRequest
 from fivefold.web.site import Site
 
 
@@ -40,7 +40,7 @@ class PlanQuestion(Question):
 class View(NamedTuple):
     """The content of the page; ``answer`` is None if there is a ``mistake``."""
 
-    noun: Noun | None = None
+    noun: ResolvedRequest | None = None
     rows: list[Control] = []
     sizes: list[Size] = []
     answer: dict[str, Any] | None = None
@@ -72,7 +72,7 @@ def router(site: Site) -> APIRouter:
 
         links = [address(change) for change in change_list]
         return HTMLResponse(
-            fragment("changes.html", grid=make_grid(CHANGES, change_list).without(["layout"]), links=links)
+            fragment("changes.html", grid=make_grid(CHANGES, change_list).drop_columns(["layout"]), links=links)
         )
 
     return pages
@@ -90,12 +90,12 @@ def look(site: Site, asked: PlanQuestion) -> View:
         return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
     rows, machine_sizes = controls(noun, layout), sizes(noun, layout)
     try:
-        return View(noun, rows, machine_sizes, drawn(noun, layout, rank=asked.rank))
+        return View(noun, rows, machine_sizes, add_pictures(noun, layout, rank=asked.rank))
     except UserError as mistake:
         return View(noun, rows, machine_sizes, mistake=str(mistake))
 
 
-def drawn(noun: Noun, layout: Layout, *, rank: int | None) -> dict[str, Any]:
+def add_pictures(noun: ResolvedRequest, layout: Layout, *, rank: int | None) -> dict[str, Any]:
     """Return the answer with its pictures."""
     plan = answers.planned(noun, layout, rank=rank)
     step, chip = plan.step, noun.machine.chip.memory_bytes
@@ -148,7 +148,7 @@ def bands(step: Step) -> list[tuple[str, Any, Any]]:
     return interval_bands
 
 
-def sheet(noun: Noun) -> list[tuple[str, str]]:
+def sheet(noun: ResolvedRequest) -> list[tuple[str, str]]:
     """Return the model, the machine and the job in a few facts."""
     model = noun.model
     shape = (

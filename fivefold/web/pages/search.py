@@ -54,7 +54,8 @@ def router(site: Site) -> APIRouter:
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
         return stream.answer(
-            asked.question(), lambda result: stream.describe(asked) + shown(site, asked, FOUND.validate_python(result))
+            asked.question(),
+            lambda result: stream.describe(asked) + render_result(site, asked, FOUND.validate_python(result)),
         )
 
     @pages.post("/search/events/stop")
@@ -65,48 +66,50 @@ def router(site: Site) -> APIRouter:
     return pages
 
 
-def shown(site: Site, asked: SearchPage, found: Found) -> str:
+def render_result(site: Site, asked: SearchPage, result: Found) -> str:
     """Return the result as HTML."""
-    if isinstance(found, Offers):
-        links = [plan_of(site, asked, offer) for offer in found.offers if offer.run]
+    if isinstance(result, Offers):
+        links = [plan_of(site, asked, offer) for offer in result.offers if offer.run]
         return fragment(
             "offers.html",
-            found=found,
-            grid=make_offer_grid(found),
+            found=result,
+            grid=make_offer_grid(result),
             links=links,
             span=span,
             assumption=assumption,
             to=lambda item: plan_of(site, asked, item),
         )
-    if isinstance(found, Walk):
+    if isinstance(result, Walk):
         tables = [
             (make_grid(CHANGES, steps), [_plan(asked, layout=item.layout) for item in steps])
-            for steps in (choose_changes(found.changes, asked.top), found.path)
+            for steps in (choose_changes(result.changes, asked.top), result.path)
         ]
-        return fragment("walk.html", found=found, tables=tables, to=lambda item: _plan(asked, layout=item.layout))
-    grids = {"reasons": make_grid(REASONS, found.reasons)}
-    grids |= {"best": make_best_grid(found.best)} if found.best else {}
-    grids |= {"choices": make_grid(CHOICES, found.proposal.why)} if found.proposal else {}
-    grids |= {"regrets": regrets(found.robust), "scenarios": make_scenario_grid(found.robust)} if found.robust else {}
+        return fragment("walk.html", found=result, tables=tables, to=lambda item: _plan(asked, layout=item.layout))
+    grids = {"reasons": make_grid(REASONS, result.reasons)}
+    grids |= {"best": make_best_grid(result.best)} if result.best else {}
+    grids |= {"choices": make_grid(CHOICES, result.proposal.why)} if result.proposal else {}
+    grids |= (
+        {"regrets": regrets(result.robust), "scenarios": make_scenario_grid(result.robust)} if result.robust else {}
+    )
     return fragment(
         "found.html",
         asked=asked,
-        found=found,
+        found=result,
         grids=grids,
         to=lambda item: address(asked, item),
-        figures=list_key_figures(found.proposal.choice.step) if found.proposal else (),
-        links=[address(asked, item) for item in found.best],
-        layouts=[item.step.layout for item in found.best],
-        front=front(asked, found) if len(found.front) > 1 else None,
-        worded=worded(found.robust) if found.robust else "",
+        figures=list_key_figures(result.proposal.choice.step) if result.proposal else (),
+        links=[address(asked, item) for item in result.best],
+        layouts=[item.step.layout for item in result.best],
+        front=front(asked, result) if len(result.front) > 1 else None,
+        worded=worded(result.robust) if result.robust else "",
     )
 
 
-def address(asked: SearchQuestion, each: Ranked) -> str:
+def address(asked: SearchQuestion, ranked: Ranked) -> str:
     """Return the URL of the plan of one layout, with what the search changed in the job."""
-    name = each.step.job["precision"]["name"]  # type: ignore[index]
+    name = ranked.step.job["precision"]["name"]  # type: ignore[index]
     changes = {"precision": name} if name.removesuffix("-grad16") in asked.also else {}
-    return _plan(asked, layout=each.step.layout, reduce=each.reduce, **changes)
+    return _plan(asked, layout=ranked.step.layout, reduce=ranked.reduce, **changes)
 
 
 def plan_of(site: Site, asked: SearchQuestion, offer: Offer) -> str:
@@ -123,9 +126,9 @@ def _plan(asked: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **
     return asked.about().url("/plan", layout=layout, set=settings, **changes)
 
 
-def front(asked: SearchQuestion, found: SearchResult) -> Any:
+def front(asked: SearchQuestion, result: SearchResult) -> Any:
     """Draw the Pareto front as a staircase, and the other layouts of the table as points."""
-    front_layouts = {(entry.layout, entry.reduce) for entry in found.front}
+    front_layouts = {(entry.layout, entry.reduce) for entry in result.front}
     points = [
         _point(
             entry.layout,
@@ -134,7 +137,7 @@ def front(asked: SearchQuestion, found: SearchResult) -> Any:
             entry.precision,
             _plan(asked, layout=entry.layout, reduce=entry.reduce),
         )
-        for entry in found.front
+        for entry in result.front
     ]
     points += [
         _point(
@@ -145,7 +148,7 @@ def front(asked: SearchQuestion, found: SearchResult) -> Any:
             address(asked, entry),
             look="dot other",
         )
-        for entry in found.best
+        for entry in result.best
         if (entry.step.layout, entry.reduce) not in front_layouts
     ]
     return draw_front(points)

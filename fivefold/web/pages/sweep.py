@@ -23,7 +23,7 @@ from fivefold.web.pages.render import page
 from fivefold.web.question import About, of_ranks
 from fivefold.web.site import Site
 
-SHOWN, DOTS = 300, 1500  # largest number of rows in the table, and of points
+MAX_ROWS, MAX_POINTS = 300, 1500  # largest number of rows in the table, and of points
 REACH = 2  # points that do not fit are drawn up to this multiple of the largest memory that fits
 Across = Literal[
     "dp",
@@ -125,8 +125,8 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
         )
         if fitting
         else None,
-        "shown": make_row_grid(best[:SHOWN], axes=("model", "machine", "ranks", "sequence", "batch")),
-        "links": [address(row) for row in best[:SHOWN]],
+        "shown": make_row_grid(best[:MAX_ROWS], axes=("model", "machine", "ranks", "sequence", "batch")),
+        "links": [address(row) for row in best[:MAX_ROWS]],
     }
 
 
@@ -134,12 +134,12 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     """Draw memory against speed: rows that fit, rows that do not, rows that were measured."""
     max_bytes = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
     over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= max_bytes)
-    chosen = [*best[:DOTS], *over][:DOTS]
+    chosen = [*best[:MAX_POINTS], *over][:MAX_POINTS]
     dots = [
         scatter.Point(
             row.peak_bytes or 0,
             row.tokens_per_second_per_gpu or 0.0,
-            told(row),
+            make_tooltip(row),
             address(row),
             "dot over" if row.status != "fits" else "dot measured" if row.measured == "measured" else "dot",
         )
@@ -148,7 +148,7 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     return draw_rows(dots, label="memory against speed of the rows", zero=True)
 
 
-def told(row: Row) -> str:
+def make_tooltip(row: Row) -> str:
     """Return a row in a few lines."""
     seconds, size = show_seconds(row.step_seconds or 0.0), show_bytes(row.peak_bytes or 0)
     measured = f"\nmeasured {show_seconds(row.measured_step_seconds)}" if row.measured_step_seconds else ""

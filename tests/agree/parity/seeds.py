@@ -20,7 +20,7 @@ import torch
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.rendering.charts import save
 from fivefold.rendering.progress import bar
 from fivefold.trainer.build import build
@@ -91,8 +91,8 @@ def main() -> int:
 def losses_of(demo: RunFile, layout: Layout, seed: int, data: Path) -> list[float]:
     """What one rank logs."""
     job: Job = demo.job.replace(seed=seed, steps=STEPS)
-    built = build(model=named(demo.model), layout=layout, job=job, device=torch.device("cpu"))
-    engine = Engine(built, model=named(demo.model), layout=layout, job=job)
+    built = build(model=build_model(demo.model), layout=layout, job=job, device=torch.device("cpu"))
+    engine = Engine(built, model=build_model(demo.model), layout=layout, job=job)
     loader = Loader(Shards.open(data), sequence=job.sequence, seed=SEEDS[0])
     losses = []
     for step in range(STEPS):

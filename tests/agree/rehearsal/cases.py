@@ -171,7 +171,7 @@ class Case(NamedTuple):
 
     @property
     def model(self) -> Model:
-        model = OWN.get(self.name) or named(self.name)
+        model = OWN.get(self.name) or build_model(self.name)
         if not self.layers:
             return model
         moe = model.moe and model.moe.replace(dense_layers=min(1, model.moe.dense_layers))
@@ -250,7 +250,7 @@ def _drawn(chance: random.Random) -> Iterator[Case]:
 
 def _draw(name: str, chance: random.Random) -> Case | None:
     pick = chance.choice
-    moe = (OWN.get(name) or named(name)).moe is not None
+    moe = (OWN.get(name) or build_model(name)).moe is not None
     pp, tp, cp, dp = pick((1, 1, 2, 2, 4)), pick((1, 1, 2, 4, 8)), pick((1, 1, 1, 2, 4)), pick((1, 2, 2, 3, 4, 8))
     schedule, v = pick(SCHEDULES) if pp > 1 else "1f1b", 1
     if pp > 1 and PIPELINE_SCHEDULES[schedule].places_v:

@@ -14,14 +14,14 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.results.step_comparison import compare
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 
-TINY = named("tiny").replace(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+TINY = build_model("tiny").replace(layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 NODE = resolve("h100:8", local=Path())
 JOB = Job(sequence=64, global_batch=16)
 LAYOUT = Layout.parse("dp4 tp2 zero1 mbs1")

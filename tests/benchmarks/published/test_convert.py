@@ -11,7 +11,7 @@ from benchmarks.published.case import Case, Excluded, machine, rows
 from fivefold.job import Job
 from fivefold.model.catalog import resolve
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 
 def test_a_silent_cell_is_zero_and_text_no_number() -> None:
@@ -47,8 +47,8 @@ def test_megatron_hides_pipeline_messages_only_between_virtual_stages() -> None:
     row = {"gpus": "64", "tp": "4", "pp": "4", "mbs": "1"}
     plain, interleaved = convert.layout_of_row(row, zero=1), convert.layout_of_row(row | {"vp": "5"}, zero=1)
     for name in ("megatron-core", "megatron-bridge", "nemo"):
-        assert not named(name).hides_p2p(plain.schedule)
-        assert named(name).hides_p2p(interleaved.schedule)
+        assert not build_stack(name).hides_p2p(plain.schedule)
+        assert build_stack(name).hides_p2p(interleaved.schedule)
 
 
 def test_nodes_of_another_size_keep_the_rates() -> None:

@@ -9,7 +9,16 @@ import pytest
 
 from benchmarks.published import SOURCES, cases_of
 from benchmarks.published.constants import CONSTANTS, OF_MEMORY
-from benchmarks.published.left_out import MOST, Problem, drawn, factors_without, read, refit, step_seconds, write
+from benchmarks.published.left_out import (
+    MAX_RUNS_PER_SOURCE,
+    Problem,
+    factors_without,
+    read,
+    refit,
+    sample_runs,
+    step_seconds,
+    write,
+)
 from benchmarks.published.tune import prepared
 from fivefold.planner.time.constants import ALL
 
@@ -68,8 +77,8 @@ def test_the_file_has_every_constant_of_every_source_that_it_was_set_on() -> Non
 
 @pytest.mark.long  # a fit over all sources; the errors of test_accuracy.py see a prediction that has moved
 def test_one_source_is_fitted_anew_to_what_the_file_says() -> None:
-    others = {source: drawn([*cases_of([source])]) for source in SOURCES if any(cases_of([source]))}
-    assert max(map(len, others.values())) <= MOST
+    others = {source: sample_runs([*cases_of([source])]) for source in SOURCES if any(cases_of([source]))}
+    assert max(map(len, others.values())) <= MAX_RUNS_PER_SOURCE
     assert Problem(AGAIN, others).solve() == tuple(fit for fit in read() if fit.source == AGAIN)
 
 

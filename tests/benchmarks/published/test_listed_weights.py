@@ -23,14 +23,16 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import memory
 from fivefold.planner.counts.message import Message
 from fivefold.planner.time.units import Units
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 MODEL = gpt(layers=3, width=64, heads=4, vocab=512, positions=64)
 QKV, OUT, UP, DOWN = 3 * 64 * 64, 64 * 64, 4 * 64 * 64, 4 * 64 * 64
 
 
 def job(reuse: int = 40_000, **facts: object) -> Job:
-    stack = named("megatron-deepspeed").replace(param_persistence_threshold=1000, max_reuse_distance=reuse, **facts)
+    stack = build_stack("megatron-deepspeed").replace(
+        param_persistence_threshold=1000, max_reuse_distance=reuse, **facts
+    )
     return Job(stack=stack, sequence=64, global_batch=16, precision="bf16-grad16")
 
 

@@ -65,10 +65,10 @@ def test_a_case_scores_what_it_measured() -> None:
     assert (time.quantity, time.error) == ("time", -0.25)
     assert (peak.quantity, peak.error) == ("peak", pytest.approx(0.1))
     assert (time.chip, time.ranks, time.model) == ("b200", 8, case.model.name)
-    assert time.of == ("blackwell", "one", "dense", "16 bits", "megatron", "nothing")
-    assert (time.left_out, time.without) == (None, 1.5)
+    assert time.run_class == ("blackwell", "one", "dense", "16 bits", "megatron", "nothing")
+    assert (time.left_out, time.predicted_without_source) == (None, 1.5)
     (again, _) = score(case, step(seconds=1.5, peak=110), {"time": 1.8})
-    assert (again.predicted, again.left_out, again.without) == (1.5, 1.8, 1.8)
+    assert (again.predicted, again.left_out, again.predicted_without_source) == (1.5, 1.8, 1.8)
     assert [s.quantity for s in score(case._replace(step_seconds=None), step(seconds=1, peak=1))] == ["peak"]
 
 

@@ -16,7 +16,7 @@ from fivefold.layout.mesh import Group
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import AttentionPoint, Calibration, KernelPoint, MatmulPoint
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.planner.time import roofline
 from fivefold.planner.time.network import Network
@@ -195,7 +195,7 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
 def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, rehearsed: Rehearsed) -> None:
     """With kernels that do not launch in vain: a model wide enough, of which shapes alone are needed."""
-    model, found = named("llama3-8b").replace(layers=2), Layout.parse(layout)
+    model, found = build_model("llama3-8b").replace(layers=2), Layout.parse(layout)
     job = Job(sequence=4096, global_batch=4)
     tapes = rehearsed(layout, model, job=job, all_ranks=False)
     step = play(tapes, machine=H100, job=job, world=found.world)

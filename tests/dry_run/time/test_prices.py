@@ -9,12 +9,12 @@ import pytest
 from fivefold.dry_run.record.tape import Tape
 from fivefold.dry_run.time.prices import CURVES
 from fivefold.job import Job
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 
 
 @pytest.mark.slow
 def test_every_curve_is_of_a_function_that_a_step_runs(rehearsed: Callable[..., list[Tape]]) -> None:
-    tiny, job = named("tiny").replace(layers=2), Job(sequence=32, global_batch=4)
+    tiny, job = build_model("tiny").replace(layers=2), Job(sequence=32, global_batch=4)
     plain = tiny.replace(norm="layernorm", mlp="plain", activation="gelu")
     ran = set()
     for model in (tiny, tiny.replace(activation="gelu"), plain):

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from fivefold.model.catalog import CATALOG, named
+from fivefold.model.catalog import CATALOG, build_model
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import RopeScaling
@@ -43,7 +43,7 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
     config = reference(CATALOG[name].config)
     model, module = from_config(config.to_dict(), name=name), on_meta(config)
     assert model.parameters == size(module) + (further(module) if model.mtp else 0)
-    assert model.replace(source="") == named(name).replace(source="")  # the old keys and those of transformers 5
+    assert model.replace(source="") == build_model(name).replace(source="")  # the old keys and those of transformers 5
     scales = [part.scaling for part in module.modules() if hasattr(part, "scaling")]
     attentions = sum(model.mixer(layer) is None for layer in range(model.layers))
     assert scales == pytest.approx([scale_of(model)] * attentions, rel=1e-12)
@@ -138,7 +138,7 @@ def test_rotary_attention_factor_is_the_reference_one(config: dict[str, Any]) ->
 
 def test_yarn_sharpens_deepseek_attention() -> None:
     sharper = 0.1 * log(40) + 1
-    assert named("deepseek-v3").attention_scale == pytest.approx(sharper**2 / 192**0.5, rel=1e-12)
+    assert build_model("deepseek-v3").attention_scale == pytest.approx(sharper**2 / 192**0.5, rel=1e-12)
 
 
 LLAMA31_8B = """{
@@ -179,7 +179,7 @@ def test_gemma3_takes_the_text_of_a_multimodal_config() -> None:
     text = {key: value for key, value in CATALOG["gemma3-4b"].config.items() if key != "vocab_size"}
     wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
     model = from_config(wrapper, name="gemma3-4b")
-    assert model.replace(source="") == named("gemma3-4b").replace(source="")
+    assert model.replace(source="") == build_model("gemma3-4b").replace(source="")
     assert (model.rope_theta, model.rope_theta_sliding, model.window) == (1e6, 1e4, 1024)
     assert model.window_pattern == (True,) * 5 + (False,)
     assert model.rope_scaling is not None
@@ -187,7 +187,7 @@ def test_gemma3_takes_the_text_of_a_multimodal_config() -> None:
 
 
 def test_gemma2_details() -> None:
-    model = named("gemma2-9b")
+    model = build_model("gemma2-9b")
     assert (model.block, model.norm_plus_one, model.activation) == ("sandwich", True, "gelu_tanh")
     assert (model.attention_softcap, model.logit_softcap, model.embedding_scale) == (50.0, 30.0, 3584**0.5)
     assert (model.window, model.window_pattern) == (4096, (True, False))
@@ -202,7 +202,7 @@ def test_qwen_slides_from_max_window_layers_on() -> None:
 
 
 def test_parallel_block_norms_and_dropout() -> None:
-    neox, gpt2, olmo = named("gpt-neox-20b"), named("gpt2"), named("olmo2-7b")
+    neox, gpt2, olmo = build_model("gpt-neox-20b"), build_model("gpt2"), build_model("olmo2-7b")
     assert (neox.block, neox.norm, neox.mlp) == ("parallel", "layernorm", "plain")
     assert (neox.rope_dim, neox.activation) == (24, "gelu_fast")
     assert (gpt2.position, gpt2.dropout, gpt2.tied_embeddings, gpt2.qkv_bias) == ("learned", 0.1, True, True)
@@ -211,7 +211,7 @@ def test_parallel_block_norms_and_dropout() -> None:
 
 def test_routing() -> None:
     names = ("deepseek-v2", "deepseek-v3", "gpt-oss-20b", "mixtral-8x7b")
-    v2, v3, oss, mixtral = (moe for moe in (named(name).moe for name in names) if moe)
+    v2, v3, oss, mixtral = (moe for moe in (build_model(name).moe for name in names) if moe)
     assert (v2.score, v2.balance, v2.normalized, v2.scaling, v2.groups) == ("softmax", "aux", False, 16.0, 8)
     assert (v3.score, v3.balance, v3.normalized, v3.scaling, v3.topk_groups) == ("sigmoid", "free", True, 2.5, 4)
     assert (v3.dense_layers, v3.shared_experts, v3.topk) == (3, 1, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.tensors import Part, parts
 from fivefold.record import UserError
 
@@ -22,7 +22,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_as_many_tensors_as_are_published(name: str) -> None:
     family, tensors = PUBLISHED[name]
-    model = named(name)
+    model = build_model(name)
     found = list(parts(model, family=family))
     assert len({part.name for part in found}) == len(found) == tensors
     biases = sum(part.numel for part in found if part.ours.endswith(".moe.bias"))
@@ -32,7 +32,7 @@ def test_as_many_tensors_as_are_published(name: str) -> None:
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_stacked_experts_hold_the_same_elements(family: str) -> None:
-    model = named({"mixtral": "mixtral-8x7b", "qwen3_moe": "qwen3-30b-a3b", "deepseek_v3": "deepseek-v3"}[family])
+    model = build_model({"mixtral": "mixtral-8x7b", "qwen3_moe": "qwen3-30b-a3b", "deepseek_v3": "deepseek-v3"}[family])
     single, stacked = (list(parts(model, family=family, stacked=form)) for form in (False, True))
     whole = {part.name: part.numel for part in stacked}
     assert sum(whole.values()) == sum(part.numel for part in single)
@@ -45,18 +45,18 @@ def test_stacked_experts_hold_the_same_elements(family: str) -> None:
 def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
     part = Part("q", (12, 5), "attention.q.weight", head=(6, 2, 4))  # two heads: two rows stand still, two pairs turn
     assert part.order() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11]
-    turned = {part.name for part in parts(named("deepseek-v3"), family="deepseek_v3") if part.head}
+    turned = {part.name for part in parts(build_model("deepseek-v3"), family="deepseek_v3") if part.head}
     assert turned == {
         f"model.layers.{layer}.self_attn.{which}.weight"
         for layer in range(61)
         for which in ("q_b_proj", "kv_a_proj_with_mqa")
     }
-    assert not any(part.head for part in parts(named("deepseek-v3"), family="deepseek_v3", interleaved=False))
+    assert not any(part.head for part in parts(build_model("deepseek-v3"), family="deepseek_v3", interleaved=False))
 
 
 def test_a_family_without_names_is_refused() -> None:
     with pytest.raises(UserError, match=r"unknown family of weights 'mamba'"):
-        list(parts(named("gpt-oss-20b"), family="mamba"))
+        list(parts(build_model("gpt-oss-20b"), family="mamba"))
 
 
 def test_where_our_rows_lie_in_a_fused_tensor() -> None:

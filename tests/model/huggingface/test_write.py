@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig
 
-from fivefold.model.catalog import named, names
+from fivefold.model.catalog import build_model, names
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import differs, to_config
@@ -16,14 +16,14 @@ from tests.model.mutations import FAMILIES as SMALL
 
 @pytest.mark.parametrize("name", names())
 def test_a_config_reads_back_as_the_model(name: str) -> None:
-    model = named(name)
+    model = build_model(name)
     config = to_config(model)
     assert config["model_type"] in FAMILIES
     assert from_config(config, name=name).replace(source="") == model.replace(source="")
 
 
 def test_scaled_rope_reads_back() -> None:
-    plain = named("qwen3-0.6b")
+    plain = build_model("qwen3-0.6b")
     for scaling in (
         RopeScaling(kind="linear", factor=3.0),
         RopeScaling(kind="llama3", factor=8.0, original_positions=64, high_frequency_factor=3.0),
@@ -34,7 +34,7 @@ def test_scaled_rope_reads_back() -> None:
 
 
 def test_what_only_training_knows_is_no_difference() -> None:
-    model = named("qwen3-30b-a3b")
+    model = build_model("qwen3-30b-a3b")
     assert model.moe is not None
     moe = model.moe.replace(aux_coefficient=0.5, capacity=1.5, balance="none")
     assert differs(model, model.replace(name="mine", positions=64, dropout=0.1, moe=moe)) is None

@@ -11,7 +11,7 @@ from fivefold.job import Job
 from fivefold.layout.legal import reasons
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts
@@ -24,7 +24,7 @@ from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.units import GIB
 
-LLAMA = named("llama3-8b")
+LLAMA = build_model("llama3-8b")
 SMALL = LLAMA.replace(layers=4, width=256, heads=4, kv_heads=2, head_dim=64, ffn=640, vocab=1024)
 
 
@@ -108,7 +108,7 @@ def test_a_published_table_of_qlora(sequence: int, published: int) -> None:
     machine = resolve("a100-40:1", local=Path("/nowhere"))
     chosen = job("qlora:8", sequence=sequence, global_batch=4, stack="ddp", loss="plain", precision="bf16-autocast")
     layout = Layout.parse("dp1 zero0 mbs1 ac=full")
-    step = predict(model=named("llama2-7b"), machine=machine, layout=layout, job=chosen)
+    step = predict(model=build_model("llama2-7b"), machine=machine, layout=layout, job=chosen)
     assert step.memory.driver_bytes is not None
     assert abs(step.memory.driver_bytes / GIB - published) < 0.5 + 0.04 * published
 
@@ -167,7 +167,7 @@ def test_what_is_not_modelled_is_refused(layout: str, changed: dict[str, object]
 
 
 def test_experts_are_refused() -> None:
-    model = named("mixtral-8x7b")
+    model = build_model("mixtral-8x7b")
     reason = next(reasons(Layout.parse("dp1"), model=model, job=job(), machine=None))
     assert reason == f"adapters are not modelled with experts of {model.name}; take a dense model"
 

@@ -17,7 +17,7 @@ from fivefold.planner.counts.ddp_buckets import buckets
 from fivefold.planner.counts.memory.peak import memory
 from fivefold.planner.counts.parameter_prefetch import fetches
 from fivefold.planner.counts.traffic import messages
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 MODEL = Model(name="small", layers=4, width=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=1024)
 WHOLE = 1_000_576  # elements
@@ -26,7 +26,7 @@ LEAST_PREFETCH = {"param_persistence_threshold": 0, "prefetch_bucket_size": 0, "
 
 
 def job(micro_batches: int = 1, **facts: object) -> Job:
-    stack = named("deepspeed").replace(loss="low_precision", reduce_bucket=300_000, **facts)
+    stack = build_stack("deepspeed").replace(loss="low_precision", reduce_bucket=300_000, **facts)
     return Job(stack=stack, sequence=128, global_batch=4 * micro_batches, precision="fp32")
 
 

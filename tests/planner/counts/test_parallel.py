@@ -18,7 +18,7 @@ from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
-from fivefold.model.catalog import named, names
+from fivefold.model.catalog import build_model, names
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, weights
@@ -192,7 +192,7 @@ def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: in
 
 @st.composite
 def layouts_of(draw: st.DrawFn, models: list[str]) -> tuple[Model, Layout]:
-    model = named(draw(st.sampled_from(models)))
+    model = build_model(draw(st.sampled_from(models)))
     return model, legal(draw, model, sp=False)
 
 
@@ -248,7 +248,7 @@ def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[
 @settings(deadline=None, max_examples=12)
 @given(st.data())
 def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st.DataObject) -> None:
-    model = named(name)
+    model = build_model(name)
     layout = legal(data.draw, model, sp=False)
     job = Job(sequence=64, wgrad_accumulation="separate")
     counts, vocab = Counts(model, job), padded_vocab(model, job, tp=layout.tp)
@@ -266,7 +266,7 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
 
 def test_copies_by_hand() -> None:
     """llama3-8b under tp16: 8 key heads are held twice, norms 16 times; the vocabulary needs no padding."""
-    model = named("llama3-8b")
+    model = build_model("llama3-8b")
     keys = 2 * model.kv_heads * model.head_dim * model.width
     norms = (2 * model.layers + 1) * model.width
     layout = Layout(tp=16)

@@ -20,7 +20,7 @@ from fivefold.layout.mesh import group
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
@@ -169,7 +169,7 @@ def test_norms_are_summed_over_the_outer_ranks_alone() -> None:
     }
 
 
-LLAMA, H100 = named("llama3-70b"), resolve("h100:512", local=Path("/nowhere"))
+LLAMA, H100 = build_model("llama3-70b"), resolve("h100:512", local=Path("/nowhere"))
 BIG = Job(sequence=8192, global_batch=2048)
 
 

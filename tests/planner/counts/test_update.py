@@ -10,7 +10,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.message import Message
@@ -18,7 +18,7 @@ from fivefold.planner.counts.update import scratch_bytes, update_flops, update_m
 from fivefold.planner.predict import predict
 from fivefold.update import Optimizer
 
-LLAMA = named("llama3-8b")
+LLAMA = build_model("llama3-8b")
 ONE = Layout()
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
@@ -67,7 +67,7 @@ def test_each_leg_is_priced_on_the_link_it_reaches() -> None:
 @pytest.mark.parametrize("degrees", [{"dp": 8}, {"dp": 2, "cp": 4}, {"dp": 8, "tp": 2}, {"dp": 4, "mbs": 3}])
 def test_zero3(degrees: dict[str, int]) -> None:
     """msl·(2·P + 2·T·D)/(P·w), times n/(n−1) on a ring of n; the norms, which do no products, are 1 in 7000."""
-    model, job = named("llama2-7b"), Job(sequence=4096, global_batch=192)
+    model, job = build_model("llama2-7b"), Job(sequence=4096, global_batch=192)
     layout = Layout(zero=3, **degrees)
     n, msl = layout.dp * layout.cp, layout.mbs * job.sequence / layout.cp
     weights = 4 * 4096**2 + 3 * 4096 * 11_008
@@ -82,7 +82,7 @@ def test_zero3(degrees: dict[str, int]) -> None:
 
 def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
     """16 ranks, ep8: a rank gathers half of an eighth of the experts, and 15/16 of all the rest."""
-    model, job = named("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
+    model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
     layer = commonest_layer(model, job)
     dense, experts = zero3_forward(model, job, Layout(dp=16, ep=8, zero=3)).transfers
     assert dense.bytes == pytest.approx(layer.dense_weights * 2 * 15 / 16)
@@ -94,7 +94,7 @@ def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
 
 def test_gradients() -> None:
     """4·msl and 6·tokens per rank over the ring's bytes per parameter, where attention is small."""
-    model, job = named("llama2-7b"), Job(sequence=64, global_batch=512)
+    model, job = build_model("llama2-7b"), Job(sequence=64, global_batch=512)
     for zero, last, step in ((0, 8, 8), (1, 4, 6), (2, 4, 6)):
         layout, ring = Layout(dp=16, zero=zero, mbs=2), 15 / 16
         found = gradients_last(model, job, layout).flops_per_byte
@@ -108,23 +108,23 @@ def test_gradients() -> None:
 def test_a_hop_of_the_ring(tp: int) -> None:
     """(N/K)·(T/cp)/w: fewer key heads than queries make context parallelism cheap, and tp does not matter."""
     job = Job(sequence=131_072)
-    found = context(named("llama3-70b"), job, Layout(cp=16, tp=tp))
+    found = context(build_model("llama3-70b"), job, Layout(cp=16, tp=tp))
     assert found.flops_per_byte == pytest.approx(64 / 8 * 131_072 / 16 / 2, rel=1e-5)
     assert found.dtype == "bf16"
     if tp == 1:  # beyond kv_heads every rank holds a copy of one, and the advantage wears off
-        found = context(named("llama3-70b"), job, Layout(cp=16, tp=32))
+        found = context(build_model("llama3-70b"), job, Layout(cp=16, tp=32))
         assert found.flops_per_byte == pytest.approx(64 / 32 * 131_072 / 16 / 2, rel=1e-5)
 
 
 def test_ulysses_sends_each_token_once() -> None:
     """T·N/(w·(N+K))·n/(n−1) causal: independent of the degree but for the ring's share."""
-    found = context(named("llama3-70b"), Job(sequence=131_072), Layout(cp=8, cp_kind="ulysses"))
+    found = context(build_model("llama3-70b"), Job(sequence=131_072), Layout(cp=8, cp_kind="ulysses"))
     assert found.flops_per_byte == pytest.approx(131_072 * 64 / (2 * 72) * 8 / 7, rel=1e-5)
 
 
 @pytest.mark.parametrize(("precision", "row"), [("bf16", 4), ("fp8-tiles", 4), ("fp8-deepseek", 3 + 4 / 128)])
 def test_topk_cancels_behind_the_experts_alone(precision: str, row: float) -> None:
-    model, job = named("deepseek-v3"), Job(precision=RECIPES[precision])
+    model, job = build_model("deepseek-v3"), Job(precision=RECIPES[precision])
     for topk in (1, 8, 32):
         assert model.moe is not None
         sparse = model.replace(moe=model.moe.replace(topk=topk))
@@ -136,7 +136,7 @@ def test_topk_cancels_behind_the_experts_alone(precision: str, row: float) -> No
 
 
 def test_a_pipeline_boundary() -> None:
-    model, job = named("llama2-7b"), Job(sequence=4096)
+    model, job = build_model("llama2-7b"), Job(sequence=4096)
     weights = 4 * 4096**2 + 3 * 4096 * 11_008
     for layout in (Layout(pp=4), Layout(pp=4, tp=8), Layout(pp=4, cp=2, mbs=4)):
         formula = 32 / 4 * (2 * weights + 2 * 4096 * 4096) / (4096 * 2)
@@ -147,7 +147,7 @@ def test_a_pipeline_boundary() -> None:
 @pytest.mark.parametrize("attention", ["flash", "unfused"])
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt2", "qwen3-30b-a3b", "deepseek-v3", "mistral-7b"])
 def test_a_layer_has_the_flops_that_the_planner_counts(name: str, attention: str) -> None:
-    model, job = named(name), Job(sequence=8192, global_batch=1, attention=attention)
+    model, job = build_model(name), Job(sequence=8192, global_batch=1, attention=attention)
     if model.moe:
         model = model.replace(moe=model.moe.replace(dense_layers=0))
     done = work(model, layout=Layout(), job=job)
@@ -157,7 +157,7 @@ def test_a_layer_has_the_flops_that_the_planner_counts(name: str, attention: str
 
 
 def test_a_layer_has_the_weights_of_the_model() -> None:
-    model = named("qwen3-30b-a3b")
+    model = build_model("qwen3-30b-a3b")
     layer = commonest_layer(model, Job())
     ends = 2 * model.vocab * model.width + model.width
     assert model.layers * (layer.dense_weights + layer.expert_weights) + ends == model.parameters
@@ -167,7 +167,7 @@ def test_a_layer_has_the_weights_of_the_model() -> None:
     dp=st.sampled_from([2, 4, 16]), tp=st.sampled_from([1, 2, 8]), cp=st.sampled_from([1, 2, 4]), mbs=st.integers(1, 4)
 )
 def test_more_tokens_a_rank_never_pay_less(dp: int, tp: int, cp: int, mbs: int) -> None:
-    model = named("llama3-8b")
+    model = build_model("llama3-8b")
     layout = Layout(dp=dp, tp=tp, cp=cp, zero=3, mbs=mbs)
     for exchange in (zero3_forward, zero3_backward, gradients_last):
         short = exchange(model, Job(sequence=4096), layout).flops_per_byte
@@ -180,7 +180,7 @@ def test_more_tokens_a_rank_never_pay_less(dp: int, tp: int, cp: int, mbs: int) 
 @pytest.mark.parametrize("stack", ["fivefold", "megatron-core"])
 def test_ratios_and_predict_gather_equally_wide(name: str, stack: str) -> None:
     """An element of a column-parallel layer's input in the first forward; what scales it is less than 7 % of it."""
-    model, job = named("llama3-8b"), Job(sequence=4096, global_batch=8, precision=RECIPES[name], stack=stack)  # type: ignore[arg-type]
+    model, job = build_model("llama3-8b"), Job(sequence=4096, global_batch=8, precision=RECIPES[name], stack=stack)  # type: ignore[arg-type]
     ops = Counts(model, job).unit(part_of(Layout(tp=4)), Kind(slides=False, moe=False)).ops
     gathers = [op.message for op in ops if op.message and op.message.forward == "all_gather"]
     assert len(gathers) == 2

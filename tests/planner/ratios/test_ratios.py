@@ -11,7 +11,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.ratios import ratios, sizing
 from fivefold.planner.ratios.exchanges import experts_layer
 from fivefold.record import UserError
@@ -30,7 +30,7 @@ def axis(found: Ratios, name: str, behind: str = "") -> Axis:
 
 def test_llama_on_h100_by_hand() -> None:
     """H100: 989 TFLOP/s over 450 GB/s of NVLink and 50 GB/s of NIC ask for 2198 and 19780 FLOPs per byte."""
-    found = ratios(named("llama3-70b"), machine=machine("h100:512"), job=JOB)
+    found = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB)
     assert found.balances == pytest.approx({"NVLink 4": 989e12 / 450e9, "NIC": 989e12 / 50e9})
     tp = axis(found, "tp")
     assert [degree.flops_per_byte for degree in tp.degrees[:3]] == pytest.approx([8192, 8192 / 3, 8192 / 7])
@@ -44,7 +44,7 @@ def test_llama_on_h100_by_hand() -> None:
 
 
 def test_an_axis_moves_to_the_far_link_when_others_lie_inside() -> None:
-    found = ratios(named("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
+    found = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
     assert {degree.link for degree in axis(found, "zero3").degrees} == {"NIC"}
     assert [degree.degree for degree in axis(found, "dp", "step").degrees] == [2, 4, 8, 16, 32, 64]
 
@@ -53,16 +53,16 @@ def test_what_stays_does_not_stand_in_the_way() -> None:
     """ZeRO-3 is asked with one group over all replicas, ep with no more replicas than it takes."""
     job = Job(sequence=1024, global_batch=16)
     layout = Layout.parse("dp8 zero3/4")
-    found = ratios(named("qwen3-30b-a3b"), machine=machine("h100:64"), job=job, layout=layout)
+    found = ratios(build_model("qwen3-30b-a3b"), machine=machine("h100:64"), job=job, layout=layout)
     assert [degree.degree for degree in axis(found, "zero3").degrees] == [2, 4, 8, 16]
     assert [degree.degree for degree in axis(found, "ep").degrees] == [2, 4, 8, 16]
 
 
 def test_two_dimensions_take_the_quickest_cut() -> None:
     """Within a node g(y−1) + w(x−1) is least where fp8 travels farther than bf16: 4x2 of 8 in bf16, 2x4 in fp8."""
-    bf16 = axis(ratios(named("llama3-70b"), machine=machine("h100:8"), job=JOB), "tp2d")
+    bf16 = axis(ratios(build_model("llama3-70b"), machine=machine("h100:8"), job=JOB), "tp2d")
     job = Job(sequence=8192, global_batch=512, precision="fp8-deepseek")
-    fp8 = axis(ratios(named("llama3-70b"), machine=machine("h100:8"), job=job), "tp2d")
+    fp8 = axis(ratios(build_model("llama3-70b"), machine=machine("h100:8"), job=job), "tp2d")
     assert bf16.degrees[-1].flops_per_byte == pytest.approx(8192 / 4)
     assert (fp8.degrees[-1].token, fp8.degrees[-1].flops_per_byte) == ("tp2x4", pytest.approx(2 * 8192 / (3 + 2)))
 
@@ -77,7 +77,7 @@ def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: 
     chosen, hardware = Layout.parse(layout), machine(chips)
     if chosen.world > hardware.ranks:
         return
-    found = ratios(named(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen)
+    found = ratios(build_model(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen)
     for row in found.axes:
         assert all(a.degree < b.degree for a, b in pairwise(row.degrees))
         assert all(degree.hides == (degree.flops_per_byte >= degree.balance) for degree in row.degrees)
@@ -93,7 +93,7 @@ def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b"])
 def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) -> None:
     """At the width or top-k named the whole layer outlasts the all-to-alls of a very large ep; one step off not."""
-    model, hardware, job = named(name), machine("h100:512"), Job(sequence=4096, global_batch=512)
+    model, hardware, job = build_model(name), machine("h100:512"), Job(sequence=4096, global_batch=512)
     assert model.moe is not None
     tier = hardware.links[link]
     found = sizing(model, machine=hardware, job=job, link=tier)
@@ -119,7 +119,7 @@ def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) 
 def test_wide_experts_hide_any_topk() -> None:
     """Mixtral: F = 14336 offers 21504, more than a NIC of an H100 asks for."""
     hardware = machine("h100:512")
-    found = ratios(named("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))
+    found = ratios(build_model("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))
     assert [size.topk_layer for size in found.sizing] == [None, None]
     assert found.sizing[1].ffn_alone == 13_187
     assert axis(found, "ep", "experts").largest == 8
@@ -127,11 +127,11 @@ def test_wide_experts_hide_any_topk() -> None:
 
 def test_what_cannot_be() -> None:
     with pytest.raises(UserError, match="heads=32 is not divisible by tp=3; try tp2"):
-        ratios(named("llama3-8b"), machine=machine("h100:8"), job=JOB, layout=Layout(tp=3))
+        ratios(build_model("llama3-8b"), machine=machine("h100:8"), job=JOB, layout=Layout(tp=3))
     hardware = machine("h100:8")
     with pytest.raises(UserError, match="llama3-8b has no experts to size"):
-        sizing(named("llama3-8b"), machine=hardware, job=JOB, link=hardware.links[0])
-    alone = ratios(named("llama3-8b"), machine=machine("h100:1"), job=JOB)
+        sizing(build_model("llama3-8b"), machine=hardware, job=JOB, link=hardware.links[0])
+    alone = ratios(build_model("llama3-8b"), machine=machine("h100:1"), job=JOB)
     assert {row.largest for row in alone.axes} == {1}
     assert axis(alone, "tp").reason == "dp1 zero0 mbs1 already uses 1 of 1 ranks"
     odd = ratios(named("llama3-8b"), machine=machine("h100:3"), job=JOB)

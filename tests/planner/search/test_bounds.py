@@ -12,13 +12,13 @@ from fivefold.job import Job
 from fivefold.layout.legal import refuse
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.bounds import PARTS, Bounds
-from fivefold.planner.search.simulated_bound import alike, played
+from fivefold.planner.search.bounds import TIME_PARTS, Bounds
+from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import FEWEST, LADDER
-from fivefold.stack.catalog import named as stack_named
+from fivefold.stack.catalog import build_stack as stack_named
 from tests.planner.draws import calibration
 from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
 from tests.selection import one_in
@@ -43,7 +43,7 @@ CASES = {
 @pytest.mark.parametrize("seed", one_in(3, range(3)))
 @pytest.mark.parametrize("case", CASES)
 def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
-    model, machine, job = named(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
+    model, machine, job = build_model(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
     bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
     size_floor = bounds.resting()
@@ -59,9 +59,9 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]
     cheap = [bounds.without_zero(candidates)[0], *(bounds.nearest(candidates, most=most)[0] for most in (*LADDER, 1))]
     cheap += [bounds.nearest(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
-    code = alike(bounds, candidates)
+    code = group_schedules(bounds, candidates)
     pipelines = {
-        int(at): played(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]
+        int(at): simulate_group(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]
     }
     tight = []
     for at, partial in enumerate(candidates.partial):
@@ -74,14 +74,14 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
             <= found.step_time.seconds
         ), layout
         tight.append((sizes[at] / found.peak_bytes, seconds[at] / found.step_time.seconds))
-    assert parts.shape == (len(tight), len(PARTS))
+    assert parts.shape == (len(tight), len(TIME_PARTS))
     few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
     assert np.median(tight, axis=0).min() > (0.69 if few else 0.88)  # and they are worth having
 
 
 def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() -> None:
     """Nor is the block recomputed that predicts a further token in the head."""
-    model = named("tiny").replace(layers=1, mtp=named("deepseek-v3-mtp").mtp)
+    model = build_model("tiny").replace(layers=1, mtp=build_model("deepseek-v3-mtp").mtp)
     machine = resolve("h100:1", local=NOWHERE).replace(calibration=calibration(random.Random(1)))
     job = Job(sequence=1024, global_batch=2)
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=1)
@@ -93,7 +93,11 @@ def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() ->
 
 def test_what_hidden_messages_slow_is_in_the_bound() -> None:
     """ZeRO-3 gathers beside all compute, which loses a share of that time."""
-    model, machine, job = named("llama3-70b"), resolve("h100:64", local=NOWHERE), Job(sequence=8192, global_batch=256)
+    model, machine, job = (
+        build_model("llama3-70b"),
+        resolve("h100:64", local=NOWHERE),
+        Job(sequence=8192, global_batch=256),
+    )
     only = Where.parse("tp=2 cp=1 pp=1 zero=3 mbs=1 ac=full shards>8 sp=yes order=default")
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=64, where=only)
     candidates = space.shard(space.partials, space.expand(space.partials, np.arange(len(space.partials.dp))))
@@ -125,7 +129,7 @@ def test_the_bound_of_memory_counts_what_lives_and_no_more(case: str) -> None:
     all forwards are over before the first deferred weight gradients are made.
     """
     (name, machine, shape), (job, least) = case.split(), MEMORY[case]
-    model = named(name)
+    model = build_model(name)
     planner = Planner(model=model, machine=resolve(machine, local=NOWHERE), job=job)
     only = Where.parse(f"pp>1 {shape.replace(',', ' ')} mbs<=4 order=default")
     space, some = Space(model, job, world=planner.machine.ranks, where=only), np.random.default_rng(0)

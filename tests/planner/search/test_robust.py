@@ -15,7 +15,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
-from fivefold.planner.search.robust import Judged
+from fivefold.planner.search.robust import EvaluatedRegret
 from fivefold.planner.search.scenarios import scenarios
 from fivefold.planner.search.space import Space
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
@@ -114,7 +114,7 @@ def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
 def test_the_most_robust_loses_least_at_worst_and_then_on_average() -> None:
     """Regrets in three scenarios: a best case of 0 counts nothing against a worst case of 30 %."""
     risky, even, evener = (
-        Judged(Layout(dp=dp), regrets)
+        EvaluatedRegret(Layout(dp=dp), regrets)
         for dp, regrets in (
             (1, (0.0, 0.1, 0.3)),
             (2, (0.2, 0.2, 0.2)),

@@ -9,11 +9,11 @@ import pytest
 
 import fivefold
 from fivefold.job import RECIPES, Job
-from fivefold.layout.legal import reasons, told
+from fivefold.layout.legal import can_express, reasons
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
@@ -22,7 +22,7 @@ from fivefold.planner.search.space import Space
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
-from fivefold.stack.catalog import named as stack
+from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
 from tests.selection import one_in
 
@@ -126,7 +126,7 @@ def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     runs = [
         layout
         for layout in every
-        if told(layout, model=SMALL, job=job) and not any(reasons(layout, model=SMALL, job=job, machine=machine))
+        if can_express(layout, model=SMALL, job=job) and not any(reasons(layout, model=SMALL, job=job, machine=machine))
     ]
     assert 100 < len(runs) < len(every) / 2
     planner = Planner(model=SMALL, machine=machine, job=job)
@@ -141,7 +141,7 @@ def test_a_stack_finds_the_best_of_what_it_runs() -> None:
 
 def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
     seen: list[tuple[int, int]] = []
-    found = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=5, report=lambda *done: seen.append(done))
+    found = search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=5, report=lambda *done: seen.append(done))
     ranks = [(each.step.time.step_seconds, each.step.memory.peak_bytes) for each in found.best]
     assert ranks == sorted(ranks)
     assert len({each.step.layout for each in found.best}) == 5
@@ -154,23 +154,23 @@ def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
 
 def test_cost_weighs_ranks_and_money() -> None:
     priced = NODE.replace(dollars_per_rank_hour=2.5)
-    found = search(model=named("llama3-8b"), machine=priced, job=JOB, top=1, by="cost")
+    found = search(model=build_model("llama3-8b"), machine=priced, job=JOB, top=1, by="cost")
     best = found.best[0]
     assert best.gpu_hours == pytest.approx(best.step.time.step_seconds * best.step.world / 3600)
     assert best.dollars == pytest.approx(2.5 * best.gpu_hours)
-    whole = search(model=named("llama3-8b"), machine=priced, job=JOB, top=1).best[0]
+    whole = search(model=build_model("llama3-8b"), machine=priced, job=JOB, top=1).best[0]
     assert best.gpu_hours <= whole.gpu_hours
 
 
 def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
-    wide = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=1).best[0].step
-    narrow = search(model=named("llama3-8b"), machine=NODE, job=JOB, top=1, recipes=[RECIPES["fp8"]]).best[0].step
+    wide = search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=1).best[0].step
+    narrow = search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=1, recipes=[RECIPES["fp8"]]).best[0].step
     assert narrow.time.step_seconds < wide.time.step_seconds
     assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
 
 
 def test_where_nothing_fits_it_says_what_would() -> None:
-    found = search(model=named("llama3-70b"), machine=NODE, job=JOB)
+    found = search(model=build_model("llama3-70b"), machine=NODE, job=JOB)
     assert found.best == ()
     assert found.front == ()
     miss = found.misses[0]
@@ -194,7 +194,7 @@ def test_the_nearest_misses_are_those_of_brute_force() -> None:
 
 def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> None:
     long = Job(sequence=2**20, global_batch=1, stack=stack("megatron-core"))
-    found = search(model=named("llama3-8b"), machine=NODE, job=long, top=1)
+    found = search(model=build_model("llama3-8b"), machine=NODE, job=long, top=1)
     assert (found.best, len(found.misses) > 0) == ((), True)
 
 
@@ -208,7 +208,7 @@ def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> 
 )
 def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse(text), job=JOB)
+        predict(model=build_model("llama3-8b"), machine=NODE, layout=Layout.parse(text), job=JOB)
     assert "\n" not in str(caught.value)
 
 
@@ -218,7 +218,7 @@ def test_ranks_that_nothing_can_share_are_refused() -> None:
 
 
 def test_a_faster_chip_and_a_longer_step() -> None:
-    model, layout = named("llama3-8b"), Layout.parse("dp8 zero3 mbs1")
+    model, layout = build_model("llama3-8b"), Layout.parse("dp8 zero3 mbs1")
     step = predict(model=model, machine=NODE, layout=layout, job=JOB)
     chip = NODE.chip.replace(peak_flops={k: 2 * v for k, v in NODE.chip.peak_flops.items()}, power_watts=None)
     double = NODE.replace(chip=chip)
@@ -230,14 +230,14 @@ def test_a_faster_chip_and_a_longer_step() -> None:
 
 def test_the_short_way_in_python() -> None:
     step = fivefold.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", sequence=4096, global_batch=64)
-    assert step == predict(model=named("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
+    assert step == predict(model=build_model("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
 
 
 def test_whether_anything_fits_is_what_a_search_finds() -> None:
     """Of sizes on both sides of the limit; and a search without a time has the same nearest misses."""
     job, node = Job(sequence=2048, global_batch=8), resolve("l4:4", local=Path("/nowhere"))
     for layers in (1, 8, 16, 64):
-        model = named("llama3.2-1b").replace(layers=layers)
+        model = build_model("llama3.2-1b").replace(layers=layers)
         found = search(model=model, machine=node, job=job, top=1)
         assert fits_any(model=model, machine=node, job=job) == bool(found.best)
         needs = [miss.needs_bytes for miss in found.misses]
@@ -246,7 +246,7 @@ def test_whether_anything_fits_is_what_a_search_finds() -> None:
 
 
 def test_a_search_without_tight_layouts_finds_the_same_best() -> None:
-    model, machine, job = named("llama3-8b"), resolve("h100:8", local=Path("/nowhere")), JOB
+    model, machine, job = build_model("llama3-8b"), resolve("h100:8", local=Path("/nowhere")), JOB
     every, some = (search(model=model, machine=machine, job=job, top=1, tight=tight) for tight in (True, False))
     assert every.tight is not None
     assert some.tight is None

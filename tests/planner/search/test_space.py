@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from fivefold.job import Job
-from fivefold.layout.legal import reasons, refuse, told
+from fivefold.layout.legal import can_express, reasons, refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
@@ -20,7 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space
 from fivefold.record import UserError
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.update import Ramp
 
@@ -128,7 +128,7 @@ NARROW = Stack(
 )
 
 
-@pytest.mark.parametrize("stack", [*map(named, LEAVE_OUT), NARROW], ids=lambda stack: stack.name)
+@pytest.mark.parametrize("stack", [*map(build_stack, LEAVE_OUT), NARROW], ids=lambda stack: stack.name)
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
 def test_a_stack_leaves_out_what_it_cannot_run(model: Model, stack: Stack) -> None:
     every, mine = _space(model, JOB), _check_space(model, JOB.replace(stack=stack))
@@ -137,7 +137,7 @@ def test_a_stack_leaves_out_what_it_cannot_run(model: Model, stack: Stack) -> No
 
 def _check_space(model: Model, job: Job) -> set[Layout]:
     mine = _space(model, job)
-    assert mine == {layout for layout in every_layout(model, job, world=4) if told(layout, model=model, job=job)}
+    assert mine == {layout for layout in every_layout(model, job, world=4) if can_express(layout, model=model, job=job)}
     return mine
 
 
@@ -179,7 +179,7 @@ def test_latent_attention_recomputes_what_it_expands() -> None:
     """What DeepSeek-V3 recomputes; a software whose config has no words for it is not asked to."""
     latent, word = MOE.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=16, rope_dim=8, v_dim=16)), "norm+up+rope+act"
     assert [word in Space(model, JOB, world=2).recomputations for model in (latent, MOE)] == [True, False]
-    software = {name: JOB.replace(stack=named(name)) for name in ("megatron-core", "torchtitan")}
+    software = {name: JOB.replace(stack=build_stack(name)) for name in ("megatron-core", "torchtitan")}
     tried = {name: Space(latent, job, world=2).recomputations for name, job in software.items()}
     assert [word in each for each in tried.values()] == [True, False]
     assert word not in Space(latent, JOB, world=2, recomputations=("none", "full")).recomputations

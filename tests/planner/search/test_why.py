@@ -11,13 +11,13 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout, read_token
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.search.why import whys
 from fivefold.results.difference import because, differences, taken_apart
 from fivefold.results.search_result import Why
-from fivefold.stack.catalog import named as stack
+from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import TIGHT_RISK
 from fivefold.units import show_bytes
 from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL
@@ -25,9 +25,9 @@ from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL
 A100 = resolve("a100:64", local=Path("none"))
 H100 = resolve("h100:16384", local=Path("none"))
 GPT3 = Planner(
-    model=named("gpt3-175b"), machine=A100, job=Job(sequence=2048, global_batch=64, stack=stack("megatron-lm"))
+    model=build_model("gpt3-175b"), machine=A100, job=Job(sequence=2048, global_batch=64, stack=stack("megatron-lm"))
 )
-LLAMA = Planner(model=named("llama3-405b"), machine=H100, job=Job(sequence=8192, global_batch=2048))
+LLAMA = Planner(model=build_model("llama3-405b"), machine=H100, job=Job(sequence=8192, global_batch=2048))
 
 
 def told(planner: Planner, text: str, where: Where = ANY) -> dict[str, str]:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, times, varied
+from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, scale_constants, times
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import kernel_efficiency
 from fivefold.machine.catalog import resolve
 from fivefold.machine.kernel_efficiency import KernelEfficiency
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, about
 from tests.docs.figures import list_figures
@@ -122,7 +122,7 @@ def test_memorys_figures_are_the_codes() -> None:
 @pytest.mark.parametrize("name", Constants.model_fields)
 def test_another_record_of_constants_changes_no_other_planner(name: str) -> None:
     """Two planners with different constants stand side by side; a constant is read from nowhere but its record."""
-    other = varied({name: 1.5})
+    other = scale_constants({name: 1.5})
     assert getattr(other, name) != getattr(PUBLISHED, name)
     assert [field for field in Constants.model_fields if getattr(other, field) != getattr(PUBLISHED, field)] == [name]
     assert Constants() == PUBLISHED
@@ -132,10 +132,10 @@ def test_a_planner_takes_its_constants() -> None:
     machine, layout = resolve("h100:16", local=Path("no")), Layout.parse("dp4 tp4 zero3 mbs1")
     job = Job(sequence=4096, global_batch=16)
     plain, slowed = (
-        Planner(model=named("llama3-8b"), machine=machine, job=job, constants=varied(factors))
+        Planner(model=build_model("llama3-8b"), machine=machine, job=job, constants=scale_constants(factors))
         for factors in ({}, {"hidden_message_slowdown": 2.0})
     )
-    stock = Planner(model=named("llama3-8b"), machine=machine, job=job).estimate(layout).step_time
+    stock = Planner(model=build_model("llama3-8b"), machine=machine, job=job).estimate(layout).step_time
     assert plain.estimate(layout).step_time == stock
     assert slowed.estimate(layout).step_time.compute > stock.compute
-    assert Planner(model=named("llama3-8b"), machine=machine, job=job).estimate(layout).step_time == stock
+    assert Planner(model=build_model("llama3-8b"), machine=machine, job=job).estimate(layout).step_time == stock

@@ -10,20 +10,20 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.data_parallel import _hidden, end_seconds
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.stage_time import stage_seconds
 from fivefold.planner.time.unit_overlap import unit_seconds
-from fivefold.stack.catalog import named as named_stack
+from fivefold.stack.catalog import build_stack as named_stack
 
 JOB = Job(sequence=2048, global_batch=64, cuda_graphs="full")
 
 
 def planner(job: Job = JOB, machine: str = "a100:64") -> Planner:
-    return Planner(model=named("llama3-8b"), machine=resolve(machine, local=Path("none")), job=job)
+    return Planner(model=build_model("llama3-8b"), machine=resolve(machine, local=Path("none")), job=job)
 
 
 def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:

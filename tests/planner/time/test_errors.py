@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
 from fivefold.planner.time.errors import Cell, RunClass, expected, expected_interval, read, run_class
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 HERE = RunClass("hopper", "many", "dense", "16 bits", "megatron", "nothing")
 STEADY = (0.98, 1.0, 1.02)
@@ -22,7 +22,7 @@ def cell(source: str, ratios: tuple[float, ...], of: RunClass = HERE, *, rows: i
 
 
 def test_the_class_of_a_run() -> None:
-    job = Job(stack=named("torchtitan"))
+    job = Job(stack=build_stack("torchtitan"))
     run = {"model": models.resolve("mixtral-8x7b"), "machine": machines.resolve("gb200:144", local=Path()), "job": job}
     found = run_class(layout=Layout.parse("dp144 ac=full"), **run)  # type: ignore[arg-type]
     assert found == ("blackwell", "many", "experts", "16 bits", "torch", "all")

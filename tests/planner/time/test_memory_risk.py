@@ -11,7 +11,7 @@ from benchmarks.published import SOURCES, cases_of
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import names, resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.time.errors import quantile, read, run_class, weighted_ratios
@@ -19,7 +19,7 @@ from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory
 from fivefold.units import GIB
 
-LLAMA, JOB = named("llama3-8b"), Job(sequence=8192, global_batch=64)
+LLAMA, JOB = build_model("llama3-8b"), Job(sequence=8192, global_batch=64)
 NODE = resolve("h100:8", local=Path("/nowhere"))
 LAYOUT = Layout.parse("dp8 zero3 mbs1")
 RISK = MemoryRisk(model=LLAMA, machine=NODE, job=JOB)
@@ -33,7 +33,7 @@ def test_the_example_of_the_edge_no_longer_fits() -> None:
     """A peak of 77 GiB, 81 with the driver, on a chip of 79 GiB."""
     machine, job = resolve("h100:64", local=Path("/nowhere")), Job(sequence=8192, global_batch=256)
     layout = Layout.parse("dp16 tp4 zero3 mbs2 ac=norm+act")
-    memory = predict(model=named("llama3-70b"), machine=machine, layout=layout, job=job).memory
+    memory = predict(model=build_model("llama3-70b"), machine=machine, layout=layout, job=job).memory
     assert memory.driver_bytes is not None
     assert memory.driver_bytes > machine.chip.memory_bytes == memory.capacity_bytes
     assert (memory.verdict, memory.fits) == ("does not fit", False)
@@ -85,7 +85,7 @@ def test_a_processor_has_room_for_its_peak_and_nothing_of_it_is_uncertain() -> N
 @pytest.mark.parametrize("name", names())
 def test_each_chip_has_one_capacity_that_is_printed_everywhere(name: str) -> None:
     machine = resolve(f"{name}:8", local=Path("/nowhere"))
-    planner = Planner(model=named("llama3.2-1b"), machine=machine, job=JOB.replace(sequence=1024))
+    planner = Planner(model=build_model("llama3.2-1b"), machine=machine, job=JOB.replace(sequence=1024))
     assert planner.step(LAYOUT).memory.capacity_bytes == machine.chip.memory_bytes == planner.memory_risk.capacity_bytes
 
 

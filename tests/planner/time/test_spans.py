@@ -10,7 +10,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import resolve as model
 from fivefold.planner.predict import Planner
-from fivefold.planner.time.spans import shown, spans
+from fivefold.planner.time.spans import count_simulated, spans
 from fivefold.results.spans import Span
 
 PIPELINES = ("gpipe", "1f1b", "v2 interleaved", "zb1p", "zb2p", "v2 zbv", "dualpipe", "v2 dualpipev")
@@ -79,7 +79,7 @@ def test_a_tail_says_what_it_is() -> None:
 def test_a_long_step_is_drawn_by_a_shorter_one(schedule: str) -> None:
     """Rounds left out take the same time each: the straight line through two shorter ones meets the whole."""
     plan, layout = planner(gbs=256), Layout.parse(f"dp4 tp2 pp4 {schedule}")
-    counts = [shown(layout, micro_batches=64, limit=limit) for limit in (16, 20, None)]
+    counts = [count_simulated(layout, micro_batches=64, limit=limit) for limit in (16, 20, None)]
     assert counts == [16, 20, 64]
     first, second, whole = (max(row[-1].end for row in spans(plan, layout, limit=n)) for n in (16, 20, None))
     assert whole == pytest.approx(first + (second - first) * 12, rel=1e-6)
@@ -87,8 +87,8 @@ def test_a_long_step_is_drawn_by_a_shorter_one(schedule: str) -> None:
 
 def test_a_limit_keeps_the_remainder_and_two_rounds() -> None:
     layout = Layout.parse("pp8")
-    assert shown(layout, micro_batches=35, limit=None) == 35
-    assert shown(layout, micro_batches=35, limit=35) == 35
-    assert shown(layout, micro_batches=35, limit=30) == 27
-    assert shown(layout, micro_batches=35, limit=1) == 19
-    assert shown(layout, micro_batches=12, limit=1) == 12
+    assert count_simulated(layout, micro_batches=35, limit=None) == 35
+    assert count_simulated(layout, micro_batches=35, limit=35) == 35
+    assert count_simulated(layout, micro_batches=35, limit=30) == 27
+    assert count_simulated(layout, micro_batches=35, limit=1) == 19
+    assert count_simulated(layout, micro_batches=12, limit=1) == 12

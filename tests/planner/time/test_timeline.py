@@ -179,7 +179,10 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
     for other in range(layout.pp * layout.v):
         both, forward, backward = costs_of(stages, Task("FB", 1, other), Task("F", 1, -1), Task("BW", other, -1))
         one, two = pass_seconds(stages, 1, back=False), pass_seconds(stages, other, back=True)
-        talk, compute = sum((*one.beside.values(), *two.beside.values())), one.compute + two.compute
+        talk, compute = (
+            sum((*one.with_expert_ranks.values(), *two.with_expert_ranks.values())),
+            one.compute + two.compute,
+        )
         stays = sum((*one.stays.values(), *two.stays.values())) + 2 * stages.sending
         assert both.seconds >= (max(talk, compute) + stays) * (1 - 1e-9)
         assert both.seconds >= (one.gathered + two.gathered) * (1 - 1e-9)  # of ZeRO-3, unit by unit

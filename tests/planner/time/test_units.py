@@ -8,13 +8,13 @@ from benchmarks.published.readers.gpt import FP16_FP32_GRADIENTS, gpt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named as of_catalog
-from fivefold.planner.counts.counts import Run
+from fivefold.model.catalog import build_model as of_catalog
+from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.predict import Planner
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 GPT_22B = gpt(layers=48, width=6144, heads=64, vocab=51200, positions=2048)
-JOB = Job(sequence=2048, global_batch=4, precision=FP16_FP32_GRADIENTS, stack=named("megatron-lm"))
+JOB = Job(sequence=2048, global_batch=4, precision=FP16_FP32_GRADIENTS, stack=build_stack("megatron-lm"))
 
 
 def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:
@@ -70,7 +70,7 @@ def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():
 @pytest.mark.parametrize("stack", ["fivefold", "megatron-core"])
 @pytest.mark.parametrize("overlap", [("dp", "cp", "ep", "pp"), ("dp", "tp", "cp", "ep")])
 def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap):
-    machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64, stack=named(stack))
+    machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64, stack=build_stack(stack))
     async_tp = job.stack.async_tp and "tp" not in overlap
     planner, alone = (
         Planner(model=of_catalog("deepseek-v3"), machine=machine, job=each)
@@ -78,7 +78,10 @@ def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap)
     )
     for text in ("dp8 tp2 cp4 ep16 mbs1", "dp8 tp2 cp4 ep16 mbs1 ac=full", "dp16 tp4 ep8 etp2 mbs2 ac=norm+act"):
         layout = Layout.parse(text)
-        for run in (Run("head", 0, 1, True), *(Run(kind, at, 1, True) for kind, at in planner.counts.example.items())):
+        for run in (
+            UnitGroup("head", 0, 1, True),
+            *(UnitGroup(kind, at, 1, True) for kind, at in planner.counts.example.items()),
+        ):
             unit, bare = (each.units.unit(layout, run) for each in (planner, alone))
             assert unit.forward_apart == bare.forward_exposed
             assert unit.backward_apart == bare.backward_exposed

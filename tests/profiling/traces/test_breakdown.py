@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.speed.traces import FROZEN, MOST, Found, apart, drawn, ours
+from benchmarks.speed.traces import (
+    FROZEN,
+    MAX_DIFFERENCE_PERCENT,
+    TraceSummary,
+    max_difference,
+    ours,
+    write_random_traces,
+)
 from fivefold.profiling.traces import read
 from fivefold.profiling.traces.categories import category
 from fivefold.results.trace_report import Breakdown
@@ -51,11 +58,13 @@ def test_parts_add_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", json.loads(FROZEN.read_text(encoding="utf-8")))
 def test_it_is_what_holistic_trace_analysis_finds(seed: str, tmp_path: Path) -> None:
     """What HTA found on the same files is frozen (``python benchmarks/speed/traces.py --freeze``)."""
-    theirs = {int(rank): Found(*row) for rank, row in json.loads(FROZEN.read_text(encoding="utf-8"))[seed].items()}
-    drawn(int(seed), tmp_path)
+    theirs = {
+        int(rank): TraceSummary(*row) for rank, row in json.loads(FROZEN.read_text(encoding="utf-8"))[seed].items()
+    }
+    write_random_traces(int(seed), tmp_path)
     mine = ours(tmp_path)
     assert mine.keys() == theirs.keys()
-    assert max(apart(mine[rank], theirs[rank]) for rank in mine) < MOST
+    assert max(max_difference(mine[rank], theirs[rank]) for rank in mine) < MAX_DIFFERENCE_PERCENT
 
 
 def test_an_unlaunched_kernel_ends_a_gap_of_nobody(tmp_path: Path) -> None:

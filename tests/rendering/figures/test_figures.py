@@ -44,7 +44,7 @@ def test_fp4_is_its_sixteen_codes() -> None:
 
 def _real(rank: int, name: str, ranks: int) -> list[list[float]]:
     """What gloo makes of the buffers: chunk c of rank r is 10^r · (c + 1), so that each sum tells its terms."""
-    held = collectives.before(name, ranks)
+    held = collectives.buffers_before(name, ranks)
     values = [
         torch.tensor(
             [10.0**place * (chunk + 1) if text else 0.0 for chunk, text in enumerate(row)], dtype=torch.float64
@@ -89,7 +89,7 @@ def test_collectives_end_as_gloo_says(forked: Callable[..., list[Any]]) -> None:
         return chunk * (everyone if text[0] == "Σ" else 10.0 ** (ord(text[0]) - ord("A")))
 
     for name in collectives.NAMES:
-        drawn = [[value(text) for text in held] for held in collectives.after(name, ranks)]
+        drawn = [[value(text) for text in held] for held in collectives.buffers_after(name, ranks)]
         assert [each[name] for each in found] == drawn, name
 
 
@@ -113,7 +113,7 @@ def test_masks_are_counted_token_by_token(ranks: int) -> None:
 def test_a_roofline_has_every_matmul_under_the_roof() -> None:
     chip = resolve("h100", local=Path("none")).chip
     step = ff.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=4096)
-    values = roofline._named(
+    values = roofline._merge_labels(
         roofline._value(op, ridge=chip.peak("bf16") / chip.memory_bandwidth)
         for op in roofline._distinct(step)
         if op.flops

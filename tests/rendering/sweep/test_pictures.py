@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fivefold.rendering import charts
 from fivefold.rendering.sweep.charts import PICTURES
-from fivefold.rendering.sweep.settings import best, fixed, setting, varied
+from fivefold.rendering.sweep.settings import best, fixed, list_varied_axes, setting
 from fivefold.rendering.sweep.table import page
 from fivefold.results.sweep_row import Row
 from fivefold.units import GIB
@@ -165,9 +165,9 @@ def test_what_a_sweep_does_not_vary_is_not_drawn(name: str, rows: list[Row], why
 
 
 def test_what_varies() -> None:
-    assert varied(GRID) == ["model", "ranks"]
-    assert varied(LONG) == ["sequence"]  # its batch follows
-    assert varied([*LONG, row(sequence=8192, batch=7)]) == ["sequence", "batch"]
+    assert list_varied_axes(GRID) == ["model", "ranks"]
+    assert list_varied_axes(LONG) == ["sequence"]  # its batch follows
+    assert list_varied_axes([*LONG, row(sequence=8192, batch=7)]) == ["sequence", "batch"]
     assert fixed(GRID) == "h100, sequence 4,096, bf16, fivefold, batch 256"
     assert setting(GRID[0], ["model", "ranks", "batch"]) == "small, 8 ranks, batch 256"
     found = best(GRID, lambda each: each.ranks)

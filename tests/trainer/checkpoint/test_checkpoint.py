@@ -240,7 +240,7 @@ def test_latest_sees_only_complete_checkpoints(tmp_path: Path) -> None:
 def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_folder.shutil, "rmtree", lambda *_, **__: None)  # killed before it could
     for step in (1, 2):
-        final = tmp_path / checkpoint_folder.named(step)
+        final = tmp_path / checkpoint_folder.folder_name(step)
         record = Checkpoint(
             torch="", device="cpu", model=MODEL, layout=Layout(), job=JOB, progress=progress(step), files=()
         )

@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import CATALOG, named
+from fivefold.model.catalog import CATALOG, build_model
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import Part, bias_name, parts
 from fivefold.model.weights import weights
@@ -214,7 +214,7 @@ def test_a_dozen_steps_are_the_references(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama3-405b", "llama3.2-1b", "deepseek-v2", "deepseek-v3", "kimi-k2", "gpt-oss-20b"])
 def test_scaled_frequencies_are_the_references(name: str) -> None:
-    model, values = named(name), CATALOG[name].config
+    model, values = build_model(name), CATALOG[name].config
     keys = {key: value for key, value in values.items() if key != "model_type"}
     kind = values["model_type"]
     config = AutoConfig.for_model("deepseek_v3" if kind == "kimi_k2" else kind, **keys)

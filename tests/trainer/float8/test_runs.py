@@ -7,7 +7,7 @@ import torch
 
 from fivefold.job import Job, LearningRate, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_chip
@@ -107,10 +107,10 @@ def test_a_chip_without_units_is_refused_before_anything_starts(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
     job = Job(precision=recipe(name))
-    check_chip(job.replace(emulate=True), model=named(model))
+    check_chip(job.replace(emulate=True), model=build_model(model))
     if not pattern:
-        check_chip(job, model=named(model))
+        check_chip(job, model=build_model(model))
         return
     with pytest.raises(UserError, match=pattern) as error:
-        check_chip(job, model=named(model))
+        check_chip(job, model=build_model(model))
     assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ import torch
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.trainer.build import build
@@ -20,7 +20,9 @@ from tests.agree.parity.processes import forked
 from tests.selection import one_in
 
 DENSE = Model(name="wide", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=160, vocab=96, qkv_bias=True)
-SPARSE = named("qwen3-30b-a3b").replace(name="sparse", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, vocab=96)
+SPARSE = build_model("qwen3-30b-a3b").replace(
+    name="sparse", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, vocab=96
+)
 
 
 def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int, int], bool]:

@@ -40,7 +40,7 @@ def measured(text: str) -> tuple[Noise | None, float, list[int]]:
     job = Job(sequence=LENGTH, global_batch=SEQUENCES, precision=recipe("fp32"))
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=MODEL, layout=layout, job=job)
-    engine.noise = NoiseScale.of(built, layout)
+    engine.noise = NoiseScale.from_built(built, layout)
     times, rank = layout.micro_batches(job), built.ranks["dp"].rank
     mine = [
         TOKENS[(at * layout.dp + rank) * layout.mbs : (at * layout.dp + rank + 1) * layout.mbs] for at in range(times)

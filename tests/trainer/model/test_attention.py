@@ -14,7 +14,7 @@ from fivefold.model.shape import MLA, RopeScaling
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.planner.counts.operations.attention import attention
-from fivefold.planner.counts.operations.local_shapes import Local, Part
+from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.record import UserError
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.rotary import Rows, rotary_tables, tables_of
@@ -153,7 +153,7 @@ def test_it_keeps_what_the_planner_counts(model: Model) -> None:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         out = module(x, Rows(T, (cos, sin)))  # holds the graph, so that no storage is used twice
     job = Job(sequence=T, global_batch=B, precision=recipe("fp32"), attention="blocks")
-    ops = attention(Local(model, job, Part(sequences=B)), "x", layer=0)
+    ops = attention(Local(model, job, LocalDegrees(sequences=B)), "x", layer=0)
     sizes = {"x": x.nbytes} | {name: size for op in ops for name, size in op.writes.items()}
     assert sum(kept.values()) == sum(sizes[name] for name in {name for op in ops for name in op.keeps})
     assert out.shape == x.shape

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model import dropout, sliding_window_attention
-from fivefold.trainer.model.attention_mask import Heads, ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.dropout import (
     GAMMA,
     Dropout,
     dropout_mask,
-    kept,
+    make_keep_mask,
     mix,
     place_keys,
     row_keys,
@@ -37,7 +37,7 @@ def test_the_generator_is_splitmix64() -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_as_many_are_kept_as_the_rate_says_in_rows_and_columns_alike(rate: float) -> None:
     keys = row_keys(KEYS[:1], torch.arange(500), place=3).flatten()
-    mask = kept(keys, columns=range(400), rate=rate).double()
+    mask = make_keep_mask(keys, columns=range(400), rate=rate).double()
     spread = (rate * (1 - rate)) ** 0.5
     assert abs(float(mask.mean()) - (1 - rate)) < 5 * spread / 200_000**0.5
     for dim in (0, 1):
@@ -53,7 +53,7 @@ def test_a_part_of_the_columns_is_that_of_all(monkeypatch: pytest.MonkeyPatch) -
     whole = dropout_mask(keys, 23, 0.3)
     assert whole.shape == (B, 7, 23)
     for columns in (range(23), range(5, 9), range(4, 5), range(7, 22)):
-        assert torch.equal(kept(keys, columns=columns, rate=0.3), whole[..., columns.start : columns.stop])
+        assert torch.equal(make_keep_mask(keys, columns=columns, rate=0.3), whole[..., columns.start : columns.stop])
 
 
 def test_every_key_draws_another_mask() -> None:
@@ -73,10 +73,10 @@ def test_flash_and_unfused_attention_drop_the_same(
 ) -> None:
     """And as written out; with half of the heads each, as two ranks of tp, all the same."""
     monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)
-    rule = ScoreRule(0.3, window, dropout=0.25, layer=3)
+    rule = AttentionMask(0.3, window, dropout=0.25, layer=3)
     gradient = drawn(B, S, N, 8, seed=4)
     rows = row_keys(KEYS, numbers_of(range(N), range(S), device=gradient.device), place=1 + 3 * 3)
-    mask = kept(rows, columns=range(S), rate=0.25).transpose(1, 2)
+    mask = make_keep_mask(rows, columns=range(S), rate=0.25).transpose(1, 2)
     wanted = _written_out(mask, window, documents, gradient)
     for kind in (Flash, Unfused):
         inputs = [x.requires_grad_() for x in qkv()]

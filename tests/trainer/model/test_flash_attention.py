@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model import sliding_window_attention
-from fivefold.trainer.model.attention_mask import Heads, ScoreRule, visible_pairs
+from fivefold.trainer.model.attention_mask import AttentionMask, Heads, visible_pairs
 from fivefold.trainer.model.flash_attention import (
     Flash,
     Span,
     across,
     attend,
     attend_backward,
-    within,
+    self_attention_spans,
 )
 
 B, T, S, N, K = 2, 6, 10, 4, 2
@@ -34,7 +34,7 @@ def qkv(*, tokens: int = S, keys: int = S, dims: tuple[int, int] = (8, 8), kv_he
 
 
 def written_out(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rule: ScoreRule, sinks: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rule: AttentionMask, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """``seen`` [B, T, S]: which keys each query sees."""
     k, v = (x.repeat_interleave(N // x.shape[2], dim=2) for x in (k, v))
@@ -48,13 +48,13 @@ def written_out(
     return torch.einsum("btns,bsnh->btnh", scores.softmax(-1).nan_to_num(), v), scores.logsumexp(-1)
 
 
-RULE = ScoreRule(0.3)
+RULE = AttentionMask(0.3)
 RULES = [
     RULE,
-    ScoreRule(0.3, window=3),
-    ScoreRule(0.3, softcap=0.7),
-    ScoreRule(0.3, window=6, softcap=0.7),
-    ScoreRule(0.3, window=30),
+    AttentionMask(0.3, window=3),
+    AttentionMask(0.3, softcap=0.7),
+    AttentionMask(0.3, window=6, softcap=0.7),
+    AttentionMask(0.3, window=30),
 ]
 
 
@@ -70,7 +70,7 @@ def agrees(found: Tensor, wanted: Tensor, *, error: float = 1e-5) -> None:
 @pytest.mark.parametrize("dims", [(8, 8), (12, 8), (8, 12)], ids=["equal", "values narrower", "values wider"])
 @pytest.mark.parametrize("case", ["causal", "all", "documents", "documents before"])
 def test_block_is_attention_written_out(
-    case: str, dims: tuple[int, int], rule: ScoreRule, monkeypatch: pytest.MonkeyPatch
+    case: str, dims: tuple[int, int], rule: AttentionMask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)  # several chunks of queries
     spans = None
@@ -80,7 +80,7 @@ def test_block_is_attention_written_out(
     seen = ((apart >= 0) & (apart < (rule.window or 2 * S))).expand(B, tokens, S)
     if case == "documents":
         seen = seen & (DOCUMENTS[:, :, None] == DOCUMENTS[:, None])
-        spans = within(DOCUMENTS)
+        spans = self_attention_spans(DOCUMENTS)
     if case == "documents before":  # queries behind all of the keys: of the first sequence two belong to its last one
         after = torch.tensor([[3, 3, 4, 4, 4, 4], [7, 7, 7, 8, 8, 8]])
         seen = seen & (after[:, :, None] == DOCUMENTS[:, None])
@@ -125,7 +125,7 @@ def test_a_window_holds_no_square_of_scores() -> None:
 
 
 def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
-    assert within(DOCUMENTS) == tuple(
+    assert self_attention_spans(DOCUMENTS) == tuple(
         Span(slice(*run), slice(*run)) for run in ((0, 3), (3, 4), (4, 8), (8, 10), (10, 11), (11, 20))
     )
     assert across(DOCUMENTS[:, 6:], DOCUMENTS[:, 2:5], offset=4) == (
@@ -135,11 +135,11 @@ def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
 
 
 @pytest.mark.parametrize("sinks", [False, True], ids=["", "sinks"])
-@pytest.mark.parametrize("rule", [RULE, ScoreRule(0.3, window=4, softcap=2.0)], ids=["plain", "window"])
+@pytest.mark.parametrize("rule", [RULE, AttentionMask(0.3, window=4, softcap=2.0)], ids=["plain", "window"])
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["causal", "documents"])
 @pytest.mark.parametrize("dims", [(8, 8), (12, 8)], ids=["equal", "latent"])
 def test_core_is_exact_and_keeps_five_tensors(
-    documents: Tensor | None, dims: tuple[int, int], rule: ScoreRule, sinks: bool
+    documents: Tensor | None, dims: tuple[int, int], rule: AttentionMask, sinks: bool
 ) -> None:
     inputs = [x.requires_grad_() for x in (*qkv(dims=dims), *([drawn(2 * N, seed=9)] if sinks else []))]
     core = Flash(rule, heads=Heads(rank=1 if sinks else 0))  # of sinks the second half
@@ -170,11 +170,11 @@ def test_core_is_exact_and_keeps_five_tensors(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("rule", [RULE, ScoreRule(0.3, window=4, softcap=2.0)], ids=["plain", "window"])
+@pytest.mark.parametrize("rule", [RULE, AttentionMask(0.3, window=4, softcap=2.0)], ids=["plain", "window"])
 @pytest.mark.parametrize("dims", [(64, 64), (192, 128), (20, 20)], ids=str)
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["causal", "documents"])
-def test_gpu_agrees_with_cpu(documents: Tensor | None, dims: tuple[int, int], rule: ScoreRule) -> None:
-    spans = None if documents is None else within(documents)
+def test_gpu_agrees_with_cpu(documents: Tensor | None, dims: tuple[int, int], rule: AttentionMask) -> None:
+    spans = None if documents is None else self_attention_spans(documents)
     inputs = [x.bfloat16() for x in qkv(dims=dims)]
     gradient = drawn(B, S, N, dims[1], seed=4).bfloat16()
     there = [x.cuda() for x in inputs]

@@ -118,7 +118,7 @@ def test_products_of_layers_that_send_nothing_are_the_compilers() -> None:
 
 
 def test_weight_gradients_are_made_where_they_are_summed() -> None:
-    from fivefold.trainer.model.linear import Linear, Room
+    from fivefold.trainer.model.linear import GradBuffer, Linear
     from fivefold.trainer.model.linear_op import attach
 
     layers, handed = [Linear(6, width, bias=False) for width in (4, 8)], list[object]()
@@ -128,7 +128,7 @@ def test_weight_gradients_are_made_where_they_are_summed() -> None:
     for times in (1, 2):
         for layer, each in zip(layers, sums, strict=True):
             torch.nn.init.ones_(layer.matrix)
-            layer.matrix.room = lambda _, each=each: Room(each, fresh=times == 1)  # type: ignore[attr-defined]  # noqa: B023
+            layer.matrix.room = lambda _, each=each: GradBuffer(each, fresh=times == 1)  # type: ignore[attr-defined]  # noqa: B023
             layer.matrix.collect = handed.append  # type: ignore[attr-defined]
         torch.ops.fivefold.linears_backward(gradients, x, tokens)
         for each, gradient in zip(sums, gradients, strict=True):

@@ -23,7 +23,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import Folder, start
-from fivefold.trainer.model.mtp import Further
+from fivefold.trainer.model.mtp import MTPTargets
 from fivefold.trainer.model.transformer import Transformer
 from tests.model.judged import quiet
 from tests.trainer.checkpoint.test_huggingface_import import LATENT, decoder, read_whole
@@ -54,7 +54,7 @@ def shifted(tokens: Tensor) -> list[Tensor]:
 
 def losses(ours: Transformer, tokens: Tensor) -> Tensor:
     inputs, targets, *further = shifted(tokens)
-    return ours(inputs, targets, scale=1 / (B * T), further=Further((targets, *further[:-1]), tuple(further)))
+    return ours(inputs, targets, scale=1 / (B * T), further=MTPTargets((targets, *further[:-1]), tuple(further)))
 
 
 def drawn(model: Model) -> Transformer:

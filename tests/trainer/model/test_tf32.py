@@ -11,7 +11,7 @@ import torch
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.precision import computed_otherwise
@@ -69,7 +69,7 @@ def test_the_planner_prices_products_at_the_chips_tf32_peak() -> None:
     """An H100 has 494.5 and 67 TFLOP/s; memory and messages are those of fp32."""
     steps = [
         Planner(
-            model=named("llama3-8b"),
+            model=build_model("llama3-8b"),
             machine=resolve("h100:8", local=Path("/nowhere")),
             job=Job(sequence=4096, global_batch=8, precision=recipe(name)),
         ).step(Layout.parse("dp8 zero3 mbs1"))

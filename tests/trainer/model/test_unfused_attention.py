@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model import unfused_attention
-from fivefold.trainer.model.attention_mask import ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.unfused_attention import Unfused
 from tests.trainer.model.test_flash_attention import DOCUMENTS, B, N, S, agrees, drawn, qkv
@@ -20,7 +20,7 @@ def test_it_is_flash_attention(
     dims: tuple[int, int], window: int | None, documents: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unfused_attention, "ROWS", 4)
-    rule, found = ScoreRule(0.3, window), []
+    rule, found = AttentionMask(0.3, window), []
     gradient = drawn(B, S, N, dims[1], seed=4)
     kept: dict[int, int] = {}
 

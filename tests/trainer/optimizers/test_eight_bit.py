@@ -20,7 +20,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import latest, load
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.optimizers import fp32_update
-from fivefold.trainer.optimizers.eight_bit import Codes
+from fivefold.trainer.optimizers.eight_bit import Codebook
 from fivefold.update import LearningRate, Optimizer
 from tests.trainer.optimizers.test_optimizers import job, joined, play
 
@@ -63,7 +63,7 @@ def test_codes_are_those_of_the_published_table(signed: bool, columns: int) -> N
     rows[2] = 0.0
     rows = rows if signed else rows.abs()
     expected_codes, expected_scales, expected = quantised(rows, signed=signed)
-    found = Codes.of(signed=signed, device=CPU)
+    found = Codebook.build(signed=signed, device=CPU)
     codes, scales = torch.zeros(4, columns, dtype=torch.uint8), torch.zeros(4, -(-columns // 256))
     found.write(rows.clone(), codes, scales)
     assert torch.equal(scales, expected_scales)

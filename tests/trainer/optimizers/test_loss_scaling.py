@@ -18,7 +18,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.trainer.engine import Engine, StepResult
-from fivefold.trainer.optimizers.loss_scaling import GROWTH, LEAST, START, LossScaler
+from fivefold.trainer.optimizers.loss_scaling import GROWTH_INTERVAL, INITIAL_SCALE, MIN_SCALE, LossScaler
 from tests.agree.parity import processes
 from tests.selection import one_in
 
@@ -39,17 +39,17 @@ JOB = Job(
 def test_the_scale_halves_at_once_and_doubles_after_a_while() -> None:
     scaler = LossScaler()
     scaler.update(finite=False)
-    assert (scaler.scale, scaler.skipped) == (START / 2, 1)
-    for _ in range(GROWTH - 1):
+    assert (scaler.scale, scaler.skipped) == (INITIAL_SCALE / 2, 1)
+    for _ in range(GROWTH_INTERVAL - 1):
         scaler.update(finite=True)
-    assert scaler.scale == START / 2
+    assert scaler.scale == INITIAL_SCALE / 2
     scaler.update(finite=False)  # the count starts again
-    for _ in range(GROWTH):
+    for _ in range(GROWTH_INTERVAL):
         scaler.update(finite=True)
-    assert (scaler.scale, scaler.finite, scaler.skipped) == (START / 2, 0, 2)
+    assert (scaler.scale, scaler.finite, scaler.skipped) == (INITIAL_SCALE / 2, 0, 2)
     for _ in range(40):
         scaler.update(finite=False)
-    assert scaler.scale == LEAST
+    assert scaler.scale == MIN_SCALE
 
 
 def started(model: Model, layout: Layout, job: Job = JOB) -> tuple[Built, Engine]:
@@ -104,7 +104,7 @@ def test_every_layout_is_one_process_and_that_is_fp32_nearly(
     for ours in forked(Layout.parse(text).world, play, model, text, precision):
         for done, one, wide in zip(ours, alone, plain, strict=True):
             assert not done.skipped
-            assert done.loss_scale == (START if precision == "fp16" else 1)
+            assert done.loss_scale == (INITIAL_SCALE if precision == "fp16" else 1)
             assert done.loss == pytest.approx(one.loss, rel=error)
             assert done.norm == pytest.approx(one.norm, rel=6 * error)
             assert done.loss == pytest.approx(wide.loss, rel=2 * error)
@@ -134,7 +134,7 @@ def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
     still = all(map(torch.equal, before, bits(built)))
     halved = built.scaler.scale == scale / 2
     engine.backward = backward
-    built.scaler.scale = START
+    built.scaler.scale = INITIAL_SCALE
     third = step(engine, 2)
     moved = not all(map(torch.equal, before, bits(built)))
     return [
@@ -212,4 +212,4 @@ def across(folder: Path) -> tuple[Tensor, Tensor, float]:
 def test_the_scaler_is_in_checkpoints(forked: Fork, tmp_path: Path) -> None:
     for left, found, fresh in forked(2, across, tmp_path):
         assert left.tolist() == found.tolist() == [2.0**57, 0, 3]
-        assert fresh == START
+        assert fresh == INITIAL_SCALE

@@ -7,7 +7,7 @@ import torch
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
@@ -41,7 +41,7 @@ def test_wsd_is_flat_then_falls_in_a_line() -> None:
 
 def norm_and_clipped(layout: str) -> tuple[float, float, float]:
     job = Job(sequence=8, global_batch=4, optimizer=Optimizer(clip=0.5))
-    built = build(model=named("nano"), layout=Layout.parse(layout), job=job, device=torch.device("cpu"))
+    built = build(model=build_model("nano"), layout=Layout.parse(layout), job=job, device=torch.device("cpu"))
     for shard in built.shards:
         shard.weight.grad = torch.full_like(shard.weight, 1e-3)
     norm, (total,) = sum_over_ranks(built.shards, 2.0, ranks=built.ranks)
@@ -53,7 +53,7 @@ def norm_and_clipped(layout: str) -> tuple[float, float, float]:
 @pytest.mark.parametrize("layout", ["dp1 mbs1", "dp2 zero0 mbs1", "dp2 zero3 mbs1", "dp4 zero1/2 mbs1"])
 def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
     world = Layout.parse(layout).world
-    expected = 1e-3 * named("nano").parameters ** 0.5
+    expected = 1e-3 * build_model("nano").parameters ** 0.5
     for norm, total, after in forked(world, norm_and_clipped, layout):
         assert norm == pytest.approx(expected, rel=1e-5)
         assert total == 2.0 * world
@@ -63,7 +63,7 @@ def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
 def left_of(sharded_weights: list[tuple[float, float]]) -> list[float]:
     """How much ``largest`` and ``scale`` leave of a gradient whose norm, but for the scale of the loss, is 2."""
     job = Job(sequence=8, global_batch=4)
-    built = build(model=named("nano"), layout=Layout(), job=job, device=torch.device("cpu"))
+    built = build(model=build_model("nano"), layout=Layout(), job=job, device=torch.device("cpu"))
     found = []
     for largest, scale in sharded_weights:
         for shard in built.shards:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fivefold.layout.spec import Layout
 from fivefold.trainer.measure.meter import Meter
-from fivefold.trainer.model.attention_mask import Heads, ScoreRule
+from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.parallel import context
 from fivefold.trainer.parallel.collectives import Pending, exchange
@@ -41,8 +41,8 @@ class Case(NamedTuple):
     sinks: bool = False
 
     @property
-    def rule(self) -> ScoreRule:
-        return ScoreRule(self.dims[0] ** -0.5, self.window, self.softcap)
+    def rule(self) -> AttentionMask:
+        return AttentionMask(self.dims[0] ** -0.5, self.window, self.softcap)
 
 
 CASES = [
@@ -210,7 +210,7 @@ def test_positions_are_zigzag_or_runs() -> None:
 
 def resident_growth(tokens: int) -> int:
     """Bytes by which the process grew, forward and backward over as many tokens per rank."""
-    core, before = Ring(everyone(), ScoreRule(0.25)), 0
+    core, before = Ring(everyone(), AttentionMask(0.25)), 0
     for count in (64, tokens):  # the first, that libraries are loaded
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         q, k, v = (torch.randn(1, count, 1, 16).requires_grad_() for _ in range(3))
@@ -227,7 +227,7 @@ def test_memory_grows_with_tokens_not_with_their_square(forked: Fork) -> None:
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rule = ScoreRule(0.3, window=5)
+        self.rule = AttentionMask(0.3, window=5)
         self.core, self.hooks = Flash(self.rule), None
 
 
@@ -240,7 +240,7 @@ def test_attach_sets_the_core_or_what_is_around_it() -> None:
     ] * 2
     attach(model, axis, kind="ring")
     assert [(type(each.core), each.core.rule) for each in (model[0], model[2])] == [
-        (Ring, ScoreRule(0.3, window=5))
+        (Ring, AttentionMask(0.3, window=5))
     ] * 2
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, UNREAD_ROTARY_FACTOR, same, without
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, UNREAD_ROTARY_FACTOR, drop_keys, same
 from fivefold.model.huggingface.family import Family, Fused, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -55,7 +55,7 @@ FALCON = Family(
     model_type="falcon",
     architecture="FalconForCausalLM",
     keys={"n_embed": "hidden_size"}
-    | without(SIZES | ROTARY | UNREAD_ROTARY_FACTOR, "intermediate_size", "attention_dropout")
+    | drop_keys(SIZES | ROTARY | UNREAD_ROTARY_FACTOR, "intermediate_size", "attention_dropout")
     | same("new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn")
     | {
         "ffn_hidden_size": "intermediate_size",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, same, without
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, drop_keys, same
 from fivefold.model.huggingface.family import Family, Fused
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -29,7 +29,7 @@ GPT_NEOX = Family(
     model_type="gpt_neox",
     architecture="GPTNeoXForCausalLM",
     keys=SIZES
-    | without(ROTARY, "rope_theta")
+    | drop_keys(ROTARY, "rope_theta")
     | {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor", "layer_norm_eps": "norm_epsilon"}
     | same("hidden_act head_dim attention_bias hidden_dropout use_parallel_residual"),
     defaults={

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
 from fivefold.model.huggingface.rope import read_rope
@@ -97,7 +97,7 @@ QWEN2 = Family(
 QWEN2_5_VL_TEXT = Family(
     model_type="qwen2_5_vl_text",
     architecture="Qwen2_5_VLTextModel",
-    keys=without(decoder.KEYS, "head_dim") | WINDOWS,
+    keys=drop_keys(decoder.KEYS, "head_dim") | WINDOWS,
     defaults={
         **DEFAULTS,
         "vocab_size": 152_064,

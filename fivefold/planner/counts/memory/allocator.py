@@ -18,7 +18,7 @@ from fivefold.job import Job
 from fivefold.layout.sharding import policy, trained
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.planner.counts.counts import Counts, Run, run_part
+from fivefold.planner.counts.counts import Counts, UnitGroup, run_part
 from fivefold.planner.counts.memory.peak import RankMemory, table_of
 from fivefold.planner.counts.memory.stages import stages_of
 from fivefold.planner.counts.operations.local_shapes import part_of
@@ -124,7 +124,7 @@ def _fragments(
     layout: Layout,
     rank: RankMemory,
     chunks: Sequence[int],
-    runs: Iterable[Run],
+    runs: Iterable[UnitGroup],
     constants: AllocatorConstants,
 ) -> int:
     """Return the bytes of free blocks that the largest temporary tensors cannot use again.
@@ -164,7 +164,7 @@ def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
 
 
 def _concatenated(
-    counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[Run], constants: AllocatorConstants
+    counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[UnitGroup], constants: AllocatorConstants
 ) -> list[int]:
     """Return the bytes of tensors that an update concatenates and that are allocated at once.
 
@@ -184,14 +184,14 @@ def _concatenated(
     return sizes
 
 
-def _numels(counts: Counts, layout: Layout, runs: Iterable[Run]) -> Iterator[int]:
+def _numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterator[int]:
     """Yield the elements of every trained weight of ``runs`` on one rank."""
     for run in runs:
         for unit, *_ in counts.local_parts(layout, run.name):
             yield from (weight.numel for weight in trained(unit, counts.job).weights)
 
 
-def _largest(counts: Counts, layout: Layout, runs: Iterable[Run], *, most: int) -> list[int]:
+def _largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, most: int) -> list[int]:
     """Return the sizes of a rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
     part, keeps = part_of(layout), policy(layout, counts.job)
     sizes: list[int] = []

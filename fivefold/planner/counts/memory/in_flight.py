@@ -175,7 +175,7 @@ class LivePasses(NamedTuple):
 
 def in_order(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
     """Yield every pass of one pipeline rank, in time order."""
-    return next(_counted(table, rules, range(rank, rank + 1))).listed(table.stages).row(rank)
+    return next(_count_ranks(table, rules, range(rank, rank + 1))).listed(table.stages).row(rank)
 
 
 @lru_cache(maxsize=1024)
@@ -184,7 +184,7 @@ def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, rules: 
     if pp == 1:
         return _without_pipeline(micro_batches, rules)
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-    passes_by_ranks = [counted.highest() for counted in _counted(table, rules, range(pp))]
+    passes_by_ranks = [counted.highest() for counted in _count_ranks(table, rules, range(pp))]
     columns = (np.concatenate(column) for column in zip(*passes_by_ranks, strict=True))
     return Counted._make(columns).listed(table.stages)
 
@@ -279,22 +279,22 @@ class Counted(NamedTuple):
         _, first_index, place = np.unique(code, return_index=True, return_inverse=True)
         columns = (column[first_index].tolist() for column in self[1:7])
         distinct = tuple(
-            PassKind(_named(kind), stage, first, last, _before(before, stages), held)
+            PassKind(_kind_name(kind), stage, first, last, _find_previous(before, stages), held)
             for kind, stage, first, last, before, held in zip(*columns, strict=True)
         )
         return LivePasses(self.counts, self.rank, distinct, place)
 
 
-def _named(kind: int) -> Kind:
+def _kind_name(kind: int) -> Kind:
     return ("B", "BW", "F", "W")[kind]
 
 
-def _before(number: int, stages: int) -> Before | None:
+def _find_previous(number: int, stages: int) -> Before | None:
     kind_and_stage, last = divmod(number - 1, 2)
-    return Before(_named(kind_and_stage // stages), kind_and_stage % stages, bool(last)) if number else None
+    return Before(_kind_name(kind_and_stage // stages), kind_and_stage % stages, bool(last)) if number else None
 
 
-def _counted(table: Table, rules: Rules, ranks: range) -> Iterator[Counted]:
+def _count_ranks(table: Table, rules: Rules, ranks: range) -> Iterator[Counted]:
     """Yield the passes of ``ranks``, several ranks at a time."""
     streams, width = pass_streams(table), len(table.rank_stages[0])
     starts = np.searchsorted(streams.rank, np.arange(table.pp + 1)).tolist()
@@ -314,16 +314,19 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     start = np.searchsorted(rank, rank)  # the first pass of its rank
     end = np.searchsorted(rank, rank, side="right") - 1
 
-    def before(some: Bools) -> Ints:
+    def count_previous(some: Bools) -> Ints:
         """Return, by stage of the rank, how many passes of ``some`` precede each pass."""
         here = is_own_stage & some[:, None]
         count = np.cumsum(here, axis=0, dtype=np.int32) - here
         return np.asarray(count - count[start])
 
     forward, backward, is_w = kind == F, (kind == B) | (kind == BW), kind == W
-    split_before, w_grads_before = before(kind == B), before(is_w | (kind == BW))  # sums: that W, or BW, makes
-    forwards_before, backwards_before = before(forward), before(backward)
-    w_before = before(is_w)
+    split_before, w_grads_before = (
+        count_previous(kind == B),
+        count_previous(is_w | (kind == BW)),
+    )  # sums: that W, or BW, makes
+    forwards_before, backwards_before = count_previous(forward), count_previous(backward)
+    w_before = count_previous(is_w)
     own_backward, own_w = is_own_stage & backward[:, None], is_own_stage & is_w[:, None]
     between_f_and_b, between_b_and_w = (
         forwards_before - backwards_before - own_backward,
@@ -336,7 +339,7 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     )
     remaining = np.where((kind == B)[:, None], b_until_now[end] - b_until_now, w_until_now[end] - w_until_now)
     last = ~forward & (remaining[is_own_stage] == 0)
-    is_reduced = before(last & (kind != B)) > 0
+    is_reduced = count_previous(last & (kind != B)) > 0
     has_begun = (forwards_before + backwards_before + w_before) > 0
     first = ~np.where(
         forward, has_begun[is_own_stage], np.where(is_w, has_w_sums[is_own_stage], has_sums[is_own_stage])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fivefold.layout.sharding import joins_ends, needs_backward_gather, policy, regathers
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Counts, Run
+from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
 from fivefold.planner.counts.memory.liveness import NO_SUMS, Profile, SplitProfile, Sums
 from fivefold.planner.counts.memory.reductions import Change, Reductions, cut, reductions_of
@@ -89,7 +89,7 @@ class PassRules(NamedTuple):
     @property
     def makes_all(self) -> bool:
         """Return True if W makes all gradients of a unit that defers any."""
-        return self.reductions.each or self.graph
+        return self.reductions.every_micro_batch or self.graph
 
 
 def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
@@ -127,7 +127,9 @@ def pass_peak(rules: PassRules, own: PassKind) -> tuple[int, Cause]:
     """Return the peak bytes of a pass and their cause; cached, shared by stages with equal units."""
     last, lag = own.last and not rules.reductions.stays, lagging_bytes(rules, own)
     first_equal, output_bytes = rules.stages.chunks[own.stage].alike, rules.buffers.output(own.stage)
-    key = PassKey(first_equal, output_bytes, own.kind, own.first, last, lag, own.held, rules.reductions.each)
+    key = PassKey(
+        first_equal, output_bytes, own.kind, own.first, last, lag, own.held, rules.reductions.every_micro_batch
+    )
     peak = rules.stages.peaks.get(key)
     if peak is None:
         moments = pass_moments(rules, own._replace(last=last), all_ends=rules.coalesced.uneven)
@@ -149,7 +151,7 @@ def pass_moments(rules: PassRules, own: PassKind, *, all_ends: bool = False) -> 
         return iter([LiveBytes(cause, lag, kept_size, gathered, rest)])
     if kind == "W" and not w_does_all:
         moments = _weights(rules, units, first=first, last=own.last, lagging=lag)
-        return _without(moments, rules.buffers.of_graph(stage)) if rules.graph else moments
+        return _subtract_activations(moments, rules.buffers.of_graph(stage)) if rules.graph else moments
     if kind == "F":
         moments = _forward(rules, units, first=first, held=own.held, lagging=lag)
     else:
@@ -157,19 +159,19 @@ def pass_moments(rules: PassRules, own: PassKind, *, all_ends: bool = False) -> 
             rules, units, stage, first=first, last=own.last, split=kind == "B", held=own.held, lagging=lag
         )
     if kind == "W":  # the gradient of its output is a buffer that W does not count as its own
-        moments = _without(moments, rules.stream * rules.buffers.received)
+        moments = _subtract_activations(moments, rules.stream * rules.buffers.received)
     return _with_coalesced(rules, moments, units, stage=stage, backward=kind != "F")
 
 
-def _without(found: Iterator[LiveBytes], size: int) -> Iterator[LiveBytes]:
+def _subtract_activations(moments: Iterator[LiveBytes], size: int) -> Iterator[LiveBytes]:
     """Yield the moments less ``size`` bytes of activations, which are counted elsewhere."""
-    return (moment._replace(activations=max(0, moment.activations - size)) for moment in found)
+    return (moment._replace(activations=max(0, moment.activations - size)) for moment in moments)
 
 
 def late_bytes(rules: PassRules, stage: int) -> int:
     """Return the bytes that one micro-batch keeps between B and W of a stage."""
     chunk, cache = rules.stages.chunks[stage], rules.stages.late
-    key = chunk.alike, rules.reductions.each
+    key = chunk.alike, rules.reductions.every_micro_batch
     if key not in cache:
         deferred = sum(group.run.times * _split(rules, group).late_bytes for group in chunk.runs)
         cache[key] = chunk.kept if rules.graph and stage == 0 else deferred - rules.buffers.of_graph(stage)
@@ -267,13 +269,13 @@ def _forward(
         casts += run.times * profile.cached_bytes
 
 
-def _earlier(rules: PassRules, each: int, units: int, kept: int) -> int:
+def _earlier(rules: PassRules, unit_index: int, units: int, kept: int) -> int:
     """Return the activations on the device: ``units`` that keep ``each``, and ``kept`` bytes; offloaded: those of one
     unit.
     """
     if rules.offloads and units:
-        return each
-    return kept + units * each
+        return unit_index
+    return kept + units * unit_index
 
 
 def _coming(rules: PassRules, part: UnitStates) -> int:
@@ -303,7 +305,7 @@ def _table_whole(rules: PassRules, units: Sequence[RunMemory]) -> int:
     return (units[0].state if rules.root else rules.reductions.table.states).whole if shared else 0
 
 
-def _stays(rules: PassRules, run: Run) -> bool:
+def _stays(rules: PassRules, run: UnitGroup) -> bool:
     """Return True if gathered weights stay until the backward: the head's, which follows at once, or its tied table."""
     return run.name == "head" or (run.name == "embed" and (rules.root or rules.reductions.table.here))
 
@@ -337,7 +339,7 @@ def _backward(
         deferred = _split(rules, unit).late_bytes if split else 0  # kept for W
         stays_gathered, regathered = (
             _is_block(rules, run) and held,
-            state.whole if _again(rules, run) and not held else 0,
+            state.whole if _is_regathered(rules, run) and not held else 0,
         )
         freed_weights, reduces = (
             _let_go(rules, unit, stays=stays_gathered),
@@ -438,12 +440,12 @@ def _let_go(rules: PassRules, unit: RunMemory, *, stays: bool) -> int:
     return {"head": own_bytes + table.states.whole, "embed": 0}.get(str(unit.run.name), own_bytes)
 
 
-def _is_block(rules: PassRules, run: Run) -> bool:
+def _is_block(rules: PassRules, run: UnitGroup) -> bool:
     """Return True if a unit's gathered weights are freed after its forward, or kept for its backward."""
     return rules.gathers and run.name not in ("embed", "head")
 
 
-def _again(rules: PassRules, run: Run) -> bool:
+def _is_regathered(rules: PassRules, run: UnitGroup) -> bool:
     """Return True if a unit is gathered for its backward."""
     return _is_block(rules, run) or (rules.embed and run.name == "embed")
 
@@ -478,7 +480,7 @@ def _comes_ahead(rules: PassRules, place: int) -> bool:
 def _coming_back(rules: PassRules, unit: RunMemory, before: RunMemory | None) -> int:
     """Return the bytes of weights of the unit ``before`` that are gathered ahead in the backward of ``unit``."""
     if rules.holds:
-        return before.state.whole if before and _again(rules, before.run) else 0
+        return before.state.whole if before and _is_regathered(rules, before.run) else 0
     ahead = rules.ahead and rules.gathers and unit.run.name != "embed"
     return _coming(rules, before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
 
@@ -608,16 +610,16 @@ def _coalesced(counts: Counts, layout: Layout) -> Coalesced:
 
 
 def _with_coalesced(
-    rules: PassRules, found: Iterable[LiveBytes], units: Sequence[RunMemory], *, stage: int, backward: bool
+    rules: PassRules, moments: Iterable[LiveBytes], units: Sequence[RunMemory], *, stage: int, backward: bool
 ) -> Iterator[LiveBytes]:
     """Yield the moments of a pass, with what joined messages hold."""
     coalesced = rules.coalesced
     if not (coalesced.by_weights or (coalesced.bucket and backward)):
-        yield from found
+        yield from moments
         return
     first_units = [0, *accumulate(unit.run.times for unit in units)]
     gathers, wide_bytes = _fetched_weights(rules, stage), rules.counts.job.precision.wide_bytes
-    for moment in found:
+    for moment in moments:
         if len(moment.cause) > 2:
             place, index, phase, *_ = moment.cause
             if gathers is not None:

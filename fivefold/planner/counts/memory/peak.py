@@ -42,7 +42,7 @@ from fivefold.planner.counts.memory.passes import (
     reduced_by_w,
 )
 from fivefold.planner.counts.memory.stages import (
-    Chunk,
+    ModelChunk,
     describe,
     head_bytes,
     held_bytes,
@@ -98,7 +98,7 @@ def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
 
     All passes of all ranks are compared as arrays.
     """
-    cache, key = counts.caches.of(RankCache), (*stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
+    cache, key = counts.caches.get_cache(RankCache), (*stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
     if (known := cache.get(key)) is not None:
         return known
     stages = stages_of(counts, layout)
@@ -108,7 +108,7 @@ def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     representatives, place = alike_passes(*rank_bytes.schedule, rules.kinds)
     peaks = [pass_peak(rules, distinct[pass_kind]) for pass_kind in representatives]
     in_flight = numbers * rank_bytes.weights[rank_of]
-    live = in_flight.sum(axis=1) + np.array(_counted([[size for size, _ in peaks]], layout)[0])[place]
+    live = in_flight.sum(axis=1) + np.array(_check_sizes([[size for size, _ in peaks]], layout)[0])[place]
     own_bytes = np.array(
         [_own_bytes(rank_bytes, distinct[pass_kind].kind, distinct[pass_kind].stage) for pass_kind in representatives]
     )
@@ -256,7 +256,7 @@ def _held_by_ranks(rules: PassRules) -> HeldByRanks:
         ],
         received=[_received(rules, held) for held in stages],
         updates=[_widened(job, total) + size for total, size in zip(totals, scratch, strict=True)],
-        weights=np.array(_counted(weights, layout, times=int(passes_of_ranks.counts.max(initial=1)))),
+        weights=np.array(_check_sizes(weights, layout, times=int(passes_of_ranks.counts.max(initial=1)))),
         kept=kept,
     )
 
@@ -304,7 +304,7 @@ def _moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> Iterator[Mome
         yield Moment(describe(moment.cause, chunk), sum(part_bytes), other_bytes, *part_bytes)
 
 
-def _counted(sizes: list[list[int]], layout: Layout, *, times: int = 1) -> list[list[int]]:
+def _check_sizes(sizes: list[list[int]], layout: Layout, *, times: int = 1) -> list[list[int]]:
     """Return ``sizes`` if ``times`` the sum of each row fits 64-bit integers; else raise a ``UserError``."""
     if (max_bytes := times * max(sum(map(abs, row)) for row in sizes)) > COUNTED_BYTES:
         raise UserError(
@@ -330,7 +330,7 @@ def _weights(rules: PassRules, held: Sequence[int], heads: Heads, kept: Sequence
     made_by_w = [
         0 if reductions.lasting or reductions.bucketed else reductions.experts_by_w(chunk.runs) for chunk in chunks
     ]
-    if reductions.each and not reductions.bucketed:
+    if reductions.every_micro_batch and not reductions.bucketed:
         made_by_w = [reduced_by_w(rules, stage) if split else 0 for stage in held]
     elif rules.graph and split and not reductions.lasting:
         made_by_w = sums
@@ -342,7 +342,7 @@ def _weights(rules: PassRules, held: Sequence[int], heads: Heads, kept: Sequence
         table_sums = 0 if reductions.lasting else table.sums
         sums[0] -= _during(rules, table) if table_sums else 0
         job, model = rules.counts.job, rules.counts.model
-        by_w = split and reductions.each and job.stack.loss != "chunked" and not model.predicted
+        by_w = split and reductions.every_micro_batch and job.stack.loss != "chunked" and not model.predicted
         (made_by_w if by_w else sums)[-1] += table_sums
         freed_by_reduce[0] += _during(rules, table) - table_sums if table_sums else 0
     shared = reductions.table.states.whole if reductions.table.here else 0
@@ -356,7 +356,7 @@ def _own_bytes(held: HeldByRanks, kind: str, stage: int) -> int:
     return held.kept[stage] if kind == "F" else late_bytes(held.rules, stage) if kind == "B" else 0
 
 
-def _on_device(rules: PassRules, chunk: Chunk) -> int:
+def _on_device(rules: PassRules, chunk: ModelChunk) -> int:
     """Return a micro-batch's activations on the device; offloaded: those of two units, one running, one in transfer."""
     if rules.offloads:
         unit_bytes = [unit.later.kept_bytes for unit in chunk.runs for _ in range(min(2, unit.run.times))]
@@ -396,7 +396,7 @@ def _gradients(rules: PassRules, total: UnitStates) -> int:
 
 def _during(rules: PassRules, total: UnitStates) -> int:
     """Return the bytes of gradients between micro-batches."""
-    return total.reduced if rules.reductions.each or rules.reductions.bucketed else total.sums
+    return total.reduced if rules.reductions.every_micro_batch or rules.reductions.bucketed else total.sums
 
 
 def _widened(job: Job, total: UnitStates) -> int:

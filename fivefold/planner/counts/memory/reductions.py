@@ -59,7 +59,7 @@ class Reductions(NamedTuple):
     """The time at which the gradients of one layout's units are reduced, and the bytes allocated until then."""
 
     stays: bool  # unsharded gradients are kept until the update
-    each: bool  # reduced with every micro-batch
+    every_micro_batch: bool  # reduced with every micro-batch
     destination: Destination
     release: Release
     bucket: int  # bytes that a backward or a step allocates at its start
@@ -81,11 +81,11 @@ class Reductions(NamedTuple):
     @property
     def when(self) -> Reduced:
         """Return the passes after which a reduction may be in flight."""
-        return "never" if self.release != "next_reduction" else "each" if self.each else "last"
+        return "never" if self.release != "next_reduction" else "each" if self.every_micro_batch else "last"
 
     def reduces_each(self, unit: RunMemory) -> bool:
         """Return True if the gradients of ``unit`` are reduced with every micro-batch."""
-        return self.each and not (self.table.waits and unit.run.name == "embed")
+        return self.every_micro_batch and not (self.table.waits and unit.run.name == "embed")
 
     def reduces(self, unit: RunMemory, *, last: bool) -> bool:
         """Return True if the gradients of ``unit`` are reduced in a pass that completes them."""
@@ -93,7 +93,7 @@ class Reductions(NamedTuple):
 
     def copies(self, *, first: bool) -> bool:
         """Return True if reduced gradients are copied from where they were made, because no sums are allocated yet."""
-        return self.release == "next_copy" and (first or self.each)
+        return self.release == "next_copy" and (first or self.every_micro_batch)
 
     def born(self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False) -> Sums:
         """Return the sums that a backward of ``unit`` allocates.
@@ -109,7 +109,7 @@ class Reductions(NamedTuple):
         bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
         if self.bucketed:
             return NO_SUMS._replace(dense=bucket_bytes)
-        if first or not self.each:
+        if first or not self.every_micro_batch:
             return (
                 unit.born._replace(dense=unit.born.dense + bucket_bytes)
                 if first
@@ -125,7 +125,9 @@ class Reductions(NamedTuple):
 
     def waits(self, unit: RunMemory) -> Waits:
         """Return which gradients made in B wait for W: those of experts only if experts are sharded."""
-        return Waits(self.each, self.each and unit.born.experts > 0 and cut(unit.parts[-1]) > 0)
+        return Waits(
+            self.every_micro_batch, self.every_micro_batch and unit.born.experts > 0 and cut(unit.parts[-1]) > 0
+        )
 
     def by_biases(self, unit: RunMemory) -> int:
         """Return the bytes of experts' sums that B allocates, not W, because bias gradients do not wait for W."""
@@ -164,7 +166,7 @@ class Reductions(NamedTuple):
             sums_bytes = state.sums if first else 0
         else:
             sums_bytes = sum(part.sums for part in unit.parts if cut(part))
-        is_first_gradient = first or (self.each and not table.waits)
+        is_first_gradient = first or (self.every_micro_batch and not table.waits)
         waiting_bytes = table.states.sums if table.adds and is_first_gradient and not is_late else table.waiting_bytes
         wait_bytes = {"head": waiting_bytes, "embed": -waiting_bytes}.get(str(unit.run.name), 0)
         shard_bytes = self.shards(unit, first=first)
@@ -207,7 +209,7 @@ class Reductions(NamedTuple):
         a row that make the gradients of only one unit, the second ends the reduction before it allocates the unit's
         sums again, unless the sums of experts come first (``experts_first``: in W).
         """
-        if self.each and then == (before.kind, before.stage) and before.kind != "B":
+        if self.every_micro_batch and then == (before.kind, before.stage) and before.kind != "B":
             made_units = [
                 last_reduced
                 for last_reduced, put_off in zip(units, late, strict=True)
@@ -245,7 +247,7 @@ def reductions_of(counts: Counts, layout: Layout) -> Reductions:
     n_buckets = (2 if "dp" in stack.overlap else 1) if layout.shards > 1 and zero_policy.weights_stay else 0
     return Reductions(
         stays=gradients_stay,
-        each=reduces_every_backward,
+        every_micro_batch=reduces_every_backward,
         destination=destination,
         release=release,
         bucket=n_buckets * stack.reduce_bucket * job.precision.summed_bytes,

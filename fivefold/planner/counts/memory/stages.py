@@ -15,10 +15,10 @@ from fivefold.job import Job
 from fivefold.layout.sharding import multiplies, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts, Name, Run, run_part
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
 from fivefold.planner.counts.memory.liveness import Profile, Sums
 from fivefold.planner.counts.memory.states import UnitStates, count_scales
-from fivefold.planner.counts.operations.local_shapes import Part, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
 
 UnitKey = tuple[Name, bool]  # name of a unit, True if it is recomputed
 Cause = tuple[Any, ...]  # (index of the group, of the unit in it, phase, operation), or one word
@@ -31,8 +31,8 @@ class RunMemory(NamedTuple):
     ``state``: bytes of one unit; ``parts``: the same by what is gathered separately (dense, experts).
     """
 
-    run: Run
-    part: Part
+    run: UnitGroup
+    part: LocalDegrees
     first: Profile
     later: Profile
     state: UnitStates
@@ -42,7 +42,7 @@ class RunMemory(NamedTuple):
     noted: bool = True  # False: none of its moments can be the peak
 
 
-class Chunk(NamedTuple):
+class ModelChunk(NamedTuple):
     """One stage, in bytes.
 
     ``states``: of all its units; ``kept``: activations of one micro-batch until its backward; ``alike``: index of the
@@ -66,7 +66,7 @@ class PassKey(NamedTuple):
     last: bool
     lag: int
     held: bool
-    each: bool
+    every_micro_batch: bool
 
 
 class Stages(NamedTuple):
@@ -76,7 +76,7 @@ class Stages(NamedTuple):
     by the first stage with equal units and by whether gradients are reduced with every micro-batch.
     """
 
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ModelChunk, ...]
     peaks: dict[PassKey, tuple[int, Cause]]
     late: dict[tuple[int, bool], int]
 
@@ -92,7 +92,7 @@ def stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
 
 def stages_of(counts: Counts, layout: Layout) -> Stages:
     """Return the stages of a layout, which layouts of the same ``stages_key`` share."""
-    cache, key = counts.caches.of(StageCache), stages_key(counts, layout)
+    cache, key = counts.caches.get_cache(StageCache), stages_key(counts, layout)
     all_stages = cache.get(key)
     if all_stages is None:
         stages, units = counts.stage_runs(layout), dict[UnitKey, RunMemory]()
@@ -100,7 +100,7 @@ def stages_of(counts: Counts, layout: Layout) -> Stages:
             if _unit_key(run) not in units:
                 units[_unit_key(run)] = _run_memory(counts, layout, run)
         kinds = [tuple((*_unit_key(run), run.times) for run in runs) for runs in stages]
-        chunks: list[Chunk] = []
+        chunks: list[ModelChunk] = []
         for index, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
             first_equal = kinds.index(kind)
             equal = (
@@ -113,12 +113,12 @@ def stages_of(counts: Counts, layout: Layout) -> Stages:
     return all_stages
 
 
-def _unit_key(run: Run) -> UnitKey:
+def _unit_key(run: UnitGroup) -> UnitKey:
     """Return the values that the live bytes of a unit of ``run`` depend on, under one layout."""
     return run.name, run.recomputed
 
 
-def describe(cause: Cause, chunk: Chunk | None = None) -> str:
+def describe(cause: Cause, chunk: ModelChunk | None = None) -> str:
     """Return a cause as text, e.g. ``block 3 backward mlp.act``."""
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
@@ -127,8 +127,8 @@ def describe(cause: Cause, chunk: Chunk | None = None) -> str:
 
 
 def _chunk(
-    counts: Counts, layout: Layout, runs: tuple[Run, ...], alike: int, units: Mapping[UnitKey, RunMemory]
-) -> Chunk:
+    counts: Counts, layout: Layout, runs: tuple[UnitGroup, ...], alike: int, units: Mapping[UnitKey, RunMemory]
+) -> ModelChunk:
     """Return a stage that consists of ``units``.
 
     Of equal groups that recur (every second layer recomputed) only the first and last can be the peak.
@@ -139,7 +139,7 @@ def _chunk(
     total_states = UnitStates()
     for group in groups:
         total_states += UnitStates._make(group.run.times * size for size in group.state)
-    return Chunk(
+    return ModelChunk(
         runs=tuple(groups),
         states=total_states,
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
@@ -150,12 +150,12 @@ def _chunk(
     )
 
 
-def _same_units(chunk: Chunk, runs: tuple[Run, ...]) -> Chunk:
+def _same_units(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChunk:
     """Return an equal stage of other layers."""
     return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
 
 
-def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
+def _run_memory(counts: Counts, layout: Layout, run: UnitGroup) -> RunMemory:
     """Return the live bytes and states of one unit of a group."""
     part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
     parts, dense_sums = counts.parts(layout, run.name), state.sums
@@ -176,7 +176,7 @@ def _run_memory(counts: Counts, layout: Layout, run: Run) -> RunMemory:
     return RunMemory(run, part, *profiles, state, parts, allocated_sums, logits)
 
 
-def _looked_up(counts: Counts, layout: Layout, run: Run, parts: tuple[UnitStates, ...]) -> int:
+def _looked_up(counts: Counts, layout: Layout, run: UnitGroup, parts: tuple[UnitStates, ...]) -> int:
     """Return the bytes of the sums of a table whose first gradient is made by a head with MTP modules."""
     if run.name != "head" or not counts.model.predicted:
         return 0
@@ -276,7 +276,7 @@ def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]
     return total_bytes
 
 
-def spare_gradients_bytes(job: Job, chunks: Collection[Chunk], *, layout: Layout) -> int:
+def spare_gradients_bytes(job: Job, chunks: Collection[ModelChunk], *, layout: Layout) -> int:
     """Return the bytes of a rank's unused gradients.
 
     They are a placeholder per weight shape, buckets that hold every gradient again, or ZeRO-3's bucket next to its

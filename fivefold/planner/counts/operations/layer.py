@@ -146,7 +146,7 @@ class Kind(NamedTuple):
     mixer: MixerName = "attention"
 
     @property
-    def alike(self) -> Kind:
+    def representative(self) -> Kind:
         """Return the kind that stands for all that keep equally many bytes: a window changes work, not memory."""
         return self._replace(slides=False)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS, Job
-from fivefold.planner.counts.operations.local_shapes import Local, Part
+from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Casts, Message, Op, exchange, matmul
 from fivefold.units import ceil_div
 
@@ -126,7 +126,7 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
     return ops
 
 
-def over(part: Part) -> str:
+def over(part: LocalDegrees) -> str:
     """Return the group that shards the rows of the stream: under 2D tensor parallelism the outer one."""
     return "tp" if part.tp_inner == 1 else "tp_outer"
 

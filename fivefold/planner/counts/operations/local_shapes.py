@@ -18,7 +18,7 @@ from fivefold.planner.counts.operations.op import NormKind
 from fivefold.units import ceil_div
 
 
-class Part(NamedTuple):
+class LocalDegrees(NamedTuple):
     """The degrees that shard a layer on one rank; ``recomputed``: groups of operations, as in ``Layout.recomputed``."""
 
     sequences: int
@@ -33,9 +33,9 @@ class Part(NamedTuple):
     piped: bool = False  # a stage of a pipeline
 
 
-def part_of(layout: Layout) -> Part:
+def part_of(layout: Layout) -> LocalDegrees:
     """Return the degrees of one rank under ``layout``."""
-    return Part(
+    return LocalDegrees(
         layout.mbs,
         layout.cp,
         layout.cp_kind == "ulysses",
@@ -52,7 +52,7 @@ def part_of(layout: Layout) -> Part:
 class Local:
     """The sizes of a model and a job on one rank; the lists of operations are made from it."""
 
-    def __init__(self, model: Model, job: Job, part: Part) -> None:
+    def __init__(self, model: Model, job: Job, part: LocalDegrees) -> None:
         self.model, self.job, self.part = model, job, part
         self.width, self.facts = activation_width(job), job.stack.kernel_facts
         self.norm = NormKind(

@@ -25,7 +25,7 @@ from fivefold.planner.counts.operations.layer import (
     kind_of,
 )
 from fivefold.planner.counts.operations.linear import sums_itself
-from fivefold.planner.counts.operations.local_shapes import Local, Part
+from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.mtp import Finish, head_unit
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.recompute import Unit
@@ -39,26 +39,26 @@ class Built:
     def __init__(self, model: Model, job: Job, example: Mapping[Kind, int]) -> None:
         """Start with empty caches; ``example``: a layer of each kind."""
         self.model, self.job, self.example = model, job, example
-        self._locals: Cache[Part, Local] = Cache()
+        self._locals: Cache[LocalDegrees, Local] = Cache()
         self._halves: Cache[tuple[object, ...], list[Op]] = Cache()
-        self._blocks: Cache[tuple[Part, Kind, bool], list[Op]] = Cache(MARKED)
-        self._units: Cache[tuple[Part, Kind | str], Unit] = Cache()
-        self._heads: Cache[Part, tuple[Op, ...]] = Cache()
+        self._blocks: Cache[tuple[LocalDegrees, Kind, bool], list[Op]] = Cache(MARKED)
+        self._units: Cache[tuple[LocalDegrees, Kind | str], Unit] = Cache()
+        self._heads: Cache[LocalDegrees, tuple[Op, ...]] = Cache()
 
-    def local(self, part: Part) -> Local:
+    def local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
         if part not in self._locals:
             self._locals[part] = Local(self.model, self.job, part)
         return self._locals[part]
 
-    def unit(self, part: Part, name: Kind | str) -> Unit:
+    def unit(self, part: LocalDegrees, name: Kind | str) -> Unit:
         """Return the operations of a unit."""
         key = part, name
         if key not in self._units:
             self._units[key] = self._unit(part, name)
         return self._units[key]
 
-    def in_order(self, part: Part, name: Kind | str) -> tuple[Op, ...]:
+    def in_order(self, part: LocalDegrees, name: Kind | str) -> tuple[Op, ...]:
         """Return the operations of a unit in order.
 
         In the head, tensors keep the names that they have in their own block, so that equal operations are one object
@@ -70,7 +70,7 @@ class Built:
             self._heads[part] = self._head(part, named=False).ops
         return self._heads[part]
 
-    def _unit(self, part: Part, name: Kind | str) -> Unit:
+    def _unit(self, part: LocalDegrees, name: Kind | str) -> Unit:
         if isinstance(name, Kind):
             ops, local = self._block(part, name, layer=self.example[name]), self.local(part)
             return block_unit(adapted(ops, local, input_gradient=not name.leads or bool(part.recomputed)), local)
@@ -80,13 +80,13 @@ class Built:
         local = self.local(part)
         return Unit(tuple(adapted([*map(self._finished(local), embedding(local))], local, input_gradient=False)))
 
-    def _head(self, part: Part, *, named: bool) -> Unit:
+    def _head(self, part: LocalDegrees, *, named: bool) -> Unit:
         def inside(layer: int) -> Unit:
             return block_unit(self._block(part, kind_of(self.model, layer), layer=layer), self.local(part))
 
         return head_unit(self.local(part), inside=inside, finish=self._finished(self.local(part)), named=named)
 
-    def _block(self, part: Part, kind: Kind, *, layer: int) -> list[Op]:
+    def _block(self, part: LocalDegrees, kind: Kind, *, layer: int) -> list[Op]:
         """Return a block's operations, none marked; they depend on recomputation only if full layers are recomputed."""
         plain_part = part._replace(recomputed=part.recomputed & {"layer"}, piped=False)
         local = self.local(plain_part)
@@ -101,7 +101,9 @@ class Built:
             self._blocks[block] = [*attention, *feedforward]
         return self._blocks[block]
 
-    def _half(self, half: Callable[..., list[Op]], part: Part, layer: int, *, key: tuple[object, ...]) -> list[Op]:
+    def _half(
+        self, half: Callable[..., list[Op]], part: LocalDegrees, layer: int, *, key: tuple[object, ...]
+    ) -> list[Op]:
         """Return the operations of half a block, which are the same for all degrees with one ``key``."""
         if key not in self._halves:
             local = self.local(part)

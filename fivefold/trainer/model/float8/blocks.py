@@ -71,31 +71,31 @@ def product_of_blocks(a: Cast, b: Cast) -> Tensor:
 
 
 @torch.library.custom_op("fivefold::cast_blocks", mutates_args=())
-def _cast_blocks(x: Tensor, amax: Tensor | None, each: int) -> tuple[Tensor, Tensor, Tensor]:
+def _cast_blocks(x: Tensor, amax: Tensor | None, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Compute data, scale and outer (no elements for MXFP8) as one custom op; ``amax``: see ``by_16``."""
-    data, scale, outer = _empty(x, each)
-    if each == NV:
+    data, scale, outer = _empty(x, group_size)
+    if group_size == NV:
         if amax is None:
             amax = vector_norm(x, torch.inf, dim=(-2, -1), keepdim=True, dtype=torch.float32) if x.numel() else outer
         outer = (amax / (LARGEST[NV] * LARGEST[MX])).view(outer.shape)
     for part in row_chunks(x):
         rows = x[..., part, :].float()
-        data[..., part, :], scale[..., part, :] = _mx(rows) if each == MX else _nv(rows, outer)
+        data[..., part, :], scale[..., part, :] = _mx(rows) if group_size == MX else _nv(rows, outer)
     return data, scale, outer
 
 
 @_cast_blocks.register_fake
-def _(x: Tensor, amax: Tensor | None, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(x, each)
+def _(x: Tensor, amax: Tensor | None, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty(x, group_size)
 
 
-def _empty(x: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
+def _empty(x: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     *stacked, rows, columns = x.shape
-    is_nvfp4 = each == NV
+    is_nvfp4 = group_size == NV
     data = x.new_empty(
         *stacked, rows, ceil_div(columns, 2) if is_nvfp4 else columns, dtype=torch.uint8 if is_nvfp4 else E4M3
     )
-    scale = x.new_empty(*stacked, rows, ceil_div(columns, each), dtype=E4M3 if is_nvfp4 else E8M0)
+    scale = x.new_empty(*stacked, rows, ceil_div(columns, group_size), dtype=E4M3 if is_nvfp4 else E8M0)
     return data, scale, x.new_empty(*((*stacked, 1, 1) if is_nvfp4 else (0,)), dtype=torch.float32)
 
 
@@ -130,7 +130,7 @@ def _unpacked(data: Tensor) -> Tensor:
     return values[torch.stack((data & 15, data >> 4), -1).flatten(-2).int()]
 
 
-def _by_block(x: Tensor, each: int) -> Tensor:
+def _by_block(x: Tensor, group_size: int) -> Tensor:
     """Return the largest |x| of each block of a row, fp32 [..., R, ⌈C/each⌉]."""
-    padded = F.pad(x, (0, -x.shape[-1] % each))
-    return vector_norm(padded.unflatten(-1, (-1, each)), torch.inf, dim=-1)  # type: ignore[no-any-return]
+    padded = F.pad(x, (0, -x.shape[-1] % group_size))
+    return vector_norm(padded.unflatten(-1, (-1, group_size)), torch.inf, dim=-1)  # type: ignore[no-any-return]

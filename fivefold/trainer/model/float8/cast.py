@@ -21,7 +21,7 @@ from fivefold.trainer.model.kernels.fused import casts
 from fivefold.units import ceil_div
 
 TILE = 128
-LEAST = 1e-12  # lower bound of amax, so that zeros have a finite factor
+MIN_AMAX = 1e-12  # lower bound of amax, so that zeros have a finite factor
 CHUNK_ELEMENTS = 2**22  # elements that are converted to fp32 at a time
 E4M3 = torch.float8_e4m3fn
 ALL, ONE = 0, -1  # rows or columns per scale: ALL of a matrix; ONE scale for the full tensor
@@ -111,7 +111,7 @@ def _cast(
         casts.cast(x, amax, data, scale, rows=rows, columns=columns, powers=powers)
         return data, scale
     largest = _amax(x, rows, columns) if amax is None else amax
-    factor = (format_max / largest.double().clamp(min=LEAST)).float()
+    factor = (format_max / largest.double().clamp(min=MIN_AMAX)).float()
     if powers:
         factor = factor.log2().floor_().exp2_()
     source, target = _rows(x), _rows(data)

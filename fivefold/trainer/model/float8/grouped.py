@@ -32,7 +32,7 @@ class Float8GroupedGemms(GroupedGemms):
         """
         self.kernel = kernel
         self.casts, self.wide, self.scaling = casts_of(recipe, fused=fused), recipe.wide_gradients, recipe.scaling
-        self.each = SCALED_ELEMENTS.get(recipe.scaling, 0)  # elements of a row that share a scale; 0: all
+        self.group_size = SCALED_ELEMENTS.get(recipe.scaling, 0)  # elements of a row that share a scale; 0: all
         self.narrow_gradients = recipe.gradients_bytes == 1
         self.powers = recipe.dispatches == "fp8"  # rows arrive in fp8: casting them again must be exact
         if self.powers:
@@ -73,15 +73,17 @@ class Float8GroupedGemms(GroupedGemms):
             return summed_by_group(gradient, columns, offsets, ends)
         gradient_cast = self._along_groups(self.casts.gradient, gradient, offsets)
         if self.narrow_gradients:
-            return Cast(*scaled_sums_cast(*gradient_cast, *columns, offsets, gradient.shape[0], self.each))
-        sums: Tensor = scaled_sums(*gradient_cast, *columns, offsets, gradient.shape[0], self.each, gradient.dtype)
+            return Cast(*scaled_sums_cast(*gradient_cast, *columns, offsets, gradient.shape[0], self.group_size))
+        sums: Tensor = scaled_sums(
+            *gradient_cast, *columns, offsets, gradient.shape[0], self.group_size, gradient.dtype
+        )
         return sums
 
     def _along_groups(self, caster: Caster, x: Tensor, offsets: Tensor) -> Cast:
         """Cast ``x`` [n, C] transposed → [C, n], with scales that do not cross groups."""
         if self.scaling == "tensorwise":
             return caster(x.t())
-        data, scale, outer = cast_groups(x, offsets, self.each, self.powers)
+        data, scale, outer = cast_groups(x, offsets, self.group_size, self.powers)
         return Cast(data, scale, outer if outer.numel() else None)
 
 
@@ -130,37 +132,37 @@ def _(
 
 
 @torch.library.custom_op("fivefold::cast_groups", mutates_args=())
-def cast_groups(x: Tensor, offsets: Tensor, each: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def cast_groups(x: Tensor, offsets: Tensor, group_size: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Cast ``x`` [n, C] → data [C, n], scale, and ``outer`` [1, 1] (NVFP4, else no elements).
 
-    There is one scale per column and group (``each`` 0), or one per ``each`` rows of the group. In NVFP4 a group begins
-    at a byte of its own.
+    There is one scale per column and group (``group_size`` 0), or one per ``group_size`` rows of the group. In NVFP4 a
+    group begins at a byte of its own.
     """
-    data, scale, outer = _empty_cast(x, offsets, each)
+    data, scale, outer = _empty_cast(x, offsets, group_size)
     scale.fill_(1)
     amax = None
     if outer.numel():
         amax = x.abs().amax().float().view(1, 1) if x.numel() else outer.zero_()
         outer = amax / (blocks.LARGEST[blocks.NV] * blocks.LARGEST[blocks.MX])
-    for rows, data_columns, scale_columns in zip(*_places(offsets, each), strict=True):
+    for rows, data_columns, scale_columns in zip(*_places(offsets, group_size), strict=True):
         if rows.start < rows.stop:
-            cast = _cast_turned(x[rows].t(), each, powers, amax)
+            cast = _cast_turned(x[rows].t(), group_size, powers, amax)
             data[:, data_columns], scale[:, scale_columns] = cast.data, cast.scale
     return data, scale, outer
 
 
 @cast_groups.register_fake
-def _(x: Tensor, offsets: Tensor, each: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_cast(x, offsets, each)
+def _(x: Tensor, offsets: Tensor, group_size: int, powers: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_cast(x, offsets, group_size)
 
 
-def _cast_turned(turned: Tensor, each: int, powers: bool, amax: Tensor | None) -> Cast:
+def _cast_turned(turned: Tensor, group_size: int, powers: bool, amax: Tensor | None) -> Cast:
     """Return the cast of one group's columns [C, n of the group]."""
-    if each == blocks.MX:
+    if group_size == blocks.MX:
         return blocks.by_32(turned)
-    if each == blocks.NV:
+    if group_size == blocks.NV:
         return blocks.by_16(turned, amax=amax)
-    return by_tile(turned, powers=powers) if each else by_row(turned, powers=True)
+    return by_tile(turned, powers=powers) if group_size else by_row(turned, powers=True)
 
 
 @torch.library.custom_op("fivefold::scaled_sums", mutates_args=())
@@ -173,15 +175,15 @@ def scaled_sums(
     b_outer: Tensor | None,
     offsets: Tensor,
     inner: int,
-    each: int,
+    group_size: int,
     dtype: torch.dtype,
 ) -> Tensor:
     """Multiply fp8 ``a`` [M, n = ``inner``] by ``b`` [N, n] transposed, summed by group → [E, M, N].
 
-    It is 0 for a group without rows. ``each``: as in ``cast_groups``.
+    It is 0 for a group without rows. ``group_size``: as in ``cast_groups``.
     """
     out = torch.zeros(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
-    for group, rows, data_columns, scale_columns in zip(out, *_places(offsets, each), strict=True):
+    for group, rows, data_columns, scale_columns in zip(out, *_places(offsets, group_size), strict=True):
         if rows.start < rows.stop:
             left, right = (
                 Cast(data[:, data_columns], scale[:, scale_columns] if scale.dim() else scale, outer)
@@ -201,7 +203,7 @@ def _(
     b_outer: Tensor | None,
     offsets: Tensor,
     inner: int,
-    each: int,
+    group_size: int,
     dtype: torch.dtype,
 ) -> Tensor:
     return torch.empty(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
@@ -217,10 +219,12 @@ def scaled_sums_cast(
     b_outer: Tensor | None,
     offsets: Tensor,
     inner: int,
-    each: int,
+    group_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``scaled_sums`` cast to e4m3 with one scale per expert, [E, 1, 1], as one custom op."""
-    sums_cast = by_matrix(scaled_sums(a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, each, torch.float32))
+    sums_cast = by_matrix(
+        scaled_sums(a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, group_size, torch.float32)
+    )
     return sums_cast.data, sums_cast.scale
 
 
@@ -234,22 +238,22 @@ def _(
     b_outer: Tensor | None,
     offsets: Tensor,
     inner: int,
-    each: int,
+    group_size: int,
 ) -> tuple[Tensor, Tensor]:
     shape = offsets.shape[0], a.shape[0], b.shape[0]
     data = torch.empty(shape, dtype=torch.float8_e4m3fn, device=a.device)
     return data, torch.empty(shape[0], 1, 1, device=a.device)
 
 
-def _empty_cast(x: Tensor, offsets: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_cast(x: Tensor, offsets: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return empty data, scales and outer of ``cast_groups``, with room for the largest number of blocks and bytes."""
-    (rows, columns), groups, is_nvfp4 = x.shape, offsets.shape[0], each == blocks.NV
+    (rows, columns), groups, is_nvfp4 = x.shape, offsets.shape[0], group_size == blocks.NV
     scale_dtypes = {blocks.MX: blocks.E8M0, blocks.NV: torch.float8_e4m3fn}
     data = (rows // 2 + groups, torch.uint8) if is_nvfp4 else (rows, torch.float8_e4m3fn)
-    scales = rows // each + groups + 1 if each else groups
+    scales = rows // group_size + groups + 1 if group_size else groups
     return (
         torch.empty(columns, data[0], dtype=data[1], device=x.device),
-        torch.empty(columns, scales, dtype=scale_dtypes.get(each, torch.float32), device=x.device),
+        torch.empty(columns, scales, dtype=scale_dtypes.get(group_size, torch.float32), device=x.device),
         torch.empty((1, 1) if is_nvfp4 else (0,), device=x.device),
     )
 
@@ -259,12 +263,12 @@ def _row_slices(offsets: Tensor) -> list[slice]:
     return [slice(start, end) for start, end in pairwise([0, *offsets.tolist()])]
 
 
-def _places(offsets: Tensor, each: int) -> tuple[list[slice], list[slice], list[slice]]:
+def _places(offsets: Tensor, group_size: int) -> tuple[list[slice], list[slice], list[slice]]:
     """Return each group's rows, and its columns in the data and in the scales of ``cast_groups``."""
     rows = _row_slices(offsets)
     counts = [group_rows.stop - group_rows.start for group_rows in rows]
-    scales = _slices([ceil_div(count, each) if each else 1 for count in counts])
-    return rows, _slices([ceil_div(count, 2) for count in counts]) if each == blocks.NV else rows, scales
+    scales = _slices([ceil_div(count, group_size) if group_size else 1 for count in counts])
+    return rows, _slices([ceil_div(count, 2) for count in counts]) if group_size == blocks.NV else rows, scales
 
 
 def _slices(sizes: list[int]) -> list[slice]:

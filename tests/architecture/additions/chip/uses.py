@@ -6,11 +6,11 @@ from shared import JOB, LAYOUT, NODE
 
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.planner.search import search
 
-machine, model = resolve("z9:8", local=Path()), named("llama3-8b")
+machine, model = resolve("z9:8", local=Path()), build_model("llama3-8b")
 steps = [predict(model=model, machine=each, layout=LAYOUT, job=JOB).time.step_seconds for each in (machine, NODE)]
 assert steps[0] == steps[1], steps
 assert machine.chip.memory_bytes == 2 * NODE.chip.memory_bytes

@@ -3,9 +3,9 @@
 from shared import run_command
 
 import fivefold
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 
-parameters = named("llama3-8b").parameters
+parameters = build_model("llama3-8b").parameters
 assert run_command("size", "llama3-8b", "--unit", "weights") == f"{parameters} weights\n"
 assert "The unit that is printed." in run_command("size", "--help")
 assert "Print the parameters of a model." in run_command("--help")

@@ -6,12 +6,12 @@ from tempfile import TemporaryDirectory
 from shared import run_command
 
 from fivefold.cli.completion import formats
-from fivefold.interop.format import Asked, Plan
+from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
 from fivefold.results.reading import Reading
@@ -22,7 +22,7 @@ def read_text(text: str) -> Reading:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         path.write_text(text)
-        return read([str(path)], Asked(ranks=8))
+        return read([str(path)], Overrides(ranks=8))
 
 
 assert "megacorp" in formats("")
@@ -40,7 +40,7 @@ assert [said.key for said in reading.harmless] == ["megacorp.log.every"]
 messages = []
 reading = read_text("megacorp: {model: llama3-8b, batch: 64, adapters: true, kernel: new, unknown: 1}\n")
 assert [said.key for said in reading.approximated] == ["megacorp.kernel"]
-plan = Plan(named("llama3-8b"), Layout.parse("dp2 tp2 pp2 zero1 mbs2"), Job(sequence=2048, global_batch=64))
+plan = Plan(build_model("llama3-8b"), Layout.parse("dp2 tp2 pp2 zero1 mbs2"), Job(sequence=2048, global_batch=64))
 for attempt in (
     lambda: check_keys(reading),
     lambda: write(plan, to="megacorp"),

@@ -11,7 +11,7 @@ from fivefold.layout.schedule.table import check
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
 from fivefold.planner.time.spans import spans
@@ -30,7 +30,7 @@ else:
     raise AssertionError("a word that is none was read")
 assert "eager" in message
 
-tiny = named("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
+tiny = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 node, job = resolve("h100:4", local=Path()), Job(sequence=64, global_batch=16)
 assert is_legal(layout, model=tiny, job=job)
 assert not is_legal(layout, model=tiny, job=job.replace(global_batch=2))  # fewer micro-batches than ranks

@@ -6,17 +6,17 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, communicators, segment
 from fivefold.planner.counts.memory.peak import memory, over_time
 from fivefold.planner.counts.operations.local_shapes import part_of
-from fivefold.stack.catalog import named as named_stack
+from fivefold.stack.catalog import build_stack as named_stack
 from fivefold.units import GIB, MIB
 
 STREAMS = 12 + 1 + 8  # inputs of 12 blocks and of the head's norm, cut by tp; the head's input, whole
-LLAMA_70B = named("llama3-70b").replace(layers=12)
+LLAMA_70B = build_model("llama3-70b").replace(layers=12)
 # Megatron-Core with Transformer Engine, 8 B200: MooreThreads/SimuMax@4dcaae5:docs/b200/b200_release_v1.2_summary.json
 MEGATRON = Job(
     sequence=4096,
@@ -113,7 +113,7 @@ def test_the_driver_shows_context_and_communicators() -> None:
 def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
     """In 1f1b the last rank has no other micro-batch, whose activations could take the block of freed logits."""
     job, layout = Job(sequence=131_072, global_batch=16), Layout.parse("dp2 pp4 zero1 mbs1 ac=full")
-    counts = Counts(named("llama3-8b").replace(layers=6), job)
+    counts = Counts(build_model("llama3-8b").replace(layers=6), job)
     ranks = memory(counts, layout)
     reserved_bytes = allocator_totals(counts, layout, ranks).reserved_bytes
     assert reserved_bytes < max(rank.peak_bytes for rank in ranks) + counts.logits(part_of(layout))

@@ -9,14 +9,14 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner, predict
 from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 
-LLAMA, JOB = named("llama3-8b"), Job(sequence=4096, global_batch=64)
+LLAMA, JOB = build_model("llama3-8b"), Job(sequence=4096, global_batch=64)
 TWO_NODES = resolve("h100:16", local=Path("/nowhere"))
 TEXTS = [
     "dp16 zero3 mbs1",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import EnteredUnit, Sums, play
@@ -108,7 +108,7 @@ LAYOUTS = (
 
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
-    counts, layout = Counts(named("llama3-8b"), Job(sequence=2048, global_batch=64)), Layout.parse(text)
+    counts, layout = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=64)), Layout.parse(text)
     for rank, found in enumerate(memory(counts, layout)):
         moments = over_time(counts, layout, rank=rank)
         for moment in moments:
@@ -128,7 +128,7 @@ def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
 def test_offloaded_activations_leave_two_units() -> None:
     """What every layer keeps is on the host but for the layer that runs and the one on its way."""
     job = Job(sequence=8192, global_batch=16)  # a second micro-batch: activations and gradients at once
-    model, layout = named("llama3-8b"), Layout(dp=8, zero=1)
+    model, layout = build_model("llama3-8b"), Layout(dp=8, zero=1)
     here, away = (memory(Counts(model, each), layout)[0] for each in (job, job.replace(offload=("activations",))))
     kept = Counts(model, job).profile(part_of(layout), kind_of(model, 0)).kept_bytes
     assert here.activations_bytes > model.layers * kept
@@ -138,7 +138,7 @@ def test_offloaded_activations_leave_two_units() -> None:
 
 
 def test_offloaded_activations_of_a_pipeline_do_not_pile_up() -> None:
-    model = named("llama3-8b")
+    model = build_model("llama3-8b")
     counts = Counts(model, Job(sequence=2048, global_batch=64, offload=("activations",)))
     peaks = [memory(counts, Layout(pp=4, dp=2, schedule=name))[0].peak_bytes for name in ("gpipe", "1f1b")]
     assert abs(peaks[0] - peaks[1]) <= 2 * 2048 * model.width * 2  # but for messages on their way
@@ -160,7 +160,7 @@ def test_published_peaks_of_megatron(
     name: str, layers: int, kv_heads: int, text: str, sequence: int, measured: tuple[float, ...]
 ) -> None:
     """To 0.3 %: with the unused gradients that Transformer Engine keeps, a tenth less without."""
-    model = named(name).replace(layers=layers, kv_heads=kv_heads)
+    model = build_model(name).replace(layers=layers, kv_heads=kv_heads)
     job = Job(sequence=sequence, global_batch=16, overlap=(), vocab_multiple=128, merged_projections=True)
     layout = Layout.parse(text)
     ranks = memory(Counts(model, job.replace(wgrad_accumulation="fused_dummy")), layout)
@@ -168,7 +168,7 @@ def test_published_peaks_of_megatron(
 
 
 def test_placeholders_are_one_of_each_shape() -> None:
-    model = named("llama3-8b")
+    model = build_model("llama3-8b")
     job = Job(sequence=1024, global_batch=8, merged_projections=True, wgrad_accumulation="fused")
     summed, kept = (
         memory(Counts(model, job.replace(wgrad_accumulation=each)), Layout(dp=8, zero=1))[0].peak_bytes
@@ -180,7 +180,7 @@ def test_placeholders_are_one_of_each_shape() -> None:
 
 def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
     """Sums of 4 bytes from the start; a backward ends with every gradient of 2 bytes, and buckets hold 2 more."""
-    model = named("llama3-8b").replace(layers=4)
+    model = build_model("llama3-8b").replace(layers=4)
     layout, P = Layout(dp=2, zero=0), model.parameters
     apart, late, buckets = (
         memory(Counts(model, Job(sequence=64, global_batch=2, wgrad_accumulation=each)), layout)[0].passes_bytes
@@ -206,7 +206,7 @@ def test_gradients_joined_for_the_update() -> None:
 def test_bytes_per_logit_at_the_fullest_moment_of_the_loss(loss: str, per_logit: int) -> None:
     """fused: logits; low_precision: they, their log-softmax and two gradients in 16 bits; upcast: fp32 and 16 bits;
     upcast_copy: fp32 twice; plain: log-softmax and two gradients in fp32."""
-    model = named("llama3-8b").replace(layers=1)
+    model = build_model("llama3-8b").replace(layers=1)
     job = Job.read({"sequence": 4096, "global_batch": 8, "loss": loss}, origin="test")
     head = Counts(model, job).profile(part_of(Layout(dp=8)), "head")
     logits = 4096 * model.vocab
@@ -262,7 +262,7 @@ def test_gathers_of_zero_3_come_with_every_micro_batch() -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_the_optimizer_sees_the_reduced_gradients(zero: int, reduce: str) -> None:
     """After several micro-batches too: what is reduced is there once, however often it was reduced."""
-    counts = Counts(named("llama3-8b"), Job(sequence=2048, global_batch=32, reduce=reduce, overlap=()))
+    counts = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=32, reduce=reduce, overlap=()))
     layout = Layout(dp=8, zero=zero)
     at_update = over_time(counts, layout)[-1]
     assert (at_update.cause, at_update.gradients_bytes) == ("optimizer", memory(counts, layout)[0].gradients_bytes)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fivefold.job import Job, Optimizer, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import memory
@@ -73,6 +73,6 @@ def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> Non
 
 def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
     job = Job(sequence=16, global_batch=1, precision=recipe("bf16"), offload=("optimizer",))
-    stage = memory(Counts(named("llama3-8b"), job), Layout())[0]
-    P = named("llama3-8b").parameters
+    stage = memory(Counts(build_model("llama3-8b"), job), Layout())[0]
+    P = build_model("llama3-8b").parameters
     assert (stage.parameters_bytes, stage.gradients_bytes, stage.optimizer_bytes) == (2 * P, 4 * P, 0)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import Moment, memory, over_time
 from fivefold.planner.counts.operations.local_shapes import part_of
-from fivefold.stack.catalog import named as stack_named
+from fivefold.stack.catalog import build_stack as stack_named
 
-MODEL = named("tiny")
+MODEL = build_model("tiny")
 FSDP2 = stack_named("fsdp2")
 
 
@@ -79,7 +79,7 @@ def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
     """Experts are reduced within their block's backward, which frees the copy of the unit before; the block's own
     gradients and their copy follow.
     """
-    moe, layout = named("qwen3-30b-a3b").replace(layers=3), Layout.parse("dp4 ep4 zero2 mbs1")
+    moe, layout = build_model("qwen3-30b-a3b").replace(layers=3), Layout.parse("dp4 ep4 zero2 mbs1")
     job = Job(stack=stack_named("fivefold").replace(comm_buffers="retained"), sequence=128, global_batch=8)
     counts = Counts(moe, job)
     (block,) = {counts.states(layout, run.name).sums for run in counts.stage_runs(layout)[0] if run.routes}

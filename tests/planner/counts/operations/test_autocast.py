@@ -191,4 +191,4 @@ def test_our_engine_has_no_autocast() -> None:
     with pytest.raises(UserError, match=r"bf16-autocast.*cannot be trained"):
         check_trainable(job.precision)
     with pytest.raises(UserError, match=r"PyTorch's autocast, which fivefold does not use; take bf16, or a stack"):
-        refuse(Layout.parse("dp1"), model=models.named("llama3.2-1b"), job=job)
+        refuse(Layout.parse("dp1"), model=models.build_model("llama3.2-1b"), job=job)

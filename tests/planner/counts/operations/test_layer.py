@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import named, names
+from fivefold.model.catalog import build_model, names
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.attention import attended_pairs
 from fivefold.planner.counts.operations.layer import block, embedding
-from fivefold.planner.counts.operations.local_shapes import Local, Part
+from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.mtp import head_unit
 from fivefold.planner.counts.operations.op import Op
 
@@ -54,7 +54,7 @@ def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
 
 def kept(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
     """Bytes kept by one block, statistics of the norms and log-sum-exp aside."""
-    ops = block(Local(model, job, Part(sequences, tp=tp, sp=tp > 1)), layer=0)
+    ops = block(Local(model, job, LocalDegrees(sequences, tp=tp, sp=tp > 1)), layer=0)
     sizes = {"x": sequences * job.sequence * model.width * 2 // tp} | {n: s for op in ops for n, s in op.writes.items()}
     names = {name for op in ops for name in op.keeps if not name.endswith(".stat") and name != "lse"}
     return sum(sizes[name] for name in names)
@@ -79,7 +79,7 @@ def test_flash_attention_keeps_no_squares() -> None:
 def test_joint_projections_compute_and_keep_the_same() -> None:
     """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
     apart, joint = (
-        block(Local(LLAMA, Job(sequence=64, merged_projections=each), Part(2, tp=2, sp=True)), layer=0)
+        block(Local(LLAMA, Job(sequence=64, merged_projections=each), LocalDegrees(2, tp=2, sp=True)), layer=0)
         for each in (False, True)
     )
     for field in ("flops", "causal_flops", "parameters"):
@@ -101,7 +101,7 @@ def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
         assert parts == 2 * 2 * (B * T * D - B * T * D // tp)
     messages = [
         [(op.message.forward, op.message.backward, op.message.regather) for op in ops if op.message]
-        for ops in (block(Local(LLAMA, job, Part(B, tp=2, sp=True)), layer=0) for job in (again, whole))
+        for ops in (block(Local(LLAMA, job, LocalDegrees(B, tp=2, sp=True)), layer=0) for job in (again, whole))
     ]
     assert messages[0].count(("all_gather", "reduce_scatter", "all_gather")) == 2
     assert messages[1] == [(ahead, back, "") for ahead, back, _ in messages[0]]
@@ -121,7 +121,7 @@ def test_pytorchs_own_kernels_keep_more() -> None:
 
 
 def test_forward_is_two_flops_per_parameter_and_token() -> None:
-    model = named("llama3-8b")
+    model = build_model("llama3-8b")
     job = Job(sequence=8192, global_batch=1)
     done = work(model, layout=Layout(), job=job)
     norms = (2 * model.layers + 1) * model.width
@@ -141,7 +141,7 @@ def test_forward_is_two_flops_per_parameter_and_token() -> None:
 )
 def test_published_flops_per_token(name: str, kind: str, per_token: float, sequence: int) -> None:
     job = Job(sequence=sequence, global_batch=2)
-    done = work(named(name), layout=Layout(), job=job)
+    done = work(build_model(name), layout=Layout(), job=job)
     assert getattr(done, kind) / job.tokens_per_step == pytest.approx(per_token, rel=0.005)
 
 
@@ -163,17 +163,17 @@ def test_published_flops_per_token_of_experts_and_latent_attention(name: str, pe
     Its gpt-oss rows (2.717e10 at 4096, 3.08e10 at 8192) count two matrices an expert and no window: left out.
     """
     job = Job(sequence=4096, global_batch=1)
-    done = work(named(name), layout=Layout(), job=job)
+    done = work(build_model(name), layout=Layout(), job=job)
     assert done.model_flops_causal / job.tokens_per_step == pytest.approx(per_token, rel=0.01)
 
 
 @pytest.mark.parametrize("name", names())
 def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
-    model, tokens = named(name), 8
+    model, tokens = build_model(name), 8
     job = Job(sequence=tokens, global_batch=1)
     matmuls = sum(
         times * sum(op.flops for op in ops if op.kind == "matmul")
-        for times, ops in unit_lists(Local(model, job, Part(1)))
+        for times, ops in unit_lists(Local(model, job, LocalDegrees(1)))
     )
     kinds = ("column", "row", "router", "head")
     active = sum(weight.numel for weight in weights(model) if weight.kind in kinds and len(weight.shape) == 2)
@@ -188,10 +188,10 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
-    model = named(name)
+    model = build_model(name)
     counted = sum(
         times * sum(sum(op.gradient_widths) + op.biases for op in ops)
-        for times, ops in unit_lists(Local(model, Job(sequence=8), Part(1)))
+        for times, ops in unit_lists(Local(model, Job(sequence=8), LocalDegrees(1)))
     )
     # each further token predicted is a use of the embedding, and of the head: a gradient each
     again = (model.tied_embeddings + 2 * model.predicted) * model.vocab * model.width

@@ -6,9 +6,9 @@ from fivefold.job import Job
 from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.operations.local_shapes import Part
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.counts.operations.recompute import Unit
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 
 MODEL = resolve("llama3-8b")
 
@@ -16,7 +16,7 @@ MODEL = resolve("llama3-8b")
 def block(job: Job, recomputed: str, *, model: Model = MODEL) -> Unit:
     counts = Counts(model, job)
     asked = frozenset(recomputed.split("+")) if recomputed else frozenset[str]()
-    return counts.unit(Part(sequences=1, recomputed=asked), next(iter(counts.example)))
+    return counts.unit(LocalDegrees(sequences=1, recomputed=asked), next(iter(counts.example)))
 
 
 def again(*, early_stop: bool, recomputed: str = "layer") -> list[bool]:
@@ -42,7 +42,7 @@ def test_what_others_keep_still_runs_again() -> None:
 @pytest.mark.parametrize("recomputed", ["norm", "act", "norm+act"])
 def test_casts_of_what_is_recomputed_cheaply_are_made_again_with_it(recomputed: str) -> None:
     """Megatron's set_save_original_input: of the norms' and the activation's outputs nothing stays in fp8 either."""
-    job = Job(stack=named("megatron-core"), precision="fp8", sequence=1024)
+    job = Job(stack=build_stack("megatron-core"), precision="fp8", sequence=1024)
 
     of = {"norm": 2 * 1024 * (MODEL.width + 4) + 2 * 4, "act": 1024 * MODEL.ffn + 4}
     freed = sum(of[each] for each in recomputed.split("+"))
@@ -51,7 +51,7 @@ def test_casts_of_what_is_recomputed_cheaply_are_made_again_with_it(recomputed: 
 
 def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twelve_bits() -> None:
     """Gate and up: 1 byte instead of 2, and a scale per 128; the output and its cast: 1.5 instead of 3."""
-    wide = Job(stack=named("megatron-core"), precision="fp8-tiles", sequence=1024)
+    wide = Job(stack=build_stack("megatron-core"), precision="fp8-tiles", sequence=1024)
     narrow = wide.replace(stack=wide.stack.replace(low_precision_saved=("activation", "attention")))
     gates, heads = 1024 * 2 * MODEL.ffn, 1024 * MODEL.heads * MODEL.head_dim
     freed = {job: kept(block(job, "")) for job in (wide, narrow)}
@@ -64,7 +64,9 @@ def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twe
 def test_what_any_activation_reads_is_kept_in_fp8(joint: bool, mlp: str, parts: int) -> None:
     """Gate and up as one tensor or as two, or up alone."""
     model = MODEL.replace(mlp=mlp, activation="silu" if mlp == "gated" else "gelu")
-    wide = Job(stack=named("megatron-core").replace(merged_projections=joint), precision="fp8-tiles", sequence=1024)
+    wide = Job(
+        stack=build_stack("megatron-core").replace(merged_projections=joint), precision="fp8-tiles", sequence=1024
+    )
     narrow = wide.replace(stack=wide.stack.replace(low_precision_saved=("activation",)))
     read = 1024 * parts * MODEL.ffn
     freed = kept(block(wide, "", model=model)) - kept(block(narrow, "", model=model))

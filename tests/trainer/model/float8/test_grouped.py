@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fivefold.job import recipe
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.trainer.model.experts import Experts, read_ends
 from fivefold.trainer.model.float8.grouped import Float8GroupedGemms, cast_groups
@@ -60,7 +60,7 @@ def test_fake_tensors_have_the_same_shapes(name: str) -> None:
         offsets = torch.tensor(ENDS, dtype=torch.int32) if mode is None else torch.empty(4, dtype=torch.int32)
         y = grouped.fprop(grouped.operand(x), w, offsets, read_ends)
         dx = grouped.dgrad(g, w, offsets, read_ends, y.new_zeros(410, 96))
-        casts = cast_groups(x, offsets, grouped.each)
+        casts = cast_groups(x, offsets, grouped.group_size)
         sums = (
             [] if recipe(name).wide_gradients else [grouped.wgrad(g, grouped.columns(x, offsets), offsets, read_ends)]
         )
@@ -71,7 +71,7 @@ def test_fake_tensors_have_the_same_shapes(name: str) -> None:
 
 
 def moe() -> Model:
-    return named("qwen3-30b-a3b").replace(layers=1, width=64)
+    return build_model("qwen3-30b-a3b").replace(layers=1, width=64)
 
 
 @pytest.mark.parametrize("name", NAMES)

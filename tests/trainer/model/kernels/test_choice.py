@@ -12,7 +12,7 @@ import torch
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
@@ -71,7 +71,7 @@ def test_the_planner_prices_and_counts_each_as_what_it_is() -> None:
     steps = {}
     for kernels in ("fused", "triton", "eager", "compiled"):
         job = Job(sequence=8192, global_batch=8, kernels=kernels)
-        planner = Planner(model=named("llama3-8b"), machine=machine, job=job)
+        planner = Planner(model=build_model("llama3-8b"), machine=machine, job=job)
         found = planner.estimate(layout)
         steps[kernels] = found.step_time.seconds, found.peak_bytes, planner.step(layout).memory.stages[0]
     assert steps["fused"] == steps["triton"]

@@ -1,6 +1,6 @@
 """The keys of the format."""
 
-from fivefold.interop.keys import field, foreign, idle, near, part
+from fivefold.interop.keys import approximate_keys, field, foreign, idle, part
 
 TABLE = {
     "megacorp.model": part("model", None),
@@ -10,6 +10,6 @@ TABLE = {
     "megacorp.micro": field("layout.mbs", 1),
     "megacorp.shard": field("layout.zero", 0),
     "megacorp.adapters": foreign("adapters, not the weights, are trained", False),
-    **near("another kernel", "megacorp.kernel", default="usual"),
+    **approximate_keys("another kernel", "megacorp.kernel", default="usual"),
     **idle("megacorp.log.*"),
 }
