@@ -82,7 +82,7 @@ def _pair(scores: Sequence[Score], cases: Mapping[tuple[str, str], Case]) -> Ite
             second=second.row,
             predicted=log(second.predicted / first.predicted) + work,
             measured=log(second.measured / first.measured) + work,
-            left_out=log(second.without / first.without) + work,
+            left_out=log(second.predicted_without_source / first.predicted_without_source) + work,
             held_out=first.held_out or second.held_out,
         )
 

@@ -150,7 +150,7 @@ class Values:
             return None
         if isinstance(value, list | tuple) and len(value) == 2 and all(map(is_number, value)):
             return value[0], value[1]
-        raise UserError(f"{self.origin}: {key} must be two numbers, not {shown(value)!r}")
+        raise UserError(f"{self.origin}: {key} must be two numbers, not {shorten_value(value)!r}")
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of our records that single keys set, by path."""
@@ -193,7 +193,7 @@ class Values:
         key = self.find_key(name)
         default = key.default if key else None
         if is_number(default) and value is not None and not isinstance(value, int | float):
-            raise UserError(f"{self.origin}: {name} must be a number, not {shown(value)!r}")
+            raise UserError(f"{self.origin}: {name} must be a number, not {shorten_value(value)!r}")
 
     def understood(self) -> tuple[ParsedKey, ...]:
         """Return the keys of the config that our records represent."""

@@ -16,7 +16,7 @@ from fivefold.planner.predict import predict
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.record import UserError
 from fivefold.results.comparison import Comparison, Quantity, Unit, Variant, VariantRatio
-from fivefold.stack.catalog import named
+from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import FACTS
 from fivefold.step import FITS_RISK, Step
 

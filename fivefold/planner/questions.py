@@ -263,7 +263,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     facts = describe_run(model, machine, layout, job)
     found = []
-    for words, changed, other in _others(job, layout):
+    for words, changed, other in _single_changes(job, layout):
         if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
             continue
         planner = Planner(model=model, machine=machine, job=changed, risk=risk)
@@ -282,7 +282,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
                 saved_bytes=before.peak_bytes - after.peak_bytes,
             )
         )
-    return sorted(change_list, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
+    return sorted(found, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
 
 
 def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:

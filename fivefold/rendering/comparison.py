@@ -80,8 +80,8 @@ def finding(comparison: Comparison) -> str:
         not_fitting = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
         return f"only {name} fits{not_fitting}" if len(steps) > 1 else f"only {name} can run"
     lead = slower[0][0] / best - 1
-    unfit = "".join(f"; {line}" for line in _describe_unfit(found, steps))
-    doubt = _describe_doubt(found.ratio(name, slower[0][1]), lead)
+    unfit = "".join(f"; {line}" for line in _describe_unfit(comparison, steps))
+    doubt = _describe_doubt(comparison.ratio(name, slower[0][1]), lead)
     return f"{name} trains most tokens per second, {lead:.1%} more than {slower[0][1]}{doubt}{unfit}"
 
 
@@ -128,24 +128,24 @@ def why(comparison: Comparison) -> list[str]:
     return lines
 
 
-def describe_ratios(found: Comparison) -> list[str]:
+def describe_ratios(comparison: Comparison) -> list[str]:
     """Return a line for each variant but the first: its speed relative to the first, with the interval of the ratio.
 
     The list is empty for many variants.
     """
-    first, *others = [variant.name for variant in found.predicted]
+    first, *others = [variant.name for variant in comparison.predicted]
     if len(others) >= BESIDE:
         return []
     lines = []
     for name in others:
-        ratio = found.ratio(name, first)
+        ratio = comparison.ratio(name, first)
         if ratio is not None and ratio.differences:
             lines.append(
                 f"{name} against {first}: {ratio.ratio:.2f} times the tokens per second; 50 % interval "
                 f"{ratio.low_50:.2f}–{ratio.high_50:.2f}, 90 % interval {ratio.low_90:.2f}–{ratio.high_90:.2f} "
                 f"(published pairs that differ in {' and '.join(ratio.differences)})"
             )
-        elif ratio is None and found.ratios:
+        elif ratio is None and comparison.ratios:
             lines.append(f"{name} against {first}: no published runs differ as these do; take each step's own interval")
     return lines
 

@@ -85,7 +85,7 @@ class Grid:
             dropped = self.headings[count:]
             if dropped and (count < MIN_COLUMNS or len(self.headings) <= FULL_COLUMNS or len(self.rows) < MIN_ROWS):
                 break
-            shown = self.without(dropped)
+            shown = self.drop_columns(dropped)
             if fits(shown):
                 yield shown._columns()
                 if dropped:

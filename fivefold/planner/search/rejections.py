@@ -78,7 +78,7 @@ class Rejections:
 
     def reasons(self, machine: Machine, best: Estimate | None, *, risk: float) -> tuple[Reason, ...]:
         """All causes, that with the most layouts first. ``risk``: that of running out of memory, of what fits."""
-        found = []
+        reasons = []
         capacity = show_bytes(machine.chip.memory_bytes)
         limit = f"{show_risk(risk)} risk of running out of {capacity}" if machine.backend == "nccl" else capacity
         if self.nearest is not None:

@@ -57,16 +57,20 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
     out = "" if admitted else " (excluded)"
     if not fitting:
         (least, _), excess = min(over.items(), key=lambda each: each[1])
-        return f"{_named(name, least, chosen.layout)}{out} needs {show_bytes(excess)} less to fit"
+        return f"{_describe_alternative(name, least, chosen.layout)}{out} needs {show_bytes(excess)} less to fit"
     best, by = min(fitting, key=lambda each: each[0].step_time.seconds)
     out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1
     node = planner.machine.ranks_per_node
     leaves = " leaves the node:" if best.layout.tp > node >= chosen.layout.tp else ""
-    cost = f"takes {abs(slower):.1%} {'longer' if slower >= 0 else 'less'}" if abs(slower) > ALIKE else "takes as long"
-    part = because(chosen.time.split, best.step_time.split) if abs(slower) > ALIKE else ""
+    cost = (
+        f"takes {abs(slower):.1%} {'longer' if slower >= 0 else 'less'}"
+        if abs(slower) > EQUAL_TIME_SHARE
+        else "takes as long"
+    )
+    part = because(chosen.time.split, best.step_time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
     doubt = "" if _is_distinguishable(chosen, by, best) else ", within the uncertainty"
-    return f"{_named(name, best.layout, chosen.layout)}{out}{leaves} {cost}{f' ({part})' if part else ''}{doubt}"
+    return f"{_describe_alternative(name, best.layout, chosen.layout)}{out}{leaves} {cost}{f' ({part})' if part else ''}{doubt}"  # noqa: E501
 
 
 def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool:

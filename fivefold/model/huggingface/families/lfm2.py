@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_mixers
 from fivefold.model.huggingface.rope import read_rope
@@ -64,7 +64,7 @@ def _write_layers(model: Model) -> dict[str, Any]:
 
 KEYS = {
     "tie_embedding": "tie_word_embeddings",
-    **without(decoder.GROUPED, "rms_norm_eps", "attention_dropout"),
+    **drop_keys(decoder.GROUPED, "rms_norm_eps", "attention_dropout"),
     "norm_eps": "norm_epsilon",
     "conv_L_cache": "conv_taps",
     **same("conv_bias layer_types"),
