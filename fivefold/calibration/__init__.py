@@ -48,8 +48,8 @@ def calibrate(
     Raises ``UserError`` for an invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
-    if not counts or counts[0] < 1 or counts[-1] > MOST:
-        raise UserError(f"ranks={list(ranks)}: each number of processes must be 1 to {MOST}; try 1 and 2")
+    if not counts or counts[0] < 1 or counts[-1] > MAX_RANKS:
+        raise UserError(f"ranks={list(ranks)}: each number of processes must be 1 to {MAX_RANKS}; try 1 and 2")
     points_by_kind: dict[Kind, list[dict[str, Any]]] = {
         "matmuls": [],
         "attentions": [],

@@ -188,7 +188,7 @@ def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[
             "less",
             lambda step, axis=axis: step.time.exposed_seconds.get(axis),
         )
-    for part in PARTS:
+    for part in TIME_PARTS:
         name = {"optimizer": "optimizer step", "bubble": "pipeline bubble"}.get(part, part)
         yield row(name, "seconds", "less", lambda step, part=part: getattr(step.time, f"{part}_seconds"))
 

@@ -143,7 +143,7 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
             continue
         times = job.global_batch // (other.dp * size)
         count = _count_micro_batches(times)
-        rung = _tried(planner, other, fits=count, else_=f"{count}, ")
+        rung = _describe_attempt(planner, other, fits=count, else_=f"{count}, ")
         assert rung.step_seconds is not None
         fitting += [(rung.step_seconds, other)] if rung.fits else []
         tried.append(rung)
@@ -197,7 +197,7 @@ def _count_micro_batches(count: int) -> str:
     return f"{count} micro-batch{'es' if count != 1 else ''}"
 
 
-def _tried(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Tried:
+def _describe_attempt(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Attempt:
     """An estimated layout, in the words of ``fits``, or of ``else_`` and by how much it is too large."""
     estimate = planner.estimate(layout)
     over = planner.excess_bytes(layout, estimate.ranks)

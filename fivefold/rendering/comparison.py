@@ -37,10 +37,13 @@ def page(comparison: Comparison) -> RenderableType:
             )
         if variant.refused:
             parts.append(Text(f"   not possible: {variant.refused}", style="red", overflow="fold"))
-    parts += [Text(""), Text(finding(found), style="bold", overflow="fold")]
-    parts += [*(Text(line, overflow="fold") for line in (*why(found), *describe_ratios(found))), Text("")]
-    parts += [make_difference_grid(found), Text("* best value; in brackets: relative to the first column", style="dim")]
-    if equal_quantities := list_equal(found):
+    parts += [Text(""), Text(finding(comparison), style="bold", overflow="fold")]
+    parts += [*(Text(line, overflow="fold") for line in (*why(comparison), *describe_ratios(comparison))), Text("")]
+    parts += [
+        make_difference_grid(comparison),
+        Text("* best value; in brackets: relative to the first column", style="dim"),
+    ]
+    if equal_quantities := list_equal(comparison):
         parts += [heading("Equal in all"), Text(" · ".join(equal_quantities), overflow="fold")]
     return Group(*parts)
 
@@ -77,7 +80,7 @@ def finding(comparison: Comparison) -> str:
         return "none fits" + "".join(f"; {line}" for line in _describe_unfit(comparison, steps))
     (best, name), *slower = fitting
     if not slower:
-        not_fitting = "".join(f"; {line}" for line in _describe_unfit(found, steps) if "not fit" not in line)
+        not_fitting = "".join(f"; {line}" for line in _describe_unfit(comparison, steps) if "not fit" not in line)
         return f"only {name} fits{not_fitting}" if len(steps) > 1 else f"only {name} can run"
     lead = slower[0][0] / best - 1
     unfit = "".join(f"; {line}" for line in _describe_unfit(comparison, steps))
@@ -88,7 +91,7 @@ def finding(comparison: Comparison) -> str:
 def _describe_doubt(ratio: SpeedRatio | None, lead: float) -> str:
     """Return the interval of a lead and what it means, to append to the lead."""
     if ratio is None:
-        return "" if lead > ALIKE else "; the difference is too small for a prediction"
+        return "" if lead > EQUAL_DIFFERENCE else "; the difference is too small for a prediction"
     meaning = {"clear": "", "likely": ": likely", "not distinguishable": ": too small a difference for a prediction"}
     return f" (90 % interval {ratio.low_90 - 1:+.0%} to {ratio.high_90 - 1:+.0%}{meaning[ratio.verdict]})"
 
@@ -163,7 +166,7 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
     if len(names) <= most:
         rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in comparison.rows if row.differs]
         return Grid(("", *names), tuple(rows), words=("",))
-    main = [row for name in MAIN for row in found.rows if row.name == name]
+    main = [row for name in MAIN for row in comparison.rows if row.name == name]
     cells = [_cells(row, relative=row.name == "step time") for row in main]
     rows = [(name, *line) for name, line in zip(names, zip(*cells, strict=True), strict=True)]
     return Grid(("", *(row.name for row in main)), tuple(rows), words=("",))

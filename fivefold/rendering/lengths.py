@@ -23,14 +23,14 @@ def page(lengths: Lengths) -> RenderableType:
     rows = tuple(_row(lengths, curve) for curve in lengths.curves)
     sizes = [_tokens(point) for point in _sizes(lengths)]
     return Group(
-        answers([found.answer]),
+        answers([lengths.answer]),
         heading(
             "By context parallelism and recomputation",
-            f"{_unit(found)[1]} of the fullest rank and MFU; –: does not fit",
+            f"{_unit(lengths)[1]} of the fullest rank and MFU; –: does not fit",
         ),
         Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),
-        heading(f"What has to change for sequences of {found.target:,} tokens"),
-        *(Text(f"· {line}", overflow="fold") for line in found.changes),
+        heading(f"What has to change for sequences of {lengths.target:,} tokens"),
+        *(Text(f"· {line}", overflow="fold") for line in lengths.changes),
     )
 
 

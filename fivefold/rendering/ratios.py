@@ -17,13 +17,13 @@ from fivefold.units import show_count
 
 def page(ratios: Ratios) -> RenderableType:
     """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
-    rows = tuple((axis.axis, axis.sends, axis.behind, _up_to(axis), axis.reason) for axis in found.axes)
+    rows = tuple((axis.axis, axis.sends, axis.behind, _up_to(axis), axis.reason) for axis in ratios.axes)
     words = ("axis", "sends", "overlapped with", "worth it up to", "because")
-    parts: list[RenderableType] = [_headline(found), Grid(words, rows, words=words)]
-    if found.sizing:
+    parts: list[RenderableType] = [_headline(ratios), Grid(words, rows, words=words)]
+    if ratios.sizing:
         parts += [
             Text("\nExpert sizes at which compute overlaps the two all-to-alls", style="bold"),
-            _sizing_table(found.sizing),
+            _sizing_table(ratios.sizing),
         ]
     return Group(*parts)
 

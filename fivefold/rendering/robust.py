@@ -24,7 +24,7 @@ def robust(robustness: Robustness) -> RenderableType:
 
 def worded(robustness: Robustness) -> str:
     """Return step time and memory of the layout with the smallest regret, and the regret."""
-    first = found.rows[0]
+    first = robustness.rows[0]
     figures = f"step time {show_seconds(first.step_seconds)}, peak memory {show_bytes(first.memory_bytes)}"
     if first.worst is None:
         return f"{figures}; with {first.worst_in} it does not fit, and no other layout does"
@@ -32,7 +32,7 @@ def worded(robustness: Robustness) -> str:
         return f"{figures}; the best in each of {len(robustness.scenarios)} scenarios"
     return (
         f"{figures}; at worst {first.worst:.1%} slower than the best layout of a scenario ({first.worst_in}), "
-        f"{first.expected or 0.0:.1%} on average over {len(found.scenarios)}"
+        f"{first.expected or 0.0:.1%} on average over {len(robustness.scenarios)}"
     )
 
 

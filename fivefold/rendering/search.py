@@ -40,32 +40,32 @@ def page(result: SearchResult) -> RenderableType:
             style="dim",
         )
     ]
-    if found.proposal:
-        parts.append(_proposal(found.proposal))
-    if found.robust:
-        parts += [robust(found.robust), regrets(found.robust), _heading("If the run differs from the prediction")]
-        parts += [scenarios(found.robust), _heading("As predicted")]
-    if found.tight:
-        parts.append(Text(found.tight.line(), style="yellow", overflow="fold"))
-    if found.best:
-        parts += [_heading("The fastest layouts")] if found.proposal else []
-        parts.append(make_best_grid(found.best))
-        if expected := expectation(found.best[0].step):
+    if result.proposal:
+        parts.append(_proposal(result.proposal))
+    if result.robust:
+        parts += [robust(result.robust), regrets(result.robust), _heading("If the run differs from the prediction")]
+        parts += [scenarios(result.robust), _heading("As predicted")]
+    if result.tight:
+        parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
+    if result.best:
+        parts += [_heading("The fastest layouts")] if result.proposal else []
+        parts.append(make_best_grid(result.best))
+        if expected := expectation(result.best[0].step):
             parts.append(Text.assemble("\nThe best layout", expected))
-    if found.finalists:
-        parts += [_heading("Measured"), finalists(found.finalists)]
-    if found.tightest:
-        parts.append(Text.assemble("\n", found.tightest, overflow="fold"))
-    for miss in found.misses:
+    if result.finalists:
+        parts += [_heading("Measured"), finalists(result.finalists)]
+    if result.tightest:
+        parts.append(Text.assemble("\n", result.tightest, overflow="fold"))
+    for miss in result.misses:
         needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
         line = f"{miss.layout}  needs {needed} of {available}{risk}: {miss.cause}"
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
         parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.mends]
-    if len(found.front) > 1:
-        parts += [_heading("Peak memory against step time"), make_grid(FRONT, found.front)]
-    if found.reasons:
-        parts += [_heading("Why the other layouts lost"), make_grid(REASONS, found.reasons)]
+    if len(result.front) > 1:
+        parts += [_heading("Peak memory against step time"), make_grid(FRONT, result.front)]
+    if result.reasons:
+        parts += [_heading("Why the other layouts lost"), make_grid(REASONS, result.reasons)]
     return Group(*parts)
 
 
@@ -85,17 +85,17 @@ def fine_tunes(found: Sequence[FineTune]) -> RenderableType:
 
 
 def walk(found: Walk, *, top: int) -> RenderableType:
-    """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best path."""
-    start = path.start
+    """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best found."""
+    start = found.start
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[start.answer]
     figures = f"step time {show_seconds(start.step_seconds)}, peak memory {show_bytes(start.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
         Text.assemble((start.layout, "bold cyan"), overflow="fold"),
         Text(figures),
         _heading("One change"),
-        make_grid(CHANGES, choose_changes(path.changes, top)),
+        make_grid(CHANGES, choose_changes(found.changes, top)),
     ]
-    if len(path.path) > 1:
+    if len(found.path) > 1:
         parts += [
             _heading("The best change, then the best one after it, and so on"),
             make_grid(CHANGES, found.path),
@@ -125,10 +125,10 @@ def _proposal(proposal: Proposal) -> RenderableType:
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
-    similar_text = "1 layout is that close" if found.alike == 1 else f"{found.alike} layouts are that close"
+    similar_text = "1 layout is that close" if proposal.alike == 1 else f"{proposal.alike} layouts are that close"
     lines = [
-        Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(found.choice), "bold cyan"), overflow="fold"),
-        Text(f"{figures}; the simplest layout within {found.within:.1%} of the fastest ({similar_text})"),
+        Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(proposal.choice), "bold cyan"), overflow="fold"),
+        Text(f"{figures}; the simplest layout within {proposal.within:.1%} of the fastest ({similar_text})"),
     ]
     lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
     for word, other in (("simpler", proposal.simpler), ("fastest", proposal.faster)):
@@ -139,7 +139,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
             lines.append(
                 Text(f"{word}  {layout}: step time {abs(other.slower):.1%} {comparative}{because}", overflow="fold")
             )
-    return Group(*lines, make_grid(CHOICES, found.why))
+    return Group(*lines, make_grid(CHOICES, proposal.why))
 
 
 def make_best_grid(best: Sequence[Ranked]) -> Grid:

@@ -36,33 +36,36 @@ def page(run: WholeRun) -> RenderableType:
             style="bold",
             overflow="fold",
         ),
-        _figures(found),
-        heading("Where the time goes", f"goodput {found.goodput:.1%}"),
-        _times(found),
-        heading("Goodput by checkpoint interval", _interval_words(found)),
-        _intervals(found),
+        _figures(run),
+        heading("Where the time goes", f"goodput {run.goodput:.1%}"),
+        _times(run),
+        heading("Goodput by checkpoint interval", _interval_words(run)),
+        _intervals(run),
         heading("Assumptions", "change one with --assume NAME=VALUE"),
-        _assumed(found),
+        _assumed(run),
     ]
     return Group(*parts)
 
 
 def brief(run: WholeRun) -> RenderableType:
     """Return what a run takes in a few lines."""
-    duration = f"{span(found.seconds)} ({span(found.low_seconds)} to {span(found.high_seconds)}), {found.steps:,} steps"
-    checkpoints = f"{_fails(found)}; a checkpoint every {span(found.interval_seconds)}, goodput {found.goodput:.1%}"
-    return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _figures(found))
+    duration = f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), {run.steps:,} steps"
+    checkpoints = f"{_fails(run)}; a checkpoint every {span(run.interval_seconds)}, goodput {run.goodput:.1%}"
+    return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _figures(run))
 
 
 def offers(offer_list: Offers) -> RenderableType:
     """Return the page of one run on several machines: a row each, the best first, and why some cannot run it."""
     deadline = (
         ""
-        if found.deadline_seconds is None
-        else f", the fewest ranks that finish within {span(found.deadline_seconds)}"
+        if offer_list.deadline_seconds is None
+        else f", the fewest ranks that finish within {span(offer_list.deadline_seconds)}"
     )
     parts: list[RenderableType] = [
-        Text(f"{found.model}, {show_count(found.tokens)} tokens, ordered by {found.by}{deadline}", style="dim")
+        Text(
+            f"{offer_list.model}, {show_count(offer_list.tokens)} tokens, ordered by {offer_list.by}{deadline}",
+            style="dim",
+        )
     ]
     best = offer_list.offers[0].run if offer_list.offers else None
     if best is not None:
@@ -100,8 +103,8 @@ def chart(run: WholeRun) -> Chart:
     )
     line = alt.Chart(alt.Data(values=values)).mark_line(color=BLUE).encode(x=x, y=y)
     mark = alt.Chart(alt.Data(values=best)).mark_point(filled=True, size=90, color=ORANGE).encode(x=x, y=y)
-    title = f"A checkpoint every {span(found.interval_seconds)}: goodput {best[0]['goodput']:.1%}"
-    subtitle = f"{found.model} on {found.ranks} {found.machine}: {_fails(found)}"
+    title = f"A checkpoint every {span(run.interval_seconds)}: goodput {best[0]['goodput']:.1%}"
+    subtitle = f"{run.model} on {run.ranks} {run.machine}: {_fails(run)}"
     return _finish(line + mark, title=title, subtitle=subtitle, height=320)
 
 
@@ -129,9 +132,8 @@ def _figures(found: WholeRun) -> Grid:
 def _times(run: WholeRun) -> Grid:
     parts = {"training": run.training_seconds, **run.lost}
     reasons = {
-        "checkpoints": f"{show_bytes(found.checkpoint_bytes)} each; "
-        f"training waits {show_seconds(found.blocked_seconds)}",
-        "restarts": _fails(found),
+        "checkpoints": f"{show_bytes(run.checkpoint_bytes)} each; training waits {show_seconds(run.blocked_seconds)}",
+        "restarts": _fails(run),
         "repeated": "steps since the last checkpoint, repeated after a failure",
     }
     rows = tuple(
@@ -148,8 +150,8 @@ def _fails(found: WholeRun) -> str:
 
 def _interval_words(run: WholeRun) -> str:
     return (
-        f"chosen: every {span(found.interval_seconds)}; Young's formula sqrt(2·δ·M): {span(found.young_seconds)}; "
-        f"written in {show_seconds(found.written_seconds)}"
+        f"chosen: every {span(run.interval_seconds)}; Young's formula sqrt(2·δ·M): {span(run.young_seconds)}; "
+        f"written in {show_seconds(run.written_seconds)}"
     )
 
 

@@ -46,7 +46,7 @@ from fivefold.requests.schema import PANELS, Argument, Option, Request
 from fivefold.results.objectives import Objective
 from fivefold.step import FITS_RISK
 
-ALIKE = 0.02  # relative difference of step times below which a prediction cannot rank layouts
+UNRANKABLE_DIFFERENCE = 0.02  # relative difference of step times below which a prediction cannot rank layouts
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes", "finetune"]
 Batch = Literal["advised", "job"]
 Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]

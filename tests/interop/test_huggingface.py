@@ -11,7 +11,7 @@ import yaml
 from transformers import get_scheduler
 
 from fivefold.adapter import Adapter
-from fivefold.interop.format import Asked, Plan
+from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job

@@ -324,6 +324,6 @@ def test_a_linear_decay_goes_from_the_warm_up_to_the_end(tmp_path: Path) -> None
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_flag_that_turns_something_off_is_said_without_its_no_in_a_yaml(fused: bool, tmp_path: Path) -> None:
     text = f"{DEEPSEEK}\ngradient_accumulation_fusion: {str(fused).lower()}\n"
-    found = read([put(tmp_path, "args.yaml", text), "TP=2", "PP=16", "EP=64"], Asked(ranks=2048))
+    found = read([put(tmp_path, "args.yaml", text), "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
     assert found.job is not None
     assert found.job.stack.wgrad_accumulation.startswith("fused") is fused

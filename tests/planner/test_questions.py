@@ -120,7 +120,7 @@ def test_a_micro_batch_that_is_not_legal_is_not_the_smallest() -> None:
     """Of 4 tokens over tp8 it takes two sequences; of these the answer says by how much they do not fit."""
     job, layout = Job(sequence=4, global_batch=64), Layout.parse("dp1 tp8")
     with pytest.raises(UserError, match=r"'dp1 tp8 zero0 mbs2' needs at least .*"):
-        questions.largest_micro_batch(model=named("llama3-405b"), machine=NODE, job=job, layout=layout)
+        questions.largest_micro_batch(model=build_model("llama3-405b"), machine=NODE, job=job, layout=layout)
 
 
 def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
@@ -258,7 +258,9 @@ def test_a_number_of_gpus_is_a_limit() -> None:
 def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
     """It needs QLoRA: weights in 16 bits take 15 GiB, and their states more than there is."""
     machine = resolve("rtx4090:1", local=Path("/nowhere"))
-    ways = questions.fine_tunes(model=named("llama3-8b"), machine=machine, job=Job(sequence=2048, global_batch=16))
+    ways = questions.fine_tunes(
+        model=build_model("llama3-8b"), machine=machine, job=Job(sequence=2048, global_batch=16)
+    )
     assert [way.method for way in ways] == ["full", "lora:16", "qlora:16"]
     full, lora, qlora = ways
     assert (full.longest_sequence, full.micro_batch) == (0, 0)
@@ -266,13 +268,13 @@ def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
     assert qlora.micro_batch >= 4
     for way in ways[1:]:
         chosen = Job(sequence=2048, global_batch=16, adapter=way.method)  # type: ignore[arg-type]
-        planner = Planner(model=named("llama3-8b"), machine=machine, job=chosen)
+        planner = Planner(model=build_model("llama3-8b"), machine=machine, job=chosen)
         if way.micro_batch:
             found = planner.estimate(Layout.parse(way.layout))
             assert planner.fits(found.layout)
             assert found.peak_bytes == way.memory_bytes
             assert chosen.tokens_per_step / found.step_time.seconds == way.tokens_per_second
         longer = chosen.replace(sequence=way.longest_sequence + 2)
-        assert not Planner(model=named("llama3-8b"), machine=machine, job=longer).fits(
+        assert not Planner(model=build_model("llama3-8b"), machine=machine, job=longer).fits(
             Layout.parse("dp1 zero0 mbs1 ac=full")
         )

@@ -63,12 +63,14 @@ ACCELERATE: Table = {
         "accelerate.dynamo_config.dynamo_use_regional_compilation",
         default="default",
     ),
-    **near("another attention kernel with context parallelism", f"{PARALLEL}cp_attn_implementation"),
-    **near("another attention kernel with context parallelism", f"{PARALLEL}sp_attn_implementation"),
-    **near("sequences of varying length; counted as full", f"{PARALLEL}cp_seq_length_is_variable"),
-    **near("sequences of varying length; counted as full", f"{PARALLEL}sp_seq_length_is_variable"),
-    **near("the width of Ulysses' messages", "accelerate.deepspeed_config.seq_parallel_communication_data_type"),
-    **near(
+    **approximate_keys("another attention kernel with context parallelism", f"{PARALLEL}cp_attn_implementation"),
+    **approximate_keys("another attention kernel with context parallelism", f"{PARALLEL}sp_attn_implementation"),
+    **approximate_keys("sequences of varying length; counted as full", f"{PARALLEL}cp_seq_length_is_variable"),
+    **approximate_keys("sequences of varying length; counted as full", f"{PARALLEL}sp_seq_length_is_variable"),
+    **approximate_keys(
+        "the width of Ulysses' messages", "accelerate.deepspeed_config.seq_parallel_communication_data_type"
+    ),
+    **approximate_keys(
         "how keys travel; counted as a ring",
         f"{PARALLEL}cp_comm_strategy",
         default="alltoall",

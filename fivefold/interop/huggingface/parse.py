@@ -177,7 +177,7 @@ def find_config_file(name: str, document: Document) -> Path | None:
 
 
 def _load(name: str, document: Document) -> Document:
-    if (path := beside(name, document)) is None:
+    if (path := find_config_file(name, document)) is None:
         raise UserError(f"{document.origin}: names {name}, which does not exist; put it next to this file")
     return load(path)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import RANKS_MISSING, Asked, Document, ParsedConfig, build_reading, replicas, world
+from fivefold.interop.format import RANKS_MISSING, Document, Overrides, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.huggingface.adapters import read_adapter
 from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy

@@ -67,18 +67,26 @@ LAYOUT: Table = {
     **unsupported("reductions in the switch", "sharp_enabled_group"),
     **unsupported("other messages of tensor parallelism", "symmetric_ar_type"),
     **unsupported("messages that are not sent", "fake_process_group", default=False),
-    **near("buckets of round sizes", "ddp_pad_buckets_for_high_nccl_busbw", default=False),
-    **near("stages reduce, or gather, each for itself", "no_align_grad_reduce", "no_align_param_gather", default=False),
-    **near("the mean is computed by a kernel of its own", "no_gradient_reduce_div_fusion", default=False),
-    **near("registered buffers", "fsdp_manual_registration", "disable_symmetric_registration", default=False),
-    **near("NCCL's settings", "nccl_communicator_config_path", "high_priority_stream_groups"),
-    **near("another call of NCCL", "use_ring_exchange_p2p", "create_all_gather_group", default=False),
-    **near("how messages of tensor parallelism hide", "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", default=True),
-    **near("how messages of tensor parallelism hide", "tp_comm_overlap_ag", "tp_comm_overlap_rs", default=True),
-    **near("how messages of tensor parallelism hide", "tp_comm_split_ag", "tp_comm_split_rs", default=True),
-    **near("how messages of tensor parallelism hide", "tp_comm_overlap_rs_dgrad", default=False),
-    **near("how messages of tensor parallelism hide", "tp_comm_overlap_cfg"),
-    **near("the embedding's output is copied", "clone_scatter_output_in_embedding", default=True),
+    **approximate_keys("buckets of round sizes", "ddp_pad_buckets_for_high_nccl_busbw", default=False),
+    **approximate_keys(
+        "stages reduce, or gather, each for itself", "no_align_grad_reduce", "no_align_param_gather", default=False
+    ),
+    **approximate_keys("the mean is computed by a kernel of its own", "no_gradient_reduce_div_fusion", default=False),
+    **approximate_keys(
+        "registered buffers", "fsdp_manual_registration", "disable_symmetric_registration", default=False
+    ),
+    **approximate_keys("NCCL's settings", "nccl_communicator_config_path", "high_priority_stream_groups"),
+    **approximate_keys("another call of NCCL", "use_ring_exchange_p2p", "create_all_gather_group", default=False),
+    **approximate_keys(
+        "how messages of tensor parallelism hide", "tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", default=True
+    ),
+    **approximate_keys(
+        "how messages of tensor parallelism hide", "tp_comm_overlap_ag", "tp_comm_overlap_rs", default=True
+    ),
+    **approximate_keys("how messages of tensor parallelism hide", "tp_comm_split_ag", "tp_comm_split_rs", default=True),
+    **approximate_keys("how messages of tensor parallelism hide", "tp_comm_overlap_rs_dgrad", default=False),
+    **approximate_keys("how messages of tensor parallelism hide", "tp_comm_overlap_cfg"),
+    **approximate_keys("the embedding's output is copied", "clone_scatter_output_in_embedding", default=True),
 }
 
 JOB: Table = {

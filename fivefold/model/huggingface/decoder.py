@@ -18,7 +18,7 @@ def same(keys: str) -> dict[str, str]:
     return {key: key for key in keys.split()}
 
 
-def without(keys: Mapping[str, str], *left_out: str) -> dict[str, str]:
+def drop_keys(keys: Mapping[str, str], *left_out: str) -> dict[str, str]:
     """Return ``keys`` without those in ``left_out``."""
     return {key: field for key, field in keys.items() if key not in left_out}
 

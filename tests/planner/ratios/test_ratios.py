@@ -134,5 +134,5 @@ def test_what_cannot_be() -> None:
     alone = ratios(build_model("llama3-8b"), machine=machine("h100:1"), job=JOB)
     assert {row.largest for row in alone.axes} == {1}
     assert axis(alone, "tp").reason == "dp1 zero0 mbs1 already uses 1 of 1 ranks"
-    odd = ratios(named("llama3-8b"), machine=machine("h100:3"), job=JOB)
+    odd = ratios(build_model("llama3-8b"), machine=machine("h100:3"), job=JOB)
     assert "global batch 512 is not divisible by dp·mbs=3·1=3" in axis(odd, "dp").reason

@@ -10,7 +10,7 @@ import pytest
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import named
+from fivefold.model.catalog import build_model
 from fivefold.planner.compare import Case, compare
 from fivefold.planner.time.ratio_errors import (
     DOUBT,
@@ -23,7 +23,7 @@ from fivefold.planner.time.ratio_errors import (
     read_errors,
 )
 from fivefold.rendering.comparison import describe_ratios, finding
-from fivefold.stack.catalog import named as stack
+from fivefold.stack.catalog import build_stack as stack
 
 HERE = Path("none")
 
@@ -31,7 +31,7 @@ HERE = Path("none")
 def facts(
     layout: str = "dp64 zero3", chip: str = "h100:64", model: str = "llama3-8b", job: Job | None = None
 ) -> RunFacts:
-    return describe_run(named(model), resolve(chip, local=HERE), Layout.parse(layout), job or Job())
+    return describe_run(build_model(model), resolve(chip, local=HERE), Layout.parse(layout), job or Job())
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_ratio_and_its_inverse() -> None:
 def test_no_interval_without_published_pairs() -> None:
     assert expected_ratio(facts(job=Job(stack=stack("torchtitan"))), facts(), (1.0, 1.0)) is None
     machine = resolve("h100:8", local=HERE).replace(backend="gloo")
-    here = describe_run(named("tiny"), machine, Layout.parse("dp8"), Job())
+    here = describe_run(build_model("tiny"), machine, Layout.parse("dp8"), Job())
     assert expected_ratio(here, here, (1.0, 1.0)) is None
 
 
@@ -106,7 +106,7 @@ def test_the_table_has_every_kind_that_compare_may_print() -> None:
 
 def test_compare_says_how_sure_it_is() -> None:
     """Full recomputation is clearly slower; a tensor-parallel degree of two may not be."""
-    model, machine, job = named("llama3-8b"), resolve("h100:64", local=HERE), Job(sequence=8192, global_batch=256)
+    model, machine, job = build_model("llama3-8b"), resolve("h100:64", local=HERE), Job(sequence=8192, global_batch=256)
     layouts = "dp64 zero3", "dp64 zero3 ac=full", "dp32 tp2 zero3"
     found = compare([Case(model, machine, Layout.parse(each), job) for each in layouts])
     slower, unsure = found.ratio("B", "A"), found.ratio("C", "A")

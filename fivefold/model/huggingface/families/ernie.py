@@ -6,14 +6,14 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_layers_of_experts
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 
-KEYS = without(decoder.KEYS, "attention_dropout") | {"use_bias": "attention_bias"}
+KEYS = drop_keys(decoder.KEYS, "attention_dropout") | {"use_bias": "attention_bias"}
 
 
 def _build_ernie4_5(config: Config) -> Model:

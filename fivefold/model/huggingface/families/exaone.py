@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -77,7 +77,7 @@ EXAONE_MOE = Family(
     model_type="exaone_moe",
     architecture="ExaoneMoeForCausalLM",
     keys=KEYS
-    | without(decoder.BIASED_EXPERT_KEYS, "num_local_experts", "n_routed_experts", "n_shared_experts")
+    | drop_keys(decoder.BIASED_EXPERT_KEYS, "num_local_experts", "n_routed_experts", "n_shared_experts")
     | {"num_shared_experts": "n_shared_experts"}
     | same("num_experts first_k_dense_replace mlp_layer_types"),
     defaults={

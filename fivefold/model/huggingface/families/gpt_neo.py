@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import SIZES, same, without
+from fivefold.model.huggingface.decoder import SIZES, drop_keys, same
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period
 from fivefold.model.spec import Model
@@ -50,7 +50,7 @@ def _write_gpt_neo(model: Model) -> dict[str, Any]:
 GPT_NEO = Family(
     model_type="gpt_neo",
     architecture="GPTNeoForCausalLM",
-    keys=without(SIZES, "num_hidden_layers", "num_attention_heads")
+    keys=drop_keys(SIZES, "num_hidden_layers", "num_attention_heads")
     | {
         "num_hidden_layers": "num_hidden_layers",
         "num_layers": "num_hidden_layers",

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -41,7 +41,7 @@ def _build_kolibri1(config: Config) -> Model:
 KOLIBRI1 = Family(
     model_type="kolibri1",
     architecture="Kolibri1ForCausalLM",
-    keys=without(decoder.KEYS, "intermediate_size")
+    keys=drop_keys(decoder.KEYS, "intermediate_size")
     | {"num_experts": "num_experts", "num_local_experts": "num_experts"}
     | same(
         "num_experts_per_tok moe_intermediate_size norm_topk_prob shared_expert_intermediate_size sliding_window "

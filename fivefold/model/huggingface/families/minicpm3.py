@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
 from fivefold.model.huggingface.rope import read_rope
@@ -38,8 +38,8 @@ def _write_minicpm3(model: Model) -> dict[str, Any]:
 MINICPM3 = Family(
     model_type="minicpm3",
     architecture="MiniCPM3ForCausalLM",
-    keys=without(decoder.KEYS, "head_dim")
-    | without(decoder.LATENT_KEYS, "rope_interleave")
+    keys=drop_keys(decoder.KEYS, "head_dim")
+    | drop_keys(decoder.LATENT_KEYS, "rope_interleave")
     | {"scale_emb": "embedding_multiplier"}
     | same("mlp_bias scale_depth dim_model_base"),
     defaults={

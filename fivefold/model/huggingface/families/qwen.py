@@ -168,7 +168,7 @@ QWEN3_VL_MOE_TEXT = replace(
     QWEN3_MOE,
     model_type="qwen3_vl_moe_text",
     architecture="Qwen3VLMoeTextModel",
-    keys=without(QWEN3_MOE.keys, "use_sliding_window", "sliding_window", "norm_topk_prob"),
+    keys=drop_keys(QWEN3_MOE.keys, "use_sliding_window", "sliding_window", "norm_topk_prob"),
     defaults={
         **QWEN3_MOE.defaults,
         "intermediate_size": 5632,

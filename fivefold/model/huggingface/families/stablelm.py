@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same, without
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -21,7 +21,7 @@ def _build_stablelm(config: Config) -> Model:
 STABLELM = Family(
     model_type="stablelm",
     architecture="StableLmForCausalLM",
-    keys=without(decoder.LAYER_NORM_KEYS, "head_dim")
+    keys=drop_keys(decoder.LAYER_NORM_KEYS, "head_dim")
     | {"layer_norm_eps": "norm_epsilon", "use_qkv_bias": "attention_bias"}
     | same("partial_rotary_factor use_parallel_residual"),
     defaults={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import without
+from fivefold.model.huggingface.decoder import drop_keys
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
 from fivefold.model.huggingface.rope import read_rope
@@ -18,7 +18,7 @@ def _build_youtu(config: Config) -> Model:
 YOUTU = Family(
     model_type="youtu",
     architecture="YoutuForCausalLM",
-    keys=without(decoder.KEYS, "head_dim") | decoder.LATENT_KEYS,
+    keys=drop_keys(decoder.KEYS, "head_dim") | decoder.LATENT_KEYS,
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 128_256,
