@@ -650,7 +650,9 @@ def test_two_processes_end_and_go_on() -> None:
     wait_for(lambda: len(run.workers()) == 2)  # somewhere in their start
     os.killpg(run.pid, signal.SIGINT)  # Ctrl-C in a terminal
     ended = run.wait()
-    assert (ended.code, ended.line) == (1, f"stopped by SIGINT; {NOT_HALF}")
+    stopped = rf"stopped by SIGINT(; {NOT_HALF}| after step \d+ of 120; saved \S+; the same command goes on from there)"
+    assert ended.code == 1
+    assert re.fullmatch(stopped, ended.line), ended.line  # on a busy machine a few steps may have passed
 
     run = Launched()
     run.at_step(8)

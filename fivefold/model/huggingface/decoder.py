@@ -27,7 +27,7 @@ SIZES = same(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads max_position_embeddings "
     "tie_word_embeddings attention_dropout"
 )
-GPT_KEYS = without(SIZES, "intermediate_size", "attention_dropout") | {  # of GPT-2 and its successors
+GPT_KEYS = drop_keys(SIZES, "intermediate_size", "attention_dropout") | {  # of GPT-2 and its successors
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",

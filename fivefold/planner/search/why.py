@@ -70,7 +70,8 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
     )
     part = because(chosen.time.split, best.step_time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
     doubt = "" if _is_distinguishable(chosen, by, best) else ", within the uncertainty"
-    return f"{_describe_alternative(name, best.layout, chosen.layout)}{out}{leaves} {cost}{f' ({part})' if part else ''}{doubt}"  # noqa: E501
+    reason = f" ({part})" if part else ""
+    return f"{_describe_alternative(name, best.layout, chosen.layout)}{out}{leaves} {cost}{reason}{doubt}"
 
 
 def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool:

@@ -47,9 +47,9 @@ def test_what_only_training_knows_is_no_difference() -> None:
 
 def test_shared_experts_are_written_as_a_family_that_has_them() -> None:
     moe = MoE(experts=4, topk=2, ffn=8192, shared_experts=1)
-    assert to_config(named("llama3.2-1b").replace(moe=moe))["model_type"] == "aria_text"
+    assert to_config(build_model("llama3.2-1b").replace(moe=moe))["model_type"] == "aria_text"
     with pytest.raises(UserError, match=r"the nearest, aria_text, has moe.normalized=True instead of False"):
-        to_config(named("llama3.2-1b").replace(moe=moe.replace(normalized=False)))
+        to_config(build_model("llama3.2-1b").replace(moe=moe.replace(normalized=False)))
 
 
 @pytest.mark.parametrize("kind", SMALL)
