@@ -80,7 +80,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what was skipped, and how to have it."""
+    """Say what passed only at the second try, and what was skipped and how to have it."""
+    if reruns := terminalreporter.stats.get("rerun", []):
+        terminalreporter.section("failed at the first try")
+        for report in reruns:
+            terminalreporter.line(f"{report.nodeid}\n{report.longreprtext}")
     skips = [each.longrepr for each in terminalreporter.stats.get("skipped", [])]
     lines = [*summarize_skips((path, reason) for path, _, reason in skips)]
     if lines:

@@ -24,6 +24,7 @@ PROCESS_NAMES = {"fork", "Popen", "create_subprocess_exec", "get_context"}
 BROWSER_NAMES = {"sync_playwright"}
 STARTS = ("os.fork", "os.posix_spawn", "subprocess.Popen")  # audit events
 FAST_EXAMPLES = 5
+SECOND_TRY = ("processes", "browser")  # wait for other processes, which a busy machine may stop for seconds
 
 
 def one_in(share: int, cases: Iterable[Any]) -> list[Any]:
@@ -96,6 +97,8 @@ def mark(items: list[pytest.Item], *, fast: bool, long: bool) -> list[pytest.Ite
     for item in items:
         for name in find_marks(item):
             item.add_marker(name)
+        if any(item.get_closest_marker(name) for name in SECOND_TRY):
+            item.add_marker(pytest.mark.flaky(reruns=1))
         for_later = (item.get_closest_marker("long") is not None) != long
         too_slow = fast and any(item.get_closest_marker(name) for name in ("processes", "browser", "slow"))
         if for_later or too_slow:
