@@ -10,6 +10,7 @@ Source: transformers 5.23, against which ``tests/model/huggingface/test_keys.py`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from fivefold.model.huggingface.families import FAMILIES
@@ -71,18 +72,19 @@ def list_unread(values: dict[str, Any], *, family: Family) -> Iterator[str]:
     read = (
         {key for key, field in family.keys.items() if field != UNREAD} | EVERY_FAMILY.keys() | family.supported.keys()
     )
-    meanings = _collect_meanings()
     given = {field: values[key] for key, field in family.keys.items() if key in values and field != UNREAD}
     used_values = {**family.defaults, **given}
     for key, value in values.items():
         if key in read or key in family.overwritten or _is_harmless(key):
             continue
-        empty = value is None or value is False or (value is not True and value in (0, 1, "", [], {}))
-        fields = meanings.get(key, set()) & used_values.keys()
-        if not empty and (not fields or any(used_values[field] != value for field in fields)):
+        if value is None or value is False or (value is not True and value in (0, 1, "", [], {})):
+            continue
+        fields = _collect_meanings().get(key, set()) & used_values.keys()
+        if not fields or any(used_values[field] != value for field in fields):
             yield key
 
 
+@cache
 def _collect_meanings() -> dict[str, set[str]]:
     """Map each key to the fields of ``Config`` that it sets in any family."""
     meanings: dict[str, set[str]] = {}

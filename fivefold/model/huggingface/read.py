@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.causal_types import LACKS
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
-from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.keys import describe_quantization, list_unread, read_fields
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
@@ -108,30 +108,54 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
     transformers builds the class of ``model_type``. A type that it does not know belongs to remote code, which may be a
     known architecture under another name.
     """
-    classes = {kind: read.architecture for kind, read in (FAMILIES | WRAPPERS).items()}
     given = config.get("model_type")
     architectures = config.get("architectures")
-    if isinstance(architectures, list) and architectures:
-        wanted, known = str(architectures[0]), {architecture: kind for kind, architecture in reversed(classes.items())}
-        known |= {read.published_architecture: kind for kind, read in FAMILIES.items() if read.published_architecture}
-    else:
-        wanted, known = str(config.get("model_type")), {kind: kind for kind in classes}
-    if wanted not in known and (missing := LACKS.get(wanted) or LACKS.get(str(given))):
+    by_class = isinstance(architectures, list) and bool(architectures)
+    wanted = str(architectures[0] if by_class and architectures else given)
+    family = _find_by_class(wanted) if by_class else wanted if _find_record(wanted) else None
+    if family is None and (missing := LACKS.get(wanted) or LACKS.get(str(given))):
         raise UserError(f"{name}: architecture {wanted!r} is not read: {missing}")
-    if wanted not in known:
+    if family is None:
+        known = list(_list_names(by_class=by_class))
         raise UserError(
-            f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(classes)} is "
-            f"{_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
+            f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} "
+            f"is {_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
         )
-    family = known[wanted]
-    if given is None or classes.get(str(given)) == classes[family]:
+    of_given, of_family = _find_record(str(given)), _find_record(family)
+    assert of_family is not None
+    if given is None or (of_given is not None and of_given.architecture == of_family.architecture):
         return str(given or family)
-    if str(given) in MODEL_TYPES | classes.keys() or family in WRAPPERS:
+    if str(given) in MODEL_TYPES or of_given is not None or family in WRAPPERS:
         raise UserError(
             f"{name}: model_type {reprlib.repr(given)} is not that of {wanted}, and transformers builds the class of "
             f"model_type; if the file is one of {wanted}, give model_type {family!r}"
         )
     return family
+
+
+def _find_record(model_type: str) -> Family | Wrapper | None:
+    return FAMILIES.get(model_type) or WRAPPERS.get(model_type)
+
+
+def _find_by_class(architecture: str) -> str | None:
+    """Return the model type of a class: that of the family in whose published files it is, or the first that has it."""
+    families = FAMILIES.list_named(architecture)
+    published = [family.model_type for family in families if family.published_architecture == architecture]
+    built = [family.model_type for family in families if family.architecture == architecture]
+    wrappers = [
+        wrapper.model_type for wrapper in WRAPPERS.list_named(architecture) if wrapper.architecture == architecture
+    ]
+    return next(iter((*published, *built, *wrappers)), None)
+
+
+def _list_names(*, by_class: bool) -> Iterator[str]:
+    """Yield all model types, or all classes."""
+    for model_type, family in FAMILIES.items():
+        yield family.architecture if by_class else model_type
+        if by_class and family.published_architecture:
+            yield family.published_architecture
+    for model_type, wrapper in WRAPPERS.items():
+        yield wrapper.architecture if by_class else model_type
 
 
 def _nearest(wanted: str, known: Iterable[str]) -> str:

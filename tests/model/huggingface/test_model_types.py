@@ -76,10 +76,10 @@ def test_biases_of_internlm3_are_read_under_both_names() -> None:
 
 
 def test_another_model_of_transformers_is_refused_beside_every_known_architecture() -> None:
-    for family, read in (FAMILIES | WRAPPERS).items():
+    for family, read in {**FAMILIES, **WRAPPERS}.items():
         config = explicit(family) if family in CONFIGS else {}
         for other in (*sorted(MODEL_TYPES - READ), *FAMILIES):
-            if (FAMILIES | WRAPPERS).get(other, read).architecture == read.architecture and other in READ:
+            if {**FAMILIES, **WRAPPERS}.get(other, read).architecture == read.architecture and other in READ:
                 continue
             with pytest.raises(UserError, match="transformers builds the class of model_type") as refusal:
                 from_config({**config, "architectures": [read.architecture], "model_type": other}, name="x")

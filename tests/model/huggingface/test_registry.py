@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS, import_modules, list_families, list_wrappers
+from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import parts
 from fivefold.model.weights import weights
@@ -24,7 +28,7 @@ def test_every_family_has_a_small_config_in_the_tests() -> None:
 def test_no_model_type_is_listed_twice() -> None:
     modules = list(import_modules())
     records = [*list_families(modules), *list_wrappers(modules)]
-    assert len({record.model_type for record in records}) == len(records) == len(FAMILIES | WRAPPERS)
+    assert len({record.model_type for record in records}) == len(records) == len(FAMILIES) + len(WRAPPERS)
     assert {wrapper.text for wrapper in WRAPPERS.values()} <= FAMILIES.keys()
 
 
@@ -43,3 +47,20 @@ def test_the_tensors_of_every_family_hold_every_weight(kind: str, stacked: bool)
     biases = sum(part.numel for part in found if part.ours.endswith(".moe.bias"))
     assert sum(tensors.values()) - biases == model.parameters
     assert {part.ours for part in parts(model, family=kind)} >= {weight.name for weight in weights(model)}
+
+
+def test_a_record_is_found_by_the_words_of_its_module() -> None:
+    for record in (*FAMILIES.values(), *WRAPPERS.values()):
+        classes = {record.architecture, getattr(record, "published_architecture", "")} - {""}
+        for name in (record.model_type, *classes):
+            registry = FAMILIES if isinstance(record, Family) else WRAPPERS
+            assert record in registry.list_named(name), name
+
+
+def test_reading_one_model_imports_few_families() -> None:
+    code = (
+        "import sys; from fivefold.model.catalog import build_model; build_model('llama3-8b'); "
+        "print(sum(name.startswith('fivefold.model.huggingface.families.') for name in sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(answer.stdout) < 10

@@ -1,23 +1,41 @@
 """The supported model families of Hugging Face: one module for each family, or for close relatives.
 
 A module lists its records as ``FAMILIES``, and as ``WRAPPERS`` the multimodal models that hold one of them. Every
-module of this folder is read.
+module of this folder is read. It is imported when a name of its source is asked for, so that a command that reads one
+model does not import them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
+from typing import Generic, TypeVar
 
 from fivefold.model.huggingface.family import Family, Wrapper
 
+R = TypeVar("R", Family, Wrapper)
 
-def import_modules() -> Iterator[ModuleType]:
-    """Import every module of this folder, in the order of their names."""
-    for module in iter_modules(__path__):
-        yield import_module(f"{__name__}.{module.name}")
+
+def import_modules(name: str | None = None) -> Iterator[ModuleType]:
+    """Import the modules of this folder in the order of their names; ``name``: only those whose source contains it."""
+    for module, words in _words_of_modules().items():
+        if name is None or name in words:
+            yield import_module(f"{__name__}.{module}")
+
+
+@cache
+def _words_of_modules() -> dict[str, frozenset[str]]:
+    """Map each module to the words of its source: a model type and a class are one word each."""
+    folder = Path(__file__).parent
+    sources = {
+        module.name: (folder / f"{module.name}.py").read_text(encoding="utf-8") for module in iter_modules(__path__)
+    }
+    return {name: frozenset(re.findall(r"[\w-]+(?:\.\d[\w-]*)*", source)) for name, source in sources.items()}
 
 
 def list_families(modules: list[ModuleType]) -> Iterator[Family]:
@@ -32,6 +50,31 @@ def list_wrappers(modules: list[ModuleType]) -> Iterator[Wrapper]:
         yield from getattr(module, "WRAPPERS", ())
 
 
-_MODULES = list(import_modules())
-FAMILIES: dict[str, Family] = {family.model_type: family for family in list_families(_MODULES)}
-WRAPPERS: dict[str, Wrapper] = {wrapper.model_type: wrapper for wrapper in list_wrappers(_MODULES)}
+class Registry(Mapping[str, R], Generic[R]):
+    """The records of all modules by ``model_type``. To look one up imports the modules that name it; a list, all."""
+
+    def __init__(self, list_records: Callable[[list[ModuleType]], Iterator[R]]) -> None:
+        self._list_records: Callable[[list[ModuleType]], Iterator[R]] = list_records
+        self._named: dict[str | None, tuple[R, ...]] = {}
+        self._found: dict[str, R] = {}
+
+    def __getitem__(self, model_type: str) -> R:
+        if model_type not in self._found:
+            self._found |= {record.model_type: record for record in self.list_named(model_type)}
+        return self._found[model_type]
+
+    def __iter__(self) -> Iterator[str]:
+        return (record.model_type for record in self.list_named(None))
+
+    def __len__(self) -> int:
+        return len(self.list_named(None))
+
+    def list_named(self, name: str | None) -> tuple[R, ...]:
+        """Return the records of the modules whose source contains ``name``, a model type or a class; None: all."""
+        if name not in self._named:
+            self._named[name] = tuple(self._list_records(list(import_modules(name))))
+        return self._named[name]
+
+
+FAMILIES: Registry[Family] = Registry(list_families)
+WRAPPERS: Registry[Wrapper] = Registry(list_wrappers)
