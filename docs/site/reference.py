@@ -102,7 +102,7 @@ def write_commands() -> str:
             for param in arguments
         )
         usage = f"`fivefold {name} {words}`".replace(" `", "`")
-        parts += ["", f"## {name}", "", " ".join((command.help or "").split()), "", usage, ""]
+        parts += ["", f"## {name}", "", *textwrap.wrap(" ".join((command.help or "").split()), 116), "", usage, ""]
         options = [param for param in command.params if param not in arguments and param.name != "help"]
         parts += ["| option | meaning | default |", "| --- | --- | --- |"] if options else []
         for option in sorted(options, key=lambda option: option.opts[0]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -233,20 +234,27 @@ def verdict(asked: Asked, found: Comparison) -> str:
     return f"**{place}**: the published layout takes {slower:+.1%}. {asked.why}".rstrip()
 
 
+def wrap(paragraph: str) -> str:
+    """Return a paragraph in lines of the page's width, code spans unbroken."""
+    joined = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), paragraph)
+    lines = textwrap.wrap(joined, 116, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
 def section(number: int, asked: Asked, proposal: str, text: str) -> str:
     """A section of the page; ``text``: what the search printed of its ``proposal``."""
     machine, between = shlex.quote(asked.machine), f"'{asked.between}' " if asked.between else ""
     found = compared(asked, proposal, text) if proposal != str(canonical(asked.published)) else None
     shown = (
-        f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {between}"
-        f"{asked.options}{reduced(text)}\n{comparison_text(found)}\n```\n\n{verdict(asked, found)}\n"
+        f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {between}\\\n    "
+        f"{asked.options}{reduced(text)}\n{comparison_text(found)}\n```\n\n{wrap(verdict(asked, found))}\n"
         if found
-        else f"\n**The published layout is the proposal.** {asked.why}\n"
+        else f"\n{wrap(f'**The published layout is the proposal.** {asked.why}')}\n"
     )
-    command = f"fivefold search {asked.model} {machine} {asked.options} --where {asked.where!r}"
+    command = f"fivefold search {asked.model} {machine} {asked.options} \\\n    --where {asked.where!r}"
     return (
         f"## {number}. {asked.title}\n\n```text\n$ {command}\n{text}\n```\n\n"
-        f"**Published**: `{asked.published}`. {asked.source}\n{shown}"
+        f"{wrap(f'**Published**: `{asked.published}`. {asked.source}')}\n{shown}"
     )
 
 
@@ -260,7 +268,7 @@ def canonical(text: str) -> object:
 def proposed(section_text: str) -> tuple[str, str]:
     """The proposal of a section that is there, and what the search printed of it."""
     block = section_text.partition("```text\n")[2].partition("\n```")[0]
-    text = block.partition("\n")[2]
+    text = block.replace("\\\n", "").partition("\n")[2]
     # a reduce= of the search is no word of a layout
     return re.sub(r" \(reduce=\w+\)", "", text.splitlines()[0].removeprefix("Proposal").strip()), text
 
@@ -274,7 +282,8 @@ def table(parts: list[str]) -> str:
     """The page's summary: a row for each question."""
     rows = ["| question | proposal | published | verdict |", "| --- | --- | --- | --- |"]
     for number, (asked, part) in enumerate(zip(QUESTIONS, parts, strict=False), start=1):
-        said = next((line for line in part.splitlines() if line.startswith("**") and "Published" not in line), "")
+        paragraphs = [" ".join(paragraph.split()) for paragraph in part.split("\n\n")]
+        said = next((text for text in paragraphs if text.startswith("**") and "Published" not in text), "")
         short = said.split("**")[1] if "**" in said else ""
         by = re.search(r"takes ([+-][0-9.]+%)", said)
         rows.append(
