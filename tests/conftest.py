@@ -85,7 +85,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("failed at the first try")
         for report in reruns:
             terminalreporter.line(f"{report.nodeid}\n{report.longreprtext}")
-    skips = [each.longrepr for each in terminalreporter.stats.get("skipped", [])]
+    skips = [item.longrepr for item in terminalreporter.stats.get("skipped", [])]
     lines = [*summarize_skips((path, reason) for path, _, reason in skips)]
     if lines:
         terminalreporter.section("skipped, and how to have it")

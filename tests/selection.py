@@ -79,7 +79,7 @@ def find_marks(item: pytest.Item) -> set[str]:
     functions = [getattr(item, "function", None)]
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is not None:
-        functions += [each.func for each in (defs[-1] for defs in fixtures.name2fixturedefs.values() if defs)]
+        functions += [entry.func for entry in (defs[-1] for defs in fixtures.name2fixturedefs.values() if defs)]
     names = {name for function in functions if function is not None for name in list_names(function)}
     marks = set()
     if names & PROCESS_NAMES or {name.split(".")[0] for name in names} & PROCESS_MODULES:

@@ -55,9 +55,9 @@ def numbers(schema: dict[str, Any], name: str) -> Iterator[tuple[str, dict[str, 
 
 @pytest.mark.parametrize("noun", [Model, Machine, Layout, Job, Config])
 def test_every_number_has_a_limit(noun: type[Record]) -> None:
-    found = dict(numbers(noun.model_json_schema(), noun.__name__))
-    assert len(found) > 10
-    assert [name for name, schema in found.items() if not {"maximum", "exclusiveMaximum"} & schema.keys()] == []
+    result = dict(numbers(noun.model_json_schema(), noun.__name__))
+    assert len(result) > 10
+    assert [name for name, schema in result.items() if not {"maximum", "exclusiveMaximum"} & schema.keys()] == []
 
 
 @pytest.mark.parametrize("field", [*ONE, "positions", "window"])

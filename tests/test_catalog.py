@@ -44,8 +44,8 @@ def shortened(model: Model) -> Model:
 def test_every_command_answers_for_every_model(name: str) -> None:
     whole, few = build_model(name), shortened(build_model(name))
     large = Job(sequence=min(whole.positions, 2048), global_batch=512)
-    found = search(model=whole, machine=LARGE, job=large, where=FEW, within=0.01, top=2, levels=0)
-    assert found.best, "no layout of the large machine fits"
+    result = search(model=whole, machine=LARGE, job=large, where=FEW, within=0.01, top=2, levels=0)
+    assert result.best, "no layout of the large machine fits"
     job = Job(sequence=64, global_batch=8)
     made = playbook(few, SMALL, job, batch="job", tokens=1e9, where=ONE)
     layout = Layout.parse(made.step.layout)

@@ -234,9 +234,9 @@ def test_any_job_field_can_be_set(
     """Each by its path, over the file and the options that name the rest of it."""
     monkeypatch.chdir(tmp_path)
     Path("named.toml").write_text('precision = "fp8"\n')
-    found = json.loads(answer("predict", "nano", "h100:2", "dp2", "--json", *shlex.split(words)))["job"]
+    result = json.loads(answer("predict", "nano", "h100:2", "dp2", "--json", *shlex.split(words)))["job"]
     for path, value in job.items():
-        place: Any = found
+        place: Any = result
         for key in path.split("."):
             place = place[key] if key in place else place["stack"][key]
         assert place == value, path

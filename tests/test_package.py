@@ -43,7 +43,7 @@ def test_every_file_of_data_is_in_the_package() -> None:
     assert [
         name
         for name in data
-        if not any(fnmatch(name, each) and name.count("/") == each.count("/") for each in patterns)
+        if not any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
     ] == []
 
 
@@ -172,7 +172,7 @@ def test_every_extra_is_known_by_its_packages() -> None:
     for extra, packages in PROJECT["optional-dependencies"].items():
         bare = {re.split(r"[<>=;\[ ]", package)[0] for package in packages}
         if extra != "dev":
-            assert {names.get(each, each) for each in bare} == {name for name, of in EXTRAS.items() if of == extra}
+            assert {names.get(item, item) for item in bare} == {name for name, of in EXTRAS.items() if of == extra}
 
 
 @pytest.mark.parametrize(

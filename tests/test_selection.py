@@ -72,8 +72,8 @@ def test_no_case_of_a_list_is_lost(request: pytest.FixtureRequest) -> None:
     items = []
     for case in cases:
         items.append(pytest.Function.from_parent(request.node.parent, name=str(case.values), callobj=uses_nothing))
-        for each in case.marks:
-            items[-1].add_marker(each)
+        for entry in case.marks:
+            items[-1].add_marker(entry)
     short, long = (
         {item.name for item in items} - {item.name for item in mark(items, fast=False, long=long)}
         for long in (False, True)

@@ -71,16 +71,16 @@ def lacking(contract: Any, found: Any, place: str = "step") -> list[str]:
 
 
 def test_json_keeps_the_contract() -> None:
-    found = json.loads(STEP.model_dump_json())
-    assert lacking(CONTRACT, found) == []
-    assert found["time"]["exposed_seconds"] == {"dp": 0.4}
-    assert found["memory"]["fits"] is None
+    result = json.loads(STEP.model_dump_json())
+    assert lacking(CONTRACT, result) == []
+    assert result["time"]["exposed_seconds"] == {"dp": 0.4}
+    assert result["memory"]["fits"] is None
 
 
 def test_the_contract_test_can_fail() -> None:
-    found = json.loads(STEP.model_dump_json())
-    del found["traffic"][0]["messages"], found["mfu"]["full"]
-    assert lacking(CONTRACT, found) == ["step.traffic[].messages", "step.mfu.full"]
+    result = json.loads(STEP.model_dump_json())
+    del result["traffic"][0]["messages"], result["mfu"]["full"]
+    assert lacking(CONTRACT, result) == ["step.traffic[].messages", "step.mfu.full"]
 
 
 def test_a_step_survives_json() -> None:

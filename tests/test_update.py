@@ -13,10 +13,10 @@ from fivefold.update import Optimizer, Ramp
 
 def sizes(job: Job, steps: int) -> list[int]:
     """Of so many steps from the first on."""
-    found: list[int] = []
+    results: list[int] = []
     for _ in range(steps):
-        found.append(job.batch(sum(found)))
-    return found
+        results.append(job.batch(sum(results)))
+    return results
 
 
 def test_a_ramp_by_steps() -> None:
@@ -29,17 +29,17 @@ def test_a_ramp_over_samples_is_megatrons() -> None:
     """--rampup-batch-size 16 16 5859375: 95 growths to 1536, one for each 61 677.6 sequences."""
     ramp = Ramp(first=16, step=16, samples=5_859_375)
     taken = (0, 61_677, 61_678, 123_355, 123_356, 5_859_374, 5_859_375)
-    assert [ramp.size(each, whole=1536) for each in taken] == [16, 16, 32, 32, 48, 1520, 1536]
+    assert [ramp.size(item, whole=1536) for item in taken] == [16, 16, 32, 32, 48, 1520, 1536]
 
 
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3000), st.booleans())
 def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int, long: int, by_steps: bool) -> None:
     whole = first + growths * step
     ramp = Ramp(first=first, step=step, **{"every" if by_steps else "samples": long})
-    found = [ramp.size(taken, whole=whole) for taken in (*range(2 * long), 10**9)]
-    assert found == sorted(found)
-    assert (found[0], found[-1]) == (first, whole)
-    assert {(size - first) % step for size in found} == {0}
+    results = [ramp.size(taken, whole=whole) for taken in (*range(2 * long), 10**9)]
+    assert results == sorted(results)
+    assert (results[0], results[-1]) == (first, whole)
+    assert {(size - first) % step for size in results} == {0}
 
 
 @pytest.mark.parametrize(

@@ -22,15 +22,15 @@ def two_ranks(folder: Path, body: Callable[[], dict[str, Any]]) -> dict[str, Any
                 torch.set_num_threads(1)
                 store = dist.FileStore(str(folder / "store"), 2)
                 dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
-                found = body()
+                result = body()
                 if rank == 0:
-                    (folder / "found.json").write_text(json.dumps(found))
+                    (folder / "found.json").write_text(json.dumps(result))
                 dist.barrier()
                 os._exit(0)
             finally:
                 os._exit(1)
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-    found = json.loads((folder / "found.json").read_text())
-    assert isinstance(found, dict)
-    return found
+    result = json.loads((folder / "found.json").read_text())
+    assert isinstance(result, dict)
+    return result

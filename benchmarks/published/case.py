@@ -67,7 +67,7 @@ class Excluded(NamedTuple):
 
 
 def held_out(row: str) -> bool:
-    """Whether a row lies in the half of its source that is kept out of every fit: its id's CRC-32 is even."""
+    """Return whether a row is held out of every fit: the CRC-32 of its id is even (half of each source)."""
     return crc32(row.encode()) % 2 == 0
 
 

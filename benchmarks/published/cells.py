@@ -104,7 +104,7 @@ def where(row: Row, *, nic_gigabits: float | None = None, source: str = "") -> M
 
 @cache
 def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """How a table may write the catalog's names; Llama 3.1 has the weights' shapes of Llama 3."""
+    """Return patterns for the spellings of catalog names in tables; Llama 3.1 has the weight shapes of Llama 3."""
     rest = r"(?: (?:\d\d\.\d\d|[A-Z]{1,2}\d{3}))*"  # a release, a chip
     patterns = []
     for name in models.names():
@@ -168,7 +168,7 @@ SCHEDULES: dict[str, ScheduleName] = {
 
 
 def schedule(row: Row) -> Order:
-    """In which order the pipeline works; silent: 1F1B, interleaved between virtual stages."""
+    """Return the pipeline schedule; if the table does not name one: 1F1B, interleaved with virtual stages."""
     pp, v, text = degree(row, "pp"), degree(row, "vp"), row.get("schedule", "")
     if pp == 1:
         return Order("1f1b", 1)
@@ -189,7 +189,7 @@ RECOMPUTED = {"none": "none", "full": "full", "selective": "selective"}
 
 
 def recomputed(row: Row, *, silent: str | None = None, words: Mapping[str, str] = RECOMPUTED) -> str:
-    """What is recomputed, as a layout says it; ``silent`` where the source leaves it to what its software does."""
+    """Return the recomputation as layout keywords; ``silent`` if the source leaves it to its software's default."""
     text = row.get("recompute", "")
     if not text and silent is not None:
         return silent

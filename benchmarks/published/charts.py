@@ -95,7 +95,7 @@ def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 
 def _means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the runs whose ranks lie in one doubling, at its lower end."""
+    """Average the runs whose rank counts lie within one doubling, at the lower end of the doubling."""
     doublings = sorted({row["ranks"].bit_length() - 1 for row in rows})
     return [
         {

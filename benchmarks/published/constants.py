@@ -41,11 +41,11 @@ class Constant(NamedTuple):
 
     @property
     def is_integer(self) -> bool:
-        """Whether only whole numbers make sense of it."""
+        """Return whether only integers are valid values."""
         return isinstance(self.value, int)
 
     def set_without(self, source: str) -> bool:
-        """Whether the value stands as it is when ``source`` is left out."""
+        """Return whether the value stays the same when ``source`` is left out."""
         return source not in self.set_on and self.set_on != ALL
 
 
@@ -126,7 +126,7 @@ def varied_allocator(factors: Mapping[str, float]) -> AllocatorConstants:
 
 
 def _changes(constants: tuple[Constant, ...], factors: Mapping[str, float]) -> dict[str, Any]:
-    """Those of ``constants`` that are fields of a record and have a factor other than 1, times it."""
+    """Return the ``constants`` that are record fields and have a factor other than 1, multiplied by that factor."""
     changed = {}
     for constant in constants:
         if constant.machine is None and (factor := factors.get(constant.name, 1.0)) != 1.0:

@@ -1,8 +1,8 @@
-"""What the readers share: rows as cases or exclusions, throughput as seconds, and the layout of a row.
+"""Convert rows for all readers: rows to cases or exclusions, throughput to seconds, cells to the layout of a row.
 
     step seconds = tokens of a step / (tokens/s/GPU · GPUs) = FLOPs of a step / (FLOP/s/GPU · GPUs)
 
-Which FLOPs a source counts differs: attention as the full square (``full``) or only what the mask lets
+Sources count FLOPs differently: attention as the full square (``full``) or only what the mask lets
 through (``causal``).
 """
 
@@ -59,7 +59,7 @@ def read(
 def outcome(
     row: Row, *, rule: Callable[[Row], str], case: Callable[[Row], T], kinds: tuple[str, ...] = ("measured",)
 ) -> str | T:
-    """What ``case`` makes of a row, or the first rule that it breaks or the cell that is not read."""
+    """Return the result of ``case`` for a row, or the first rule that it breaks, or the cell that cannot be read."""
     try:
         return _rule(row, kinds) or rule(row) or case(row)
     except UserError as unread:

@@ -1,10 +1,10 @@
-"""What is not scored, in three kinds, and the share of what could be that is.
+"""Rows that are not scored, in three kinds, and the share of usable rows that are scored.
 
-    share = rows scored / (rows scored + rows with all facts for which we lack a word)
+    share = rows scored / (rows scored + rows with all facts that we cannot express)
 
 facts   the source does not print what a prediction needs, contradicts itself, or measured nothing
-other   other work than ours: adapters, state-space layers, encoders, TPUs and their compilers
-words   all facts are there; our layouts, stacks or catalogs have no word for one
+other   work that is out of scope: adapters, state-space layers, encoders, TPUs and their compilers
+words   all facts are there, but a layout, stack or catalog has no keyword for one of them
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def kind_of(rule: str) -> Kind:
 
 
 def shares(scores: Iterable[Score], excluded: Iterable[tuple[str, str, str]]) -> tuple[Share, ...]:
-    """By source, in order; ``excluded``: (source, row, rule), of which a row's first counts.
+    """Return the shares by source, in order; ``excluded``: (source, row, rule), and the first rule of a row counts.
 
     Sources of messages have no rows of a run.
     """

@@ -1,9 +1,9 @@
-"""What the scores teach: the table of ratios that ``predict`` reads, and how often a source unseen falls inside.
+"""Learn the table of ratios that ``predict`` reads, and measure the coverage of its intervals on unseen sources.
 
     coverage of source s = share of its runs inside the interval that was learned on all other sources alone
 
-Ratios are measured over predicted, by constants set without the run's source. Of a class that one source measured the
-table keeps ``KEPT`` ratios, evenly spaced in their order; runs that are held out teach nothing.
+Ratios are measured over predicted, by constants set without the run's source. If one source measured a class, the
+table keeps ``KEPT`` of its ratios, evenly spaced in their order. Held-out runs are not used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def learn(scores: Iterable[Score]) -> tuple[Cell, ...]:
 
 
 def coverage(scores: Iterable[Score]) -> tuple[Coverage, ...]:
-    """Of every source, by what all others teach."""
+    """Return the coverage of every source by the intervals learned on all other sources."""
     told = _of_steps(scores)
     cells = learn(told)
     return tuple(_covered(group, cells) for group in grouped(told, by=lambda score: (score.quantity, score.source)))

@@ -46,7 +46,7 @@ class Fit(Record):
 
 
 def sample_runs(cases: Sequence[Case]) -> list[Run]:
-    """At most ``MAX_RUNS_PER_SOURCE`` of a source's cases, evenly drawn, with their counts."""
+    """Return up to ``MAX_RUNS_PER_SOURCE`` evenly spaced cases of a source, with their counts."""
     return prepared(cases[:: max(1, -(-len(cases) // MAX_RUNS_PER_SOURCE))])
 
 
@@ -64,7 +64,7 @@ def peak_bytes(run: Run, factors: Factors) -> float:
 
 
 def predictions(run: Run, factors: Factors) -> dict[str, float]:
-    """What is predicted of a case with constants changed, of what it measured; nothing without a change."""
+    """Return the predictions of a case's measured quantities with changed constants; empty without a change."""
     if not factors:
         return {}
     seconds: dict[str, float] = {"time": step_seconds(run, factors)} if _get_measured(run, "time") else {}
@@ -72,7 +72,7 @@ def predictions(run: Run, factors: Factors) -> dict[str, float]:
 
 
 class Problem:
-    """What the constants that were set on ``source`` are set on without it: the runs of all other sources."""
+    """The fit of the constants of ``source`` without that source: the runs of all other sources."""
 
     def __init__(self, source: str, others: Mapping[str, Sequence[Run]], known: Known | None = None) -> None:
         """``others``: by source; that of ``source`` itself is not looked at. ``known``: filled with every error, for
@@ -112,7 +112,7 @@ class Problem:
             yield Fit(source=self.source, constant=constant.name, factor=factor, runs=len(moved[constant.name]))
 
     def _moved(self, constant: Constant, quantity: Quantity, among: Sequence[int]) -> list[int]:
-        """Those of the runs whose prediction differs between the constant's bounds."""
+        """Return the runs whose prediction differs between the constant's bounds."""
         middle, ends = self.factors[constant.name], []
         for end in constant.factors:
             self.factors[constant.name] = end
@@ -202,5 +202,5 @@ def refit(sources: Sequence[str], path: Path = TABLE, *, report: Progress | None
 
 
 def factors_without(source: str, fits: Iterable[Fit]) -> dict[str, float]:
-    """By constant, the factor that was found without ``source``."""
+    """Return for each constant the factor fitted without ``source``."""
     return {fit.constant: fit.factor for fit in fits if fit.source == source}

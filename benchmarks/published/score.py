@@ -1,9 +1,9 @@
-"""How far predictions lie from what was measured, and whether they rank rivals as the measurements do.
+"""Score predictions: their error against measurements, and whether they rank alternatives as measured.
 
 error   predicted / measured − 1
-tau     Kendall's: pairs in the measured order less pairs against it, over those that the measurement tells apart
-        (``RESOLUTION``); mean over groups of rivals
-regret  measured time of the layout that we would pick, over the best measured, − 1; mean over groups of rivals
+tau     Kendall's: concordant minus discordant pairs, divided by the pairs that the measurement can order
+        (``RESOLUTION``); mean over groups of alternatives
+regret  measured time of the predicted best layout / best measured time − 1; mean over groups of alternatives
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Coverage(NamedTuple):
 
 
 class Ranking(NamedTuple):
-    """How rivals were ordered."""
+    """The predicted and the measured order of a group of alternatives."""
 
     tau: float
     regret: float
@@ -185,7 +185,7 @@ def _summary(scores: Sequence[Score], *, name: str, covered: Coverage | None) ->
 
 
 def rank(scores: Iterable[Score]) -> list[Ranking]:
-    """How each group of three rivals or more is ordered, by time."""
+    """Rank each group of three or more alternatives by time."""
     timed = [score for score in scores if score.rivals and score.quantity in STEPS]
     groups = [group for group in grouped(timed, by=lambda score: score.rivals) if len(group) >= FEWEST_RIVALS]
     return [

@@ -26,7 +26,7 @@ LIMIT = 2.0
 
 
 class Factors(NamedTuple):
-    """What a machine's stock figures are multiplied with."""
+    """The factors by which the catalog figures of a machine are multiplied."""
 
     matmul: float = 1.0
     bandwidth: float = 1.0

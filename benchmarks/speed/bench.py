@@ -1,10 +1,10 @@
-"""How fast we are, as ratios: contenders take turns, one step each per round, and every round gives a ratio.
+"""Measure speed as ratios: contenders run one step each per round, and every round gives a ratio.
 
-    ratio = seconds of the other / seconds of ours in the same round; said are the median and the extremes
+    ratio = seconds of the other / seconds of ours in the same round; the median and the extremes are printed
 
-So whatever else the machine does falls on all alike. Before a race all must find the same loss. Warm-up and
-compilation are left out. Where others keep the cores busy only ``--shared`` says anything: one thread each, and
-seconds of CPU instead of the clock's, of parallel processes their sum, which leaves out whatever a process waits for.
+Other load on the machine thus slows all contenders equally. Before a race all must compute the same loss. Warm-up and
+compilation are excluded. If other processes keep the cores busy, use ``--shared``: one thread each, and CPU seconds
+instead of wall-clock time, summed over parallel processes. CPU seconds leave out the time that a process waits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Bench:
-    """How to measure: about ``seconds`` per race; ``shared``: by CPU; ``only`` settings that contain this."""
+    """The settings of a benchmark: ``seconds`` per race, ``shared`` for CPU time, ``only`` to filter by name."""
 
     seconds: float
     shared: bool
@@ -69,7 +69,7 @@ class Bench:
     say: Callable[[str], None]
 
     def wants(self, setting: str) -> bool:
-        """Whether to run it; says so."""
+        """Return whether to run a setting, and print its name."""
         if self.only not in setting:
             return False
         self.say(f"{setting} …")

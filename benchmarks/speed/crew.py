@@ -43,7 +43,7 @@ class Taken(NamedTuple):
 
 
 class Race(NamedTuple):
-    """What each rank builds: our engine under ``layout``, and PyTorch's own of the same."""
+    """The contenders that each rank builds: our engine under ``layout``, and PyTorch's native equivalent."""
 
     model: Model
     job: Job

@@ -1,4 +1,4 @@
-"""How long an answer takes: processor seconds of a command for every catalog model on small and on large machines.
+"""Measure the CPU seconds of a command for every catalog model on small and on large machines.
 
 python benchmarks/speed/every_model.py [--question search] [--models A,B] [--ranks 8,64] [--chips h100,b200]
 
@@ -27,7 +27,7 @@ TARGET = 15.0  # processor seconds
 
 
 class Answer(NamedTuple):
-    """What one command took, in processor seconds, and how it ended."""
+    """The CPU seconds of one command, and how it ended."""
 
     seconds: float
     command: str

@@ -48,7 +48,7 @@ SCHEDULES: dict[str, type[Any]] = {  # ours → PyTorch's; it has no zb1p of one
 
 
 def native(model: Model, job: Job, *, layout: Layout) -> Step:
-    """Of the one dimension that ``layout`` has."""
+    """Build PyTorch's native engine for the one parallel dimension of ``layout``."""
     make = tensor if layout.tp > 1 else context if layout.cp > 1 else pipeline
     return make(model, job, layout=layout)
 

@@ -1,4 +1,4 @@
-"""How long the server takes to redraw the Plan page: milliseconds of one core per change of a word of the layout.
+"""Measure how long the server takes to redraw the Plan page: milliseconds of one core per changed layout keyword.
 
 python benchmarks/speed/page.py
 """

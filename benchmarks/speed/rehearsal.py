@@ -1,4 +1,4 @@
-"""How long a rehearsal takes and what it holds: each job in a process of its own, on whatever machine this is.
+"""Measure time and memory of a dry run: each job in its own process on the current machine.
 
 python benchmarks/speed/rehearsal.py        llama3-8b on 8 ranks, 70b on 512, 405b on 16,384
 """

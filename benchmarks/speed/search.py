@@ -1,6 +1,6 @@
-"""How fast the search is: layouts per second, time to the best, memory, and estimates per second in a search's stream.
+"""Measure the search: layouts per second, time to the best layout, memory, and estimates per second.
 
-python benchmarks/speed/search.py [--json] [--only NAME]      targets on one core stand beside what is measured
+python benchmarks/speed/search.py [--json] [--only NAME]      prints targets for one core next to the measurements
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""How much of the published score hangs on each constant of the price model.
+"""Measure how much the published score depends on each constant of the cost model.
 
     python -m benchmarks.speed.sensitivity [NAME]    each constant, or one, on all sources
     python -m benchmarks.speed.sensitivity --own     those that were set on a source, on that source alone
 
-Every constant of docs/explanation/how-a-step-costs/constants.md is taken a fifth lower and a fifth higher, alone. Of
-all runs with
-a printed time the error is the mean over sources of their mean absolute (and signed) errors, a source of 900 rows
-counting as much as one of 20; of llm-foundry and dgxc every third. Counts and memory do not depend on these constants
-and are made once.
+Every constant of docs/explanation/how-a-step-costs/constants.md is lowered and raised by 20 %, one at a time. The
+error is the mean over sources of their mean absolute (and signed) errors over all runs with a printed time, so a source
+of 900 rows counts as much as one of 20. Every third row of llm-foundry and dgxc is used. Counts and memory do not
+depend on these constants and are computed once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Errors(NamedTuple):
 
 
 def runs() -> dict[str, list[Run]]:
-    """By source; cases with a time."""
+    """Return the cases with a measured time, by source."""
     by_source = {}
     for source in SOURCES:
         if cases := [case for case in cases_of([source]) if case.step_seconds]:
@@ -43,7 +42,7 @@ def runs() -> dict[str, list[Run]]:
 
 
 def errors(by_source: dict[str, list[Run]], factors: Mapping[str, float]) -> Errors:
-    """Of all sources, with constants times ``factors``."""
+    """Return the errors of all sources with constants multiplied by ``factors``."""
     means, biases = [], []
     for source_runs in by_source.values():
         source_errors = [step_seconds(run, factors) / (run.case.step_seconds or 1.0) - 1 for run in source_runs]

@@ -35,7 +35,7 @@ os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # HTA rounds to µs, of which the d
 
 
 class TraceSummary(NamedTuple):
-    """Of one rank, from its first kernel to its last: times in µs, overlap in percent of the communication."""
+    """The trace of one rank from its first to its last kernel: times in µs, overlap in percent of the communication."""
 
     idle: float
     compute: float
@@ -45,7 +45,7 @@ class TraceSummary(NamedTuple):
 
 
 def theirs(folder: Path) -> dict[int, TraceSummary]:
-    """What HolisticTraceAnalysis finds, by rank."""
+    """Return the summary of HolisticTraceAnalysis for each rank."""
     from hta.configs.config import logger
     from hta.trace_analysis import TraceAnalysis
 
@@ -66,7 +66,7 @@ def theirs(folder: Path) -> dict[int, TraceSummary]:
 
 
 def ours(folder: Path) -> dict[int, TraceSummary]:
-    """What `fivefold trace` finds."""
+    """Return the summary of `fivefold trace`."""
     from fivefold.profiling.traces import read
 
     return {

@@ -1,4 +1,4 @@
-"""What tracing costs a step: traced and untraced steps of one run in turn, each against the mean of its neighbours.
+"""Measure the cost of tracing: traced and untraced steps of one run alternate, each compared with its neighbours.
 
     python benchmarks/speed/tracing.py --layout 'dp2 zero3 mbs2' --model tiny --steps 120
 

@@ -36,7 +36,7 @@ def read(
     pairs = ((form, text) for text in documents for form in FORMATS if form.recognizes(text))
     form, document = next(pairs, (None, documents[0]))
     if form is None:
-        formats = ", ".join(dict.fromkeys(each.name for each in FORMATS if each.parse))
+        formats = ", ".join(dict.fromkeys(format_.name for format_ in FORMATS if format_.parse))
         raise UserError(f"{document.origin}: unknown kind of config; it has no keys of {formats}")
     result = form.read(document, asked)
     if result.model is not None and asked.model is None:

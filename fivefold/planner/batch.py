@@ -1,9 +1,9 @@
-"""How large a batch should be, in tokens, by the literature: laws fitted to small runs, and what teams chose.
+"""Suggest a global batch size in tokens from the literature: scaling laws and the batches of published runs.
 
     DeepSeek LLM   0.2920·C^0.3271 with C = 6·P·D       Step Law   0.58·D^0.571
 
-P parameters outside the embedding that a token uses, D tokens of the run. A law is of its own data and optimizer: they
-differ by factors, and so do the teams.
+P: parameters outside the embedding that a token uses. D: tokens of the run. Each law was fitted to its own data and
+optimizer, so the laws differ by factors, as do the published runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEAMS = (
 
 
 def laws(model: Model, tokens: float) -> list[Advice]:
-    """What the fitted laws say for a run of ``tokens``."""
+    """Return the batch size that each scaling law gives for a run of ``tokens``."""
     compute = 6 * _active(model) * tokens
     return [
         Advice("DeepSeek LLM's law", 0.2920 * compute**0.3271, "arXiv:2401.02954 §3.1"),

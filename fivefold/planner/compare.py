@@ -33,7 +33,7 @@ LARGE = 1e12  # tokens to which hours and dollars are stated
 
 
 class Case(NamedTuple):
-    """What one step is predicted of."""
+    """The inputs of one predicted step: model, machine, job and layout."""
 
     model: Model
     machine: Machine
@@ -67,7 +67,7 @@ def _ratios(cases: Sequence[Case], variants: Sequence[Variant]) -> Iterator[Vari
         if variant.step is not None
     ]
     for (first, step, facts), (second, other, others) in combinations(described, 2):
-        speeds = [each.tokens_per_second_per_gpu * each.world for each in (step, other)]
+        speeds = [one.tokens_per_second_per_gpu * one.world for one in (step, other)]
         if (ratio := expected_ratio(facts, others, (speeds[0], speeds[1]))) is not None:
             yield VariantRatio(first=first, second=second, speed=ratio)
 

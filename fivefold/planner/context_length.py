@@ -109,7 +109,7 @@ def _changes(
     search: Callable[[Job], SearchResult],
     target: int,
 ) -> Iterator[str]:
-    """What must change for sequences of ``target`` tokens, by the search over all layouts."""
+    """Return the changes that make sequences of ``target`` tokens fit, from a search over all layouts."""
     if model.position == "learned" and target > model.positions:
         yield f"the model: it has {model.positions} learned positions"
         return

@@ -188,7 +188,7 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
         f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the best of all, and {before:+.1%} "
         f"faster than the layout of step 3 ({show_seconds(walk.start.step_seconds)}); bound by {step.time.bound_by}"
     )
-    why = "; ".join(f"{each.choice}: {each.line}" for each in proposal.why)
+    why = "; ".join(f"{reason.choice}: {reason.line}" for reason in proposal.why)
     question = "Which single change gains most, which one next, and which layout of all is best?"
     return Stage(title="Make it fast", question=question, tried=tuple(tried), reason=f"{reason}. {why}")
 

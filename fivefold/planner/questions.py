@@ -84,20 +84,20 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     refuse(layout, model=model, job=job, machine=machine)
     sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
-    legal = [each for each in sizes if is_legal(each, model=model, job=job, machine=machine)]
-    largest = next((each for each in legal if _fits(planner, each)), None)
+    legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
+    largest = next((size for size in legal if _fits(planner, size)), None)
     try:
         longest = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value
     except UserError:  # not even the shortest fits
         longest = 0
-    found = planner.estimate(largest or layout)
+    estimate = planner.estimate(largest or layout)
     return FineTune(
         method="full" if job.adapter is None else job.adapter.name,
         layout=str(largest or layout),
         longest_sequence=int(longest),
         micro_batch=largest.mbs if largest else 0,
-        memory_bytes=found.peak_bytes,
-        tokens_per_second=job.tokens_per_step / found.step_time.seconds,
+        memory_bytes=estimate.peak_bytes,
+        tokens_per_second=job.tokens_per_step / estimate.step_time.seconds,
     )
 
 
@@ -262,14 +262,14 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
     """The effect of each single change of layout or job, sorted: those that fit first, then the fastest."""
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     facts = describe_run(model, machine, layout, job)
-    found = []
+    changes = []
     for words, changed, other in _single_changes(job, layout):
         if (other, changed) == (layout, job) or not is_legal(other, model=model, job=changed, machine=machine):
             continue
         planner = Planner(model=model, machine=machine, job=changed, risk=risk)
         after = planner.estimate(other)
         speeds = (1 / after.step_time.seconds, 1 / before.step_time.seconds)
-        found.append(
+        changes.append(
             Change(
                 change=words,
                 layout=str(other),
@@ -282,7 +282,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
                 saved_bytes=before.peak_bytes - after.peak_bytes,
             )
         )
-    return sorted(found, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
+    return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
 
 
 def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:

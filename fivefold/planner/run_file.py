@@ -1,4 +1,4 @@
-"""What a plan adds to a run file: the steps of its tokens, a warm-up, and how often it is saved."""
+"""Derive the run settings that a plan adds to a run file: number of steps, warm-up and checkpoint interval."""
 
 from __future__ import annotations
 

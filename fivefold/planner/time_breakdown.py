@@ -49,7 +49,7 @@ class _OperationTimes:
         self._parts: dict[tuple[LocalDegrees, Name], dict[str, float]] = {}
 
     def number(self, held: tuple[int, ...]) -> dict[tuple[LocalDegrees, Name], int]:
-        """How often a rank that holds the stages ``held`` runs each unit."""
+        """Return how often a rank that holds the stages ``held`` runs each unit."""
         runs: dict[tuple[LocalDegrees, Name], int] = defaultdict(int)
         for stage in held:
             for run, times in self.work[stage]:

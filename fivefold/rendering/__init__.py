@@ -4,7 +4,7 @@ step_view · grid · table                   columns and sections of a table as 
 compare · comparison · search · robust · ratios · numerics · doctor · rehearsal · stages · question · reading
 budget · interval · verdict · whole_run · playbook · lengths · catalogs      pages of text, one for each result
 palette · charts · losses · pipeline · memory · trace · figures/             colours; pictures as files; Perfetto traces
-html · rows · elements · drawing/ · drawn · report     HTML for notebooks; pictures in pages; reports
+html · rows · elements · drawing/ · point_charts · report  HTML for notebooks; pictures in pages; reports
 trace_report · explanation · sweep/        profiler traces; failures; a sweep's rows: pages and pictures
 progress                                   progress bars on a terminal
 """

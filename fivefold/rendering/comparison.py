@@ -21,8 +21,8 @@ from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 EQUAL_DIFFERENCE = 0.02  # relative difference below which two predictions are considered equal
 BESIDE = 4  # maximum number of variants shown as columns
-FREE = "free memory"
-MAIN = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE, "cost of 1 T tokens")
+FREE_MEMORY = "free memory"
+MAIN = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE_MEMORY, "cost of 1 T tokens")
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 
@@ -178,12 +178,12 @@ def list_equal(comparison: Comparison) -> list[str]:
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
-    shows_relative = relative and row.name != FREE
+    shows_relative = relative and row.name != FREE_MEMORY
     for value, relative_value, best in zip(row.values, row.relative, row.best, strict=True):
         change = (
             f" ({relative_value:+.1%})" if shows_relative and relative_value and abs(relative_value) > EQUAL else ""
         )
-        is_negative = row.name == FREE and isinstance(value, float) and value < 0
+        is_negative = row.name == FREE_MEMORY and isinstance(value, float) and value < 0
         style = "bold red" if is_negative else "bold green" if best else ""
         yield Text(worded(row, value) + change + ("*" if best else ""), style=style)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from fivefold.rendering.budget import causes, make_budget_grid, show_difference
 from fivefold.rendering.compare import table as compare_table
 from fivefold.rendering.comparison import describe_ratios, describe_shared, finding, make_difference_grid, why
-from fivefold.rendering.drawn import front
 from fivefold.rendering.elements import (
     AXIS_COLOURS,
     TIME_COLOURS,
@@ -31,6 +30,7 @@ from fivefold.rendering.elements import (
 from fivefold.rendering.grid import Grid, make_grid
 from fivefold.rendering.interval import expectation
 from fivefold.rendering.palette import colour
+from fivefold.rendering.point_charts import front
 from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.robust import make_scenario_grid, regrets, worded
 from fivefold.rendering.search import CHOICES, REASONS, make_best_grid

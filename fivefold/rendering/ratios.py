@@ -47,11 +47,11 @@ def degrees(ratios: Ratios) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(found: Ratios) -> Text:
-    balances = ", ".join(f"{link} {balance:,.0f}" for link, balance in found.balances.items())
+def _headline(ratios: Ratios) -> Text:
+    balances = ", ".join(f"{link} {balance:,.0f}" for link, balance in ratios.balances.items())
     return Text.assemble(
-        (f"{found.layout}, one axis varied at a time\n\n", "bold"),
-        f"{show_count(found.peak_flops)}FLOP/s. FLOPs that a rank needs to overlap a byte that it sends: {balances}\n",
+        (f"{ratios.layout}, one axis varied at a time\n\n", "bold"),
+        f"{show_count(ratios.peak_flops)}FLOP/s. FLOPs that a rank needs to overlap a byte that it sends: {balances}\n",
         overflow="fold",
     )
 

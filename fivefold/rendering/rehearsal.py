@@ -99,10 +99,10 @@ def _largest(largest: Sequence[Holding]) -> Grid:
     return Grid(("size", "tensors", "allocated by"), rows, words=("allocated by",))
 
 
-def _tensors(each: Holding) -> str:
-    if each.number * each.largest_bytes == each.bytes:
-        return f"{each.number:,} × {show_bytes(each.largest_bytes)}"
-    return f"{each.number:,} of up to {show_bytes(each.largest_bytes)}"
+def _tensors(holding: Holding) -> str:
+    if holding.number * holding.largest_bytes == holding.bytes:
+        return f"{holding.number:,} × {show_bytes(holding.largest_bytes)}"
+    return f"{holding.number:,} of up to {show_bytes(holding.largest_bytes)}"
 
 
 def _what(holding: Holding) -> str:

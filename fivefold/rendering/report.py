@@ -15,9 +15,9 @@ from fivefold.rendering.drawing import memory as areas
 from fivefold.rendering.drawing import pipeline as timeline
 from fivefold.rendering.drawing.style import css
 from fivefold.rendering.drawing.svg import legend, titled
-from fivefold.rendering.drawn import cloud, front
 from fivefold.rendering.elements import STYLE, figures, folded, grid, heading, paragraph, table, words
 from fivefold.rendering.losses import draw_losses, list_loss_curves
+from fivefold.rendering.point_charts import cloud, front
 from fivefold.rendering.question import describe_step
 from fivefold.rendering.step_view import list_key_figures, view_operations, view_step
 from fivefold.rendering.sweep.settings import describe_rows

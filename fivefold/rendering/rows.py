@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from fivefold.rendering.drawn import cloud
 from fivefold.rendering.elements import block, grid, paragraph, table
+from fivefold.rendering.point_charts import cloud
 from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.results.sweep_row import Row as SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds

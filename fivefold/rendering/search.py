@@ -79,30 +79,30 @@ def changes(change_list: Sequence[Change]) -> RenderableType:
     return make_grid(CHANGES, change_list)
 
 
-def fine_tunes(found: Sequence[FineTune]) -> RenderableType:
+def fine_tunes(fine_tune_list: Sequence[FineTune]) -> RenderableType:
     """Return a table of ways to fine-tune: what fits, memory and tokens per second."""
-    return make_grid(FINE_TUNES, found)
+    return make_grid(FINE_TUNES, fine_tune_list)
 
 
-def walk(found: Walk, *, top: int) -> RenderableType:
+def walk(single_changes: Walk, *, top: int) -> RenderableType:
     """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best found."""
-    start = found.start
+    start = single_changes.start
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[start.answer]
     figures = f"step time {show_seconds(start.step_seconds)}, peak memory {show_bytes(start.memory_bytes)}, {fits}"
     parts: list[RenderableType] = [
         Text.assemble((start.layout, "bold cyan"), overflow="fold"),
         Text(figures),
         _heading("One change"),
-        make_grid(CHANGES, choose_changes(found.changes, top)),
+        make_grid(CHANGES, choose_changes(single_changes.changes, top)),
     ]
-    if len(found.path) > 1:
+    if len(single_changes.path) > 1:
         parts += [
             _heading("The best change, then the best one after it, and so on"),
-            make_grid(CHANGES, found.path),
+            make_grid(CHANGES, single_changes.path),
         ]
-    if found.path:
-        faster = start.step_seconds / found.path[-1].step_seconds - 1
-        parts.append(Text(f"result: {found.path[-1].layout}, {faster:+.1%} faster", overflow="fold"))
+    if single_changes.path:
+        faster = start.step_seconds / single_changes.path[-1].step_seconds - 1
+        parts.append(Text(f"result: {single_changes.path[-1].layout}, {faster:+.1%} faster", overflow="fold"))
     else:
         parts.append(Text("\nno single change helps"))
     return Group(*parts)

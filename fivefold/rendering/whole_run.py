@@ -73,7 +73,7 @@ def offers(offer_list: Offers) -> RenderableType:
         parts.append(Text(f"{best.ranks} {best.machine}: {duration}\n", style="bold"))
         parts.append(make_offer_grid(offer_list))
     for offer in (offer for offer in offer_list.offers if offer.run is None):
-        line = f"{offer.named}  {offer.layout}  {offer.refused}"
+        line = f"{offer.machine_argument}  {offer.layout}  {offer.refused}"
         parts.append(Text(line, style="red", overflow="fold"))
     if best is not None:
         parts.append(Text.assemble("\n", (assumption(best.site), "dim"), overflow="fold"))
@@ -115,16 +115,16 @@ def span(seconds: float) -> str:
     return f"{seconds / DAY:,.1f} days" if seconds >= 2 * DAY else show_seconds(seconds)
 
 
-def _figures(found: WholeRun) -> Grid:
-    cost = "–" if found.dollars is None else f"${found.dollars:,.0f}"
-    rows = [("GPU hours", show_count(found.gpu_hours)), ("cost", cost)]
-    if found.kwh is not None and found.chip_kwh is not None and found.co2_kg is not None:
+def _figures(run: WholeRun) -> Grid:
+    cost = "–" if run.dollars is None else f"${run.dollars:,.0f}"
+    rows = [("GPU hours", show_count(run.gpu_hours)), ("cost", cost)]
+    if run.kwh is not None and run.chip_kwh is not None and run.co2_kg is not None:
         rows += [
             (
                 "energy",
-                f"{found.kwh / 1000:,.1f} MWh, {found.chip_kwh / 1000:,.1f} MWh by the chips at their power limit",
+                f"{run.kwh / 1000:,.1f} MWh, {run.chip_kwh / 1000:,.1f} MWh by the chips at their power limit",
             ),
-            ("CO2e", f"{found.co2_kg / 1000:,.1f} t, at {found.site.carbon:g} g/kWh ({found.site.grid})"),
+            ("CO2e", f"{run.co2_kg / 1000:,.1f} t, at {run.site.carbon:g} g/kWh ({run.site.grid})"),
         ]
     return Grid(("the run takes", ""), tuple(rows), words=("the run takes", ""))
 
@@ -142,10 +142,10 @@ def _times(run: WholeRun) -> Grid:
     return Grid(("", "time", "share", "why"), rows, words=("", "why"))
 
 
-def _fails(found: WholeRun) -> str:
-    if found.between_failures_seconds is None:
+def _fails(run: WholeRun) -> str:
+    if run.between_failures_seconds is None:
         return "no failures"
-    return f"{found.failures:,.1f} failures, one every {span(found.between_failures_seconds)}"
+    return f"{run.failures:,.1f} failures, one every {span(run.between_failures_seconds)}"
 
 
 def _interval_words(run: WholeRun) -> str:
@@ -204,7 +204,7 @@ def _amount(size: float) -> str:
 
 OFFERS: tuple[Column[tuple[int, Offer, WholeRun]], ...] = (
     Column("#", itemgetter(0)),
-    Column("machine", lambda row: row[1].named, is_text=True),
+    Column("machine", lambda row: row[1].machine_argument, is_text=True),
     Column("layout", lambda row: row[1].layout, is_text=True),
     Column("MFU", lambda row: row[1].mfu, show_share),
     Column("days", lambda row: row[2].seconds / DAY, "{:,.1f}".format),

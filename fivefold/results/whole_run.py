@@ -78,7 +78,7 @@ class Offer(Record):
     refused: str = ""
 
     @property
-    def named(self) -> str:
+    def machine_argument(self) -> str:
         """Return the machine as a command takes it: ``h100:64 nic=1Gbit``."""
         chip, space, words = self.machine.partition(" ")
         return f"{chip}:{self.ranks}{space}{words}"

@@ -5,6 +5,6 @@ kernel_facts   properties of Fivefold's own kernels, and of kernels under autogr
 entry      a fact with its source; a framework as a set of such facts
 megatron   Megatron-LM, Megatron-DeepSpeed, Megatron-Core, Megatron-Bridge, NeMo
 pytorch    FSDP2, torchtitan, and other trainers on FSDP
-others     DeepSpeed, nanotron, InternEvo
+other_software  DeepSpeed, nanotron, InternEvo
 catalog    all of them by name
 """

@@ -1,6 +1,6 @@
 """All stacks by name, and the source of every fact in which they differ from the record's defaults (Fivefold's).
 
-The entries are in ``megatron.py``, ``pytorch.py`` and ``others.py``; docs/reference/stacks.md shows them as a table.
+The entries are in ``megatron.py``, ``pytorch.py`` and ``other_software.py``; docs/reference/stacks.md shows a table.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from fivefold.record import nearest
-from fivefold.stack import megatron, others, pytorch
+from fivefold.stack import megatron, other_software, pytorch
 from fivefold.stack.entry import Entry
 from fivefold.stack.spec import Stack
 
 OURS = Entry(name="fivefold", version="", family="fivefold", facts={}, runs={})
-ENTRIES = (OURS, *megatron.ENTRIES, *pytorch.ENTRIES, *others.ENTRIES)
+ENTRIES = (OURS, *megatron.ENTRIES, *pytorch.ENTRIES, *other_software.ENTRIES)
 
 STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for entry in ENTRIES})
 SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})

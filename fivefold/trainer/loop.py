@@ -123,7 +123,7 @@ class Loop:
                     meter = self._meter() if step >= start + METERED else None
                     traced = self.measured is not None and self._traced(step)
                     result, step_seconds = self._timed_step(step, meter, traced=traced)
-                    self.watchdog.at(step, "the end of a step")
+                    self.watchdog.enter_phase(step, "the end of a step")
                     stopped = self._signal_name(result.stop)
                     if self.bad_loss:
                         step, is_due = self._skip_or_roll_back(self.bad_loss, step + 1), False
@@ -139,7 +139,7 @@ class Loop:
                     if stopped or is_due:
                         self._save(step)
                         stopped = stopped or self._stop_vote()
-                self.watchdog.at(step, "a save")
+                self.watchdog.enter_phase(step, "a save")
                 saved = self.saver.wait()
         seconds = self.seconds or [step_marks.seconds for step_marks in self.tracer.steps]
         median_seconds = statistics.median(seconds) if seconds else None
@@ -158,7 +158,7 @@ class Loop:
     def _timed_step(self, step: int, meter: Meter | None, *, traced: bool) -> tuple[StepResult, float]:
         """Run the step; return its result and its wall seconds."""
         self.step = step
-        self.watchdog.at(step, "a step")
+        self.watchdog.enter_phase(step, "a step")
         if traced:
             with self.tracer.traced(step):
                 result = self._step(step, meter)
@@ -201,7 +201,7 @@ class Loop:
                 f'step {step}: {bad_loss.what}; {rest}; lower the learning rate, or set on_nan = "skip" in [faults]'
             )
         self.guard.count(bad_loss, step=step)
-        self.watchdog.at(step, "going back")
+        self.watchdog.enter_phase(step, "going back")
         earlier = step_past(newest, ranks=self.built.ranks) if newest == self.returned else None
         self.saver.newest = self.returned = earlier or newest
         progress = self._load(self.returned)
@@ -265,7 +265,7 @@ class Loop:
 
     def evaluate(self, step: int) -> float:
         """Evaluate and log the held-out loss; return it in nats per token, over all ranks."""
-        self.watchdog.at(step, "an evaluation")
+        self.watchdog.enter_phase(step, "an evaluation")
         with self.tracer.evaluated(step):
             return self.evaluator.evaluate(step)
 
@@ -309,7 +309,7 @@ class Loop:
 
     def _save(self, step: int) -> None:
         """Start to save a checkpoint of ``step`` steps; written in the background if the run is asynchronous."""
-        self.watchdog.at(step, "a save")
+        self.watchdog.enter_phase(step, "a save")
         facts = self.guard.facts() | checkpoint.origin(self.shards.index)
         progress = checkpoint.Progress(
             step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts

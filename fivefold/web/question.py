@@ -105,7 +105,7 @@ class About(MachineRequest, defer_build=False):
         """Return the fields of ``kind``, from a question with more fields."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
-    def said(self) -> list[tuple[str, str]]:
+    def list_changed_fields(self) -> list[tuple[str, str]]:
         """Return the fields that differ from their defaults, as a form repeats them."""
         fields = type(self).model_fields
         values = {name: getattr(self, name) for name in fields}

@@ -129,9 +129,9 @@ def covering(cases: Iterable[Drawn]) -> Iterator[Drawn]:
     """Yield of ``cases`` those that hold a pair which no case before holds."""
     met: set[tuple[str, str]] = set()
     for case in cases:
-        found = pairs_of(case)
-        if found - met:
-            met |= found
+        pairs = pairs_of(case)
+        if pairs - met:
+            met |= pairs
             yield case
 
 
@@ -171,12 +171,12 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
 
 def _degrees(chance: random.Random, world: int) -> dict[str, int]:
     """dp · tp · cp · pp = ``world``, in any way."""
-    found = dict.fromkeys(("dp", "tp", "cp", "pp"), 1)
+    result = dict.fromkeys(("dp", "tp", "cp", "pp"), 1)
     for prime in (2, 3):
         while world % prime == 0:
-            found[chance.choice(tuple(found))] *= prime
+            result[chance.choice(tuple(result))] *= prime
             world //= prime
-    return found
+    return result
 
 
 def _divisor(chance: random.Random, number: int) -> int:

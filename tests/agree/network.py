@@ -94,8 +94,8 @@ CASES = (
 
 def missing() -> str:
     """What is not here; empty if nothing."""
-    if found := hosts.missing():
-        return found
+    if result := hosts.missing():
+        return result
     if shutil.which("tc", path=hosts._path()) is None:
         return "there is no tc here (Debian: iproute2)"
     trial = (
@@ -201,7 +201,7 @@ def steps(started: list[subprocess.Popen[bytes]], count: int) -> list[float]:
 def measure(names: Hosts, case: Case) -> list[dict[str, Any]]:
     """One line per wire: seconds of the steps of each round, rounds of all wires in turn."""
     chosen = [wire for wire in WIRES if wire.name in case.wires]
-    found: dict[str, list[list[float]]] = {wire.name: [] for wire in chosen}
+    result: dict[str, list[list[float]]] = {wire.name: [] for wire in chosen}
     with ranks(names, case) as started:
         shape(WIRES[0])
         steps(started, 2)  # warm
@@ -210,9 +210,9 @@ def measure(names: Hosts, case: Case) -> list[dict[str, Any]]:
                 shape(wire)
                 (first,) = steps(started, 1)
                 more = max(1, min(4, round(ROUND_SECONDS / first) - 1))
-                found[wire.name].append([first, *steps(started, more)])
+                result[wire.name].append([first, *steps(started, more)])
         shape(WIRES[0])
-    return [{"case": case, "name": case.name, "wire": name, "rounds": rounds} for name, rounds in found.items()]
+    return [{"case": case, "name": case.name, "wire": name, "rounds": rounds} for name, rounds in result.items()]
 
 
 def run(options: argparse.Namespace) -> None:

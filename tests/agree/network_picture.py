@@ -18,7 +18,7 @@ def draw(rows: list[Row], path: Path) -> None:
     values = [_value(row) for row in rows if row.case.precision == "fp32"]
     panels = [_panel(alt, [value for value in values if value["group"] == name], name) for name, _ in GROUPS]
     rows_of_panels = alt.hconcat(*panels[:2]), alt.hconcat(panels[2], _against(alt, rows))
-    chart = alt.vconcat(*(each.resolve_scale(color="independent") for each in rows_of_panels))
+    chart = alt.vconcat(*(item.resolve_scale(color="independent") for item in rows_of_panels))
     save(chart.configure_view(stroke=None).configure_axis(gridColor="#eee"), path)
 
 

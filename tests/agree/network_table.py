@@ -60,12 +60,12 @@ def rows(folder: Path) -> list[Row]:
     machines = {
         wire.name: toml.read(path) for wire in WIRES if (path := folder / "machines" / f"{wire.name}.toml").exists()
     }
-    found: dict[Case, dict[str, list[list[float]]]] = {}
+    result: dict[Case, dict[str, list[list[float]]]] = {}
     for line in (folder / "cases.jsonl").read_text().splitlines():
         told = json.loads(line)
         model, layout, overlap, precision, wires = told["case"]
-        found.setdefault(Case(model, layout, overlap, precision, tuple(wires)), {})[told["wire"]] = told["rounds"]
-    return [row for case, measured in found.items() for row in _rows_of(case, measured, machines)]
+        result.setdefault(Case(model, layout, overlap, precision, tuple(wires)), {})[told["wire"]] = told["rounds"]
+    return [row for case, measured in result.items() for row in _rows_of(case, measured, machines)]
 
 
 def _rows_of(case: Case, measured: dict[str, list[list[float]]], machines: dict[str, Machine]) -> list[Row]:
@@ -86,8 +86,8 @@ def _rows_of(case: Case, measured: dict[str, list[list[float]]], machines: dict[
 
 def least(rounds: list[list[float]]) -> tuple[float, float]:
     """Seconds of a step in the least disturbed round, and by how much the others were slower."""
-    each = sorted(statistics.median(steps) for steps in rounds)
-    return each[0], each[len(each) // 2] / each[0] - 1
+    item = sorted(statistics.median(steps) for steps in rounds)
+    return item[0], item[len(item) // 2] / item[0] - 1
 
 
 def _over(machine: Machine, link: Machine) -> Machine:
@@ -233,10 +233,10 @@ def report(folder: Path, *, quick: bool, markdown: Path | None) -> int:
     """Print the table; with ``markdown`` write it, and its picture beside it."""
     from rich.console import Console
 
-    found = rows(folder)
-    table, crossed = grid(found), switches(found)
+    result = rows(folder)
+    table, crossed = grid(result), switches(result)
     Console(width=200).print(table)
-    print("\n".join([*summary(found), *crossed]))
+    print("\n".join([*summary(result), *crossed]))
     if markdown is not None:
         from tests.agree.network_picture import draw
 
@@ -247,11 +247,11 @@ def report(folder: Path, *, quick: bool, markdown: Path | None) -> int:
         body = [*lines, *(" | ".join(row) for row in table.rows)]
         switch = ["one layout | another | Mbit/s measured | predicted | difference", "---|---|---:|---:|---:", *crossed]
         parts = [
-            [f"- {line}" for line in summary(found)],
+            [f"- {line}" for line in summary(result)],
             [f"| {line} |" for line in switch],
             [f"| {line} |" for line in body],
         ]
         markdown.write_text("\n\n".join("\n".join(part) for part in parts) + "\n")
-        draw(found, markdown.with_suffix(".png"))
-    errors = [abs(row.error) for row in found]
+        draw(result, markdown.with_suffix(".png"))
+    errors = [abs(row.error) for row in result]
     return 0 if not quick or statistics.median(errors) <= QUICK_ERROR else 1

@@ -145,14 +145,14 @@ def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
     layout, job = Layout.parse(text), Job(sequence=96, global_batch=batch, steps=5)
     run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
-    found = [predict(model=model, machine=MACHINE, layout=layout, job=job)]
-    found += [step for step in (dryrun(model=model, machine=MACHINE, layout=layout, job=job).step,) if step]
+    results = [predict(model=model, machine=MACHINE, layout=layout, job=job)]
+    results += [step for step in (dryrun(model=model, machine=MACHINE, layout=layout, job=job).step,) if step]
     measured = forked(layout.world, train, run, model, layout)[0]
-    for step in found:
+    for step in results:
         rows = [row for row in compare(step, measured) if row.quantity.startswith("activations")]
         assert len(rows) == layout.pp
         assert all(row.predicted == row.measured for row in rows), (step.kind, rows)
-    assert len(found) == 2
+    assert len(results) == 2
     one = measured.memory.stages[0]
     assert one.activations_bytes < one.peak_bytes - one.parameters_bytes - one.optimizer_bytes
 

@@ -52,16 +52,16 @@ def rehearsed(layout: Layout, job: Job) -> int:
 
 def measured(layout: Layout, job: Job) -> int:
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
-    engine, found = Engine(built, model=MODEL, layout=layout, job=job), list[int]()
+    engine, result = Engine(built, model=MODEL, layout=layout, job=job), list[int]()
     drawn = torch.randint(0, 512, (4, 1, 9), generator=torch.Generator().manual_seed(1))
     engine.step(drawn)  # makes the moments
     engine.zero_grad()
-    tables = sum(each.nbytes for each in built.module.tables)
+    tables = sum(item.nbytes for item in built.module.tables)
     meter = Meter(live_tensors(built), axis=built.ranks.axis)
-    engine.pipeline.on_action = lambda action: found.append(meter.live_bytes - tables) if action[2] == 3 else None
+    engine.pipeline.on_action = lambda action: result.append(meter.live_bytes - tables) if action[2] == 3 else None
     with meter:
         engine.step(drawn)
-    return found[0]
+    return result[0]
 
 
 CASES = [(3, "micro_batch"), (0, "micro_batch"), (2, "step"), (1, "micro_batch"), (2, "micro_batch"), (3, "step")]

@@ -138,10 +138,10 @@ def _job(chance: random.Random) -> Job:
 def calmest(passes: Iterable[Answer]) -> list[Answer]:
     """Of each case the pass with the least noise, in the order of the cases."""
     best: dict[tuple[int, int], Answer] = {}
-    for each in passes:
-        key = each.group, each.number
-        if key not in best or each.noise < best[key].noise:
-            best[key] = each
+    for item in passes:
+        key = item.group, item.number
+        if key not in best or item.noise < best[key].noise:
+            best[key] = item
     return [best[key] for key in sorted(best)]
 
 
@@ -149,7 +149,7 @@ def unsettled(drawn: list[Case], passes: list[Answer]) -> Iterator[Case]:
     """Cases without a pass, then those whose passes were all noisy; ``passes`` may grow meanwhile."""
     for times in range(PASSES):
         for case in drawn:
-            noises = [each.noise for each in passes if (each.group, each.number) == (case.group, case.number)]
+            noises = [item.noise for item in passes if (item.group, item.number) == (case.group, case.number)]
             if len(noises) == times and min(noises, default=1.0) > NOISY:
                 yield case
 
@@ -219,30 +219,30 @@ def kendall(answers: Iterable[Answer]) -> tuple[int, int]:
 def regret(answers: list[Answer]) -> list[float]:
     """Of each group: measured seconds of the layout with the best prediction, over those of the best."""
     groups: dict[int, list[Answer]] = {}
-    for each in answers:
-        groups.setdefault(each.group, []).append(each)
+    for item in answers:
+        groups.setdefault(item.group, []).append(item)
     return [
-        min(group, key=lambda each: each.predicted).measured / min(each.measured for each in group) - 1
+        min(group, key=lambda entry: entry.predicted).measured / min(entry.measured for entry in group) - 1
         for group in groups.values()
     ]
 
 
 def summary(answers: list[Answer]) -> list[str]:
     """What the issue asks for, as lines."""
-    errors = sorted(abs(each.error) for each in answers)
+    errors = sorted(abs(item.error) for item in answers)
     right, pairs = kendall(answers)
     late = regret(answers)
     return [
         f"{len(answers)} cases: error median {statistics.median(errors):.1%}, nine tenths within "
         f"{errors[int(0.9 * (len(errors) - 1))]:.1%}, largest {errors[-1]:.1%}; bias "
-        f"{statistics.fmean(each.error for each in answers):+.1%}; noise of a run (median) "
-        f"{statistics.median(each.noise for each in answers):.1%}",
-        f"beyond the noise: median {statistics.median(each.counted for each in answers):.1%}, largest "
-        f"{max(each.counted for each in answers):.1%}",
+        f"{statistics.fmean(item.error for item in answers):+.1%}; noise of a run (median) "
+        f"{statistics.median(item.noise for item in answers):.1%}",
+        f"beyond the noise: median {statistics.median(item.counted for item in answers):.1%}, largest "
+        f"{max(item.counted for item in answers):.1%}",
         f"Kendall's tau between layouts of one job {2 * right / max(1, pairs) - 1:.2f} over {pairs} pairs; regret of "
         f"the predicted best {statistics.fmean(late):.1%} in the mean, {max(late):.1%} at most, over {len(late)} jobs",
         f"curves alone, without the measured units: error median "
-        f"{statistics.median(abs(each.curves / each.measured - 1) for each in answers):.1%}",
+        f"{statistics.median(abs(item.curves / item.measured - 1) for item in answers):.1%}",
     ]
 
 
@@ -288,16 +288,16 @@ def main() -> None:
     for case in unsettled(drawn, passes):
         if time.monotonic() > end:
             break
-        found = answer(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
-        if isinstance(found, str):
-            print(f"{case.model.name} {case.layout}: {found}", flush=True)
+        result = answer(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
+        if isinstance(result, str):
+            print(f"{case.model.name} {case.layout}: {result}", flush=True)
             continue
-        passes.append(found)
+        passes.append(result)
         with path.open("a") as file:
-            file.write(json.dumps(found._asdict()) + "\n")
+            file.write(json.dumps(result._asdict()) + "\n")
         print(
-            f"{found.model:10} {found.job:12} {found.layout:30} {found.error:+6.1%}  noise {found.noise:.1%}"
-            f"  {found.measured * 1e3:.0f} ms",
+            f"{result.model:10} {result.job:12} {result.layout:30} {result.error:+6.1%}  noise {result.noise:.1%}"
+            f"  {result.measured * 1e3:.0f} ms",
             flush=True,
         )
     known = calmest(passes)

@@ -59,7 +59,7 @@ def judge(group: list[Case], predicted: dict[str, Answer], folder: Path) -> Judg
         for case in ranked[:TRIED]:
             took[str(case.layout)].append(seconds(case, folder, steps=STEPS))
     picked = min(took, key=lambda layout: min(took[layout]))
-    fastest = min(each.measured for each in predicted.values())
+    fastest = min(item.measured for item in predicted.values())
     rounds = {
         str(case.layout): list[float]()
         for case in ranked
@@ -69,7 +69,7 @@ def judge(group: list[Case], predicted: dict[str, Answer], folder: Path) -> Judg
         for case in ranked:
             if str(case.layout) in rounds:
                 rounds[str(case.layout)].append(seconds(case, folder, steps=JUDGED_STEPS))
-    true = {layout: min(each) for layout, each in rounds.items()}
+    true = {layout: min(item) for layout, item in rounds.items()}
     best = min(true, key=lambda layout: true[layout])
     first, answer = str(ranked[0].layout), predicted[str(ranked[0].layout)]
     return Judged(
@@ -90,7 +90,7 @@ def lines_of(known: list[Judged]) -> list[str]:
     if not known:
         return ["no job was judged yet"]
     plain, tried, beyond = zip(
-        *((each.regret_predicted, each.regret_tried, max(0.0, each.regret_tried - each.noise)) for each in known),
+        *((item.regret_predicted, item.regret_tried, max(0.0, item.regret_tried - item.noise)) for item in known),
         strict=True,
     )
     return [
@@ -101,9 +101,9 @@ def lines_of(known: list[Judged]) -> list[str]:
         "| model | job | best | predicted best | picked by trials | regret, predicted | regret, trials | noise |",
         "|" + "---|" * 8,
         *(
-            f"| {each.model} | {each.job} | {each.best} | {each.predicted} | {each.tried} | "
-            f"{each.regret_predicted:.1%} | {each.regret_tried:.1%} | {each.noise:.1%} |"
-            for each in known
+            f"| {item.model} | {item.job} | {item.best} | {item.predicted} | {item.tried} | "
+            f"{item.regret_predicted:.1%} | {item.regret_tried:.1%} | {item.noise:.1%} |"
+            for item in known
         ),
     ]
 
@@ -118,8 +118,8 @@ def main() -> None:
     drawn = list(cases(seed=given.seed, groups=given.groups, each=given.each, world=2))
     for number in range(given.groups):
         group = [case for case in drawn if case.group == number]
-        predicted = {each.layout: each for each in answers if each.group == number}
-        if number in {each.group for each in known} or len(predicted) < len(group):
+        predicted = {answer.layout: answer for answer in answers if answer.group == number}
+        if number in {item.group for item in known} or len(predicted) < len(group):
             continue
         if time.monotonic() > end:
             break

@@ -55,7 +55,7 @@ def in_turns(
 
 def unfrozen(steps: Sequence[float], *, seconds: float = TURN_SECONDS) -> list[float]:
     """The ``steps`` that were not frozen for a turn of ``seconds``."""
-    return [each for each in steps if each < min(steps) + 0.8 * seconds]
+    return [step for step in steps if step < min(steps) + 0.8 * seconds]
 
 
 def _wait(run: subprocess.Popen[bytes], *, until: float) -> None:

@@ -72,16 +72,16 @@ def test_a_page_reads_without_its_style(step: Step) -> None:
 
 
 def test_a_run_comes_back(run: Path, step: Step) -> None:
-    found = ff.load(run)
-    assert isinstance(found, RunFolder)
-    assert found == ff.load(run / "step.json")
-    assert (found.predicted, found.measured.kind, found.rehearsed) == (step, "measured", None)
-    assert "predicted -9.1%" in repr(found)
-    assert [line["loss"] for line in found.log] == [5.5, 5.0]
-    text = found._repr_html_()
+    result = ff.load(run)
+    assert isinstance(result, RunFolder)
+    assert result == ff.load(run / "step.json")
+    assert (result.predicted, result.measured.kind, result.rehearsed) == (step, "measured", None)
+    assert "predicted -9.1%" in repr(result)
+    assert [line["loss"] for line in result.log] == [5.5, 5.0]
+    text = result._repr_html_()
     assert "Predicted beside measured" in text
     assert "exact" in text
-    assert found.to_frame("arrow").column("loss").to_pylist() == [5.5, 5.0]
+    assert result.to_frame("arrow").column("loss").to_pylist() == [5.5, 5.0]
 
 
 @pytest.mark.slow

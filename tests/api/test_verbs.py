@@ -48,9 +48,9 @@ OPTION = (
 
 
 def command(*words: str) -> Any:
-    found = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return json.loads(found.stdout)
+    result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
 
 
 def test_predict() -> None:
@@ -71,7 +71,7 @@ def test_predict_takes_records_and_files(tmp_path: Path) -> None:
 
 def test_search() -> None:
     words = {"where": "tp<=2", "top": 3, "also": ["fp8"], "front": 2, "seq": 256, "gbs": 8}
-    found = ff.search("nano", "h100:2", **words).model_dump(mode="json")  # type: ignore[arg-type]
+    result = ff.search("nano", "h100:2", **words).model_dump(mode="json")  # type: ignore[arg-type]
     said = command(
         "search",
         "nano",
@@ -89,46 +89,46 @@ def test_search() -> None:
         "--gbs",
         "8",
     )
-    assert found.pop("seconds") >= 0 < len(found["best"])
-    assert found == {name: value for name, value in said.items() if name != "seconds"}
+    assert result.pop("seconds") >= 0 < len(result["best"])
+    assert result == {name: value for name, value in said.items() if name != "seconds"}
     assert ff.search("nano", "h100:2", exact=True).proposal is None
 
 
 def test_compare() -> None:
     words = (*LLAMA, "dp8 zero3 mbs1", "dp4 tp2 zero1 mbs1")
-    found = ff.compare(*words, precisions="bf16,fp8", seq=2048, gbs=16)
-    assert found.model_dump(mode="json") == command(
+    result = ff.compare(*words, precisions="bf16,fp8", seq=2048, gbs=16)
+    assert result.model_dump(mode="json") == command(
         "compare", *words, "--precisions", "bf16,fp8", "--seq", "2048", "--gbs", "16"
     )
-    assert found.to_frame("arrow").num_rows == 4
-    assert "trains most tokens per second" in found._repr_html_()
+    assert result.to_frame("arrow").num_rows == 4
+    assert "trains most tokens per second" in result._repr_html_()
 
 
 def test_walk_is_search_that_keeps_a_layout() -> None:
-    found = ff.walk("nano", "h100:8", "dp4 tp2", gbs=16, where="pp=1", memory="20GiB")
+    result = ff.walk("nano", "h100:8", "dp4 tp2", gbs=16, where="pp=1", memory="20GiB")
     words = ("search", "nano", "h100:8", "--keep", "dp4 tp2", "--gbs", "16", "--where", "pp=1", "--memory", "20GiB")
-    assert found.model_dump(mode="json") == command(*words)
+    assert result.model_dump(mode="json") == command(*words)
 
 
 @pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model", "sequence"}))  # many searches
 def test_ask(question: Any) -> None:
     layout = () if question in ("gpus", "model") else ("dp8 zero3",)
-    found = ff.ask(question, "nano", "h100:8", *layout, gbs=64, seq=256)
-    assert [each.model_dump(mode="json") for each in found] == command(
+    result = ff.ask(question, "nano", "h100:8", *layout, gbs=64, seq=256)
+    assert [item.model_dump(mode="json") for item in result] == command(
         "ask", question, "nano", "h100:8", *layout, "--gbs", "64", "--seq", "256"
     )
-    assert f"{len(found):,} rows" in found._repr_html_()
+    assert f"{len(result):,} rows" in result._repr_html_()
 
 
 @pytest.mark.slow
 def test_dryrun() -> None:
-    found = ff.dryrun("nano", "h100:2", "dp2 zero2 mbs1", seq=64, gbs=4)
+    result = ff.dryrun("nano", "h100:2", "dp2 zero2 mbs1", seq=64, gbs=4)
     said = command("dryrun", "nano", "h100:2", "dp2 zero2 mbs1", "--seq", "64", "--gbs", "4")
-    assert found.step is not None
-    assert found.step.model_dump(mode="json") == said["rehearsed"]
-    assert (list(found.findings), list(found.assumed)) == (said["findings"], said["assumed"])
-    assert len(repr(found)) < 250
-    assert "rehearsed" in found._repr_html_()
+    assert result.step is not None
+    assert result.step.model_dump(mode="json") == said["rehearsed"]
+    assert (list(result.findings), list(result.assumed)) == (said["findings"], said["assumed"])
+    assert len(repr(result)) < 250
+    assert "rehearsed" in result._repr_html_()
 
 
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,9 +136,9 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 1"], "batches": [4]}
     Path("few.toml").write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in tables.items()))
     said = command("sweep", "few.toml", "--out", "said.jsonl")
-    found = ff.sweep("few.toml")
-    assert [row.model_dump() for row in found] == said
-    assert ff.sweep(tables) == found == ff.load("runs/sweeps/few.jsonl")
+    sweep = ff.sweep("few.toml")
+    assert [row.model_dump() for row in sweep] == said
+    assert ff.sweep(tables) == sweep == ff.load("runs/sweeps/few.jsonl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.toml", "runs", "said.jsonl"]
     with pytest.raises(UserError, match=r"sweep: missing: .*; unknown key 'model'; did you mean 'models'"):
         ff.sweep({"model": ["nano"]})
@@ -147,10 +147,10 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_trace(tmp_path: Path) -> None:
     kineto.write(kineto.draw(1), tmp_path, zipped=True)
     against = ("nano", "h100:2", "dp2 zero2 mbs2")
-    found = ff.trace(tmp_path, against=against, gbs=8, seq=128, top=3)
+    result = ff.trace(tmp_path, against=against, gbs=8, seq=128, top=3)
     said = command("trace", str(tmp_path), "--against", *against, "--gbs", "8", "--seq", "128", "--top", "3")
-    assert found.model_dump(mode="json") == said
-    assert "Predicted beside traced" in found._repr_html_()
+    assert result.model_dump(mode="json") == said
+    assert "Predicted beside traced" in result._repr_html_()
     with pytest.raises(UserError, match="of a prediction; add against="):
         ff.trace(tmp_path, gbs=8)
 
@@ -221,13 +221,13 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
     """Every option of the command is a parameter with its default, but for pictures and forms of printing."""
     theirs: Any = get_command(app)
     skipped = (SKIPPED - {"trace"} if verb == "train" else SKIPPED) | ELSEWHERE.get(verb, set())
-    options = {each.name: each for each in theirs.commands[verb].params if each.name not in skipped}
+    options = {item.name: item for item in theirs.commands[verb].params if item.name not in skipped}
     ours = {
-        name: each
-        for name, each in inspect.signature(getattr(ff, verb)).parameters.items()
-        if each.kind is inspect.Parameter.KEYWORD_ONLY
+        name: parameter
+        for name, parameter in inspect.signature(getattr(ff, verb)).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    named = {name for name, each in options.items() if each.param_type_name == "option"}
+    named = {name for name, option in options.items() if option.param_type_name == "option"}
     assert named == set(ours), verb
     for name in named:
         assert (options[name].default or None) == (ours[name].default or None), name

@@ -101,8 +101,8 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("name", [*MOST_FILES, *ONE_FOLDER])

@@ -25,9 +25,9 @@ def modules(*rooms: str) -> list[str]:
 
 
 def python(code: str) -> str:
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
-    return found.stdout
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_the_import_contract_holds() -> None:
@@ -57,9 +57,9 @@ def test_no_two_modules_import_one_another() -> None:
         known = graph[name] = set()
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
-                known |= {each.name for each in node.names}
+                known |= {item.name for item in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                inner = {f"{node.module}.{each.name}" for each in node.names}
+                inner = {f"{node.module}.{item.name}" for item in node.names}
                 known |= inner & names if inner <= names else {node.module, *inner}
         known &= names - {name}
     assert len(graph) > 400

@@ -45,15 +45,15 @@ def test_a_file_opens_with_what_it_is(trees: Trees) -> None:
 
 def test_nothing_comes_from_the_air(trees: Trees) -> None:
     """No environment variable is read below ``requests``, and no function rebinds a global."""
-    found = []
+    results = []
     for name, tree in trees.items():
         for node in ast.walk(tree):
             reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")
             imports = isinstance(node, ast.ImportFrom) and node.module == "os" and "env" in ast.unparse(node)
             above = name.startswith(("fivefold/cli/", "fivefold/requests/"))
             if isinstance(node, ast.Global) or ((reads or imports) and not above):
-                found.append(f"{name}:{node.lineno}")
-    assert found == []
+                results.append(f"{name}:{node.lineno}")
+    assert results == []
 
 
 READS_WHOLE = {"read_text", "read_bytes"}
@@ -75,8 +75,8 @@ def test_no_schedule_is_known_by_its_name(trees: Trees) -> None:
     for path, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Compare):
-                parts = [each for value in (node.left, *node.comparators) for each in ast.walk(value)]
-                words = {each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+                parts = [item for value in (node.left, *node.comparators) for item in ast.walk(value)]
+                words = {item.value for item in parts if isinstance(item, ast.Constant) and isinstance(item.value, str)}
                 assert not words & {*SCHEDULES}, f"{path}:{node.lineno}"
             elif isinstance(node, ast.Attribute) and node.attr in ("startswith", "endswith"):
                 assert not ast.unparse(node.value).endswith("schedule"), f"{path}:{node.lineno}"
@@ -84,13 +84,13 @@ def test_no_schedule_is_known_by_its_name(trees: Trees) -> None:
 
 def test_files_are_read_within_bounds(trees: Trees) -> None:
     """A user's path may lead to a device, a pipe or gigabytes: ``bounded_file`` reads it, and no method of a path."""
-    found = [
+    results = [
         f"{name}:{node.lineno}"
         for name, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READS_WHOLE
     ]
-    assert {place.partition(":")[0] for place in found} <= OUR_OWN, found
+    assert {place.partition(":")[0] for place in results} <= OUR_OWN, results
 
 
 def test_tensor_suffixes_keep_to_the_one_legend(trees: Trees) -> None:

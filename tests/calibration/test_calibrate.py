@@ -166,8 +166,8 @@ def test_points_that_do_not_agree_are_measured_again():
         return lambda: KernelPoint(kernel="copy", dtype="fp32", ranks=1, moved_bytes=8, seconds=next(played[place]))
 
     with worker_alone():
-        found = best_of([measure(0), measure(1)], context=context, points=TINY)
-    assert [(point.seconds, round(spread, 3)) for point, spread in found] == [(1.0, 0.05), (1.0, 0.1)]
+        best = best_of([measure(0), measure(1)], context=context, points=TINY)
+    assert [(point.seconds, round(spread, 3)) for point, spread in best] == [(1.0, 0.05), (1.0, 0.1)]
 
 
 @contextmanager

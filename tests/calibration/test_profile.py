@@ -86,11 +86,11 @@ def clocked_step(layout, model=NANO, rank=0, aside=None):
             begin = time.perf_counter()
             engine.step(tokens)
             seconds = time.perf_counter() - begin
-            found = clock.stop()
+            result = clock.stop()
             if aside is not None:
                 aside.append(filled[0])
             engine.zero_grad()
-    return found, seconds
+    return result, seconds
 
 
 @pytest.mark.parametrize(
@@ -111,21 +111,21 @@ def test_every_second_of_a_step_is_some_units(layout):
     layout = Layout.parse(layout)
     model = NANO.replace(layers=4)
     aside = []
-    found, seconds = clocked_step(layout, model, aside=aside)
-    assert found.seconds.total() == pytest.approx(seconds - aside[-1], rel=0.03, abs=3e-4)
-    held = {name for _, name in found.times if name.startswith("block")}
+    result, seconds = clocked_step(layout, model, aside=aside)
+    assert result.seconds.total() == pytest.approx(seconds - aside[-1], rel=0.03, abs=3e-4)
+    held = {name for _, name in result.times if name.startswith("block")}
     assert len(held) == (model.layers if layout.pp == 1 or layout.schedule == "dualpipe" else model.layers // 2)
     passes = layout.micro_batches(JOB) // (2 if layout.schedule == "dualpipe" else 1)
     for name in held:
-        assert found.times["F", name] == passes
-        assert found.times["B", name] + found.times["BW", name] == passes
-    assert any(way == "W" for way, _ in found.times) == any(way == "B" for way, _ in found.times)
+        assert result.times["F", name] == passes
+        assert result.times["B", name] + result.times["BW", name] == passes
+    assert any(way == "W" for way, _ in result.times) == any(way == "B" for way, _ in result.times)
 
 
 @pytest.mark.parametrize("layout", ["dp2 zero1 ep2 mbs2", "tp2 etp2 mbs2", "dp2 tp2 ep2 etp2 mbs2"])
 def test_an_expert_layer_needs_no_messages_to_run(layout):
-    found, _ = clocked_step(Layout.parse(layout), EXPERTS)
-    assert found.seconds["F", "block 0"] > 0
+    result, _ = clocked_step(Layout.parse(layout), EXPERTS)
+    assert result.seconds["F", "block 0"] > 0
 
 
 def test_a_silent_world_makes_up_what_it_brings():
@@ -242,23 +242,23 @@ def test_messages_seconds_never_fall_as_they_grow():
     chance = random.Random(3)
     for _ in range(50):
         seconds = [exp(chance.uniform(-8, -2)) for _ in range(chance.randint(1, 7))]
-        points = [{"collective": "p2p", "ranks": 2, "bytes": 4**at, "seconds": each} for at, each in enumerate(seconds)]
+        points = [{"collective": "p2p", "ranks": 2, "bytes": 4**at, "seconds": item} for at, item in enumerate(seconds)]
         chance.shuffle(points)
         made = [point["seconds"] for point in sorted(rising(points), key=lambda point: point["bytes"])]
         # min-max formula of isotonic regression (Barlow et al. 1972), by enumeration
-        logs, many = [log(each) for each in seconds], range(len(seconds))
+        logs, many = [log(item) for item in seconds], range(len(seconds))
         best = [
             max(min(sum(logs[i : j + 1]) / (j + 1 - i) for j in many if j >= at) for i in many if i <= at)
             for at in many
         ]
-        assert made == pytest.approx([exp(each) for each in best])
+        assert made == pytest.approx([exp(item) for item in best])
 
 
 def test_every_message_of_this_computer_is_timed_once():
     layout = Layout.parse("dp2 zero3 tp2 mbs1")
-    found = distinct_messages(Counts(NANO, JOB), layout, beside=4)
+    result = distinct_messages(Counts(NANO, JOB), layout, beside=4)
     sent = {(m.collective, m.ranks, m.payload) for m in messages(Counts(NANO, JOB), layout)}
-    assert {(order.collective, order.ranks, order.bytes) for order in found} == sent
+    assert {(order.collective, order.ranks, order.bytes) for order in result} == sent
     assert not distinct_messages(Counts(NANO, JOB), Layout.parse("dp8 mbs1"), beside=2)
     hops = [
         order
@@ -317,11 +317,11 @@ def test_small_messages_are_priced_as_often_as_they_are_sent():
     network, counts = Network(machine(*points)), Counts(EXPERTS, JOB)
     layout = Layout.parse("dp2 zero0 ep2 mbs2")
     passes = layout.micro_batches(JOB) * EXPERTS.layers
-    found = small_messages(counts, network, layout, chunks=(0,))
+    result = small_messages(counts, network, layout, chunks=(0,))
     # in each pass: counts of tokens, routing weights forward and back
-    assert found["ep"] == pytest.approx(3 * passes * 1e-3)
-    assert found["world"] == pytest.approx(1e-3)
-    assert found["dp"] + found["world"] == pytest.approx(len(list(step_messages(counts, layout, chunks=(0,)))) * 1e-3)
+    assert result["ep"] == pytest.approx(3 * passes * 1e-3)
+    assert result["world"] == pytest.approx(1e-3)
+    assert result["dp"] + result["world"] == pytest.approx(len(list(step_messages(counts, layout, chunks=(0,)))) * 1e-3)
     assert small_messages(counts, network, Layout.parse("dp1 mbs2"), chunks=(0,)) == {}
 
 

@@ -35,15 +35,15 @@ def run(*words: str) -> tuple[int, str]:
 @pytest.mark.slow
 def test_the_example() -> None:
     code, text = run(EXAMPLE, "--json", "--budget", "7GiB")
-    found = Diagnosis.model_validate(json.loads(text))
+    diagnosis = Diagnosis.model_validate(json.loads(text))
     assert code == 0
-    assert found.parameters == 50304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768
-    assert found.optimizer_bytes == 8 * found.parameters + 4 * 148
+    assert diagnosis.parameters == 50304 * 768 + 1024 * 768 + 12 * (12 * 768**2 + 13 * 768) + 2 * 768
+    assert diagnosis.optimizer_bytes == 8 * diagnosis.parameters + 4 * 148
     # 12 layers of 12·D² and the head; attention's scores and values over the full square
-    assert found.forward_flops == 2 * 8192 * (12 * 12 * 768**2 + 50304 * 768) + 12 * 4 * 8 * 1024**2 * 768
-    assert found.advice is not None
-    assert found.advice.peak_bytes <= 7 * GIB < found.peak_bytes
-    assert found.remarks == ()
+    assert diagnosis.forward_flops == 2 * 8192 * (12 * 12 * 768**2 + 50304 * 768) + 12 * 4 * 8 * 1024**2 * 768
+    assert diagnosis.advice is not None
+    assert diagnosis.advice.peak_bytes <= 7 * GIB < diagnosis.peak_bytes
+    assert diagnosis.remarks == ()
 
 
 def test_a_budget_that_is_too_small(tmp_path: Path) -> None:

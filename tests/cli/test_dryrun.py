@@ -33,7 +33,7 @@ def run(*words: str) -> Any:
 
 def test_the_page_and_its_files(tmp_path: Path) -> None:
     folder, file, snapshot = tmp_path / "charts", tmp_path / "step.json", tmp_path / "rank.pickle"
-    found = run(
+    result = run(
         *TINY,
         "--over-time",
         "--charts",
@@ -45,7 +45,7 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
         "--ranks",
         "0,3",
     )
-    assert found.exit_code == 0
+    assert result.exit_code == 0
     for words in (
         "dry run  nano on h100, 4 ranks",
         "Predicted and dry-run",
@@ -53,7 +53,7 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
         "Memory over time of rank",
         "estimated from the kernels",
     ):
-        assert words in found.stdout
+        assert words in result.stdout
     assert sorted(path.name for path in folder.iterdir()) == [
         "memory.html",
         "memory.svg",
@@ -68,13 +68,13 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
 
 
 def test_json_holds_both_steps_and_the_peak() -> None:
-    found = json.loads(run(*TINY, "--json").stdout)
-    predicted, rehearsed = (Step.read(found[kind], origin=kind) for kind in ("predicted", "rehearsed"))
+    result = json.loads(run(*TINY, "--json").stdout)
+    predicted, rehearsed = (Step.read(result[kind], origin=kind) for kind in ("predicted", "rehearsed"))
     assert (predicted.kind, rehearsed.kind) == ("predicted", "rehearsed")
     assert predicted.work == rehearsed.work
-    assert sum(found["peak"]["bytes"].values()) == rehearsed.memory.peak_bytes
-    assert [stage["stage"] for stage in found["first_step"]] == [0, 1]
-    assert found["findings"] == []
+    assert sum(result["peak"]["bytes"].values()) == rehearsed.memory.peak_bytes
+    assert [stage["stage"] for stage in result["first_step"]] == [0, 1]
+    assert result["findings"] == []
     assert predicted.remarks == rehearsed.remarks == ()
 
 
@@ -86,19 +86,19 @@ def test_ranks_that_stay_idle_are_said() -> None:
 
 
 def test_a_job_that_does_not_fit_ends_with_three() -> None:
-    found = run(*LARGE)
-    assert found.exit_code == WOULD_FAIL == 3
-    assert found.stdout.startswith("rank 0 needs ")
-    assert "does not fit" in found.stdout
+    result = run(*LARGE)
+    assert result.exit_code == WOULD_FAIL == 3
+    assert result.stdout.startswith("rank 0 needs ")
+    assert "does not fit" in result.stdout
 
 
 @pytest.mark.parametrize("json_too", [False, True])
 def test_a_step_that_breaks_ends_with_three(monkeypatch: pytest.MonkeyPatch, json_too: bool) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
-    found = run(*TINY, *(["--json"] if json_too else []))
-    assert found.exit_code == WOULD_FAIL
+    result = run(*TINY, *(["--json"] if json_too else []))
+    assert result.exit_code == WOULD_FAIL
     words = "rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm"
-    line = json.loads(found.stdout)["findings"][0] if json_too else " ".join(found.stdout.split())
+    line = json.loads(result.stdout)["findings"][0] if json_too else " ".join(result.stdout.split())
     assert line.startswith(words)
 
 

@@ -23,9 +23,9 @@ LAYOUT = ("--against", "llama3-8b", "h100:8", "dp8 zero3 mbs2", "--seq", "8192",
 
 
 def run(*words: object) -> str:
-    found = CliRunner().invoke(app, ["explain", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "150"})
-    assert found.exit_code == 0
-    return found.stdout
+    result = CliRunner().invoke(app, ["explain", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "150"})
+    assert result.exit_code == 0
+    return result.stdout
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
         job=Job(sequence=8192, global_batch=64),
         layout=Layout.parse("dp8 zero3 mbs2"),
     )
-    same = [each for each in others if each.change not in ("fp8", "adamw8bit")]
-    fits = [each for each in same if each.memory_bytes + against["excess_bytes"] <= against["room_bytes"]]
-    assert change["step_seconds"] == min(each.step_seconds for each in fits)
+    same = [item for item in others if item.change not in ("fp8", "adamw8bit")]
+    fits = [item for item in same if item.memory_bytes + against["excess_bytes"] <= against["room_bytes"]]
+    assert change["step_seconds"] == min(fit.step_seconds for fit in fits)
     assert "least change that fits: " + change["change"] in run(log, *LAYOUT)
 
 
@@ -98,7 +98,7 @@ def test_a_folder_is_its_files(log: Path) -> None:
     block = {"size": 512, "state": "active_allocated"}
     (log.parent / "rank0.pickle").write_bytes(pickle.dumps([{"total_size": 2048, "blocks": [block]}]))
     data = json.loads(run(log.parent, "--json"))
-    assert [each["kind"] for each in data["found"]] == ["out of memory", "memory snapshot"]
+    assert [item["kind"] for item in data["found"]] == ["out of memory", "memory snapshot"]
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,13 @@ def test_compare_takes_configs_and_other_layouts(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "compare", "--from", file, "--gpus", "h100:8", "dp4 tp2 zero3", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [variant["step"]["layout"] for variant in found["variants"]] == ["dp8 zero3 mbs2", "dp4 tp2 zero3 mbs1"]
+    result = json.loads(capsys.readouterr().out)
+    assert [variant["step"]["layout"] for variant in result["variants"]] == ["dp8 zero3 mbs2", "dp4 tp2 zero3 mbs1"]
     other = file.with_name("other.toml")
     other.write_text(FILE.replace("= 2048", "= 1024"))
     assert run(monkeypatch, "compare", "--from", file, "--from", other, "--gpus", "h100:8", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [variant["step"]["job"]["sequence"] for variant in found["variants"]] == [2048, 1024]
+    result = json.loads(capsys.readouterr().out)
+    assert [variant["step"]["job"]["sequence"] for variant in result["variants"]] == [2048, 1024]
 
 
 @pytest.mark.parametrize(

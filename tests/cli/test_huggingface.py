@@ -106,8 +106,8 @@ def test_continued_pretraining_starts_with_their_loss_and_goes_back(here: Path) 
 
 
 def test_the_page_of_an_import() -> None:
-    found = run("import", "llama")
-    assert found.stdout == "llama: llama, 64.37 k parameters in 21 tensors, 251.44 KiB of F32\n"
+    result = run("import", "llama")
+    assert result.stdout == "llama: llama, 64.37 k parameters in 21 tensors, 251.44 KiB of F32\n"
     assert not Path("run.toml").exists()
 
 

@@ -14,9 +14,9 @@ FLAT = ["predict", "nano", "h100:8", "dp8 zero3", "--gbs", "8"]
 
 
 def run(*words: str) -> str:
-    found = CliRunner().invoke(app, [*words], catch_exceptions=False)
-    assert found.exit_code == 0
-    return found.stdout
+    result = CliRunner().invoke(app, [*words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
 
 
 def test_over_time_draws_both_pictures() -> None:

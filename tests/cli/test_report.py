@@ -42,9 +42,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str) -> str:
-    found = CliRunner().invoke(app, [*words], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    result = CliRunner().invoke(app, [*words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def report(*words: str, at: str = NAME) -> str:
@@ -56,9 +56,9 @@ def report(*words: str, at: str = NAME) -> str:
 
 
 def commands(text: str) -> list[list[str]]:
-    found = re.search(r"To make it again</h2><pre>(.*?)</pre>", text, flags=re.DOTALL)
-    assert found
-    return [shlex.split(line, comments=True) for line in unescape(found[1]).splitlines()]
+    result = re.search(r"To make it again</h2><pre>(.*?)</pre>", text, flags=re.DOTALL)
+    assert result
+    return [shlex.split(line, comments=True) for line in unescape(result[1]).splitlines()]
 
 
 def test_a_question_with_its_layout() -> None:
@@ -216,10 +216,10 @@ def test_a_command_asks_for_the_job_again() -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(0.0, 1.0), (3.0, 3.0), (0.0, 7e9), (-5.0, 1e-3), (999.0, 1001.5)])
 def test_ticks_are_round_and_within(first: float, last: float) -> None:
-    found = plot.ticks(last, first=first)
-    assert 1 <= len(found) <= 8
-    assert all(first - 1e-9 <= each <= last + 1e-9 for each in found)
-    assert len({round(b - a, 9) for a, b in pairwise(found)}) <= 1
+    result = plot.ticks(last, first=first)
+    assert 1 <= len(result) <= 8
+    assert all(first - 1e-9 <= item <= last + 1e-9 for item in result)
+    assert len({round(b - a, 9) for a, b in pairwise(result)}) <= 1
 
 
 def test_names_of_lanes_are_not_cut() -> None:

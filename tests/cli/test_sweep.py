@@ -37,9 +37,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> tuple[str, str]:
-    found = CliRunner().invoke(app, ["sweep", *words], catch_exceptions=False)
-    assert found.exit_code == 0, found.stderr
-    return found.stdout, found.stderr
+    result = CliRunner().invoke(app, ["sweep", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout, result.stderr
 
 
 @pytest.mark.slow
@@ -83,9 +83,9 @@ def test_mistakes(words: list[str], line: str, monkeypatch: pytest.MonkeyPatch) 
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    found = CliRunner().invoke(app, ["sweep", *words])
-    assert isinstance(found.exception, UserError)
-    assert line in str(found.exception)
+    result = CliRunner().invoke(app, ["sweep", *words])
+    assert isinstance(result.exception, UserError)
+    assert line in str(result.exception)
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples" / "sweeps").glob("*.toml")), ids=lambda path: path.stem)
@@ -101,5 +101,5 @@ def test_the_file_of_the_page_can_be_read(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(ROOT)
     file = Path(os.environ["XDG_CACHE_HOME"]) / "page.toml"
     file.write_text(block)
-    found = json.loads(run(str(file), "--dry", "--json")[0])
-    assert found["settings"] == 2 * 3 * 3 * 2 * 1 * 2
+    result = json.loads(run(str(file), "--dry", "--json")[0])
+    assert result["settings"] == 2 * 3 * 3 * 2 * 1 * 2

@@ -26,9 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: object) -> str:
-    found = CliRunner().invoke(app, ["trace", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "160"})
-    assert found.exit_code == 0
-    return found.stdout
+    result = CliRunner().invoke(app, ["trace", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "160"})
+    assert result.exit_code == 0
+    return result.stdout
 
 
 def test_progress_is_told_in_bytes_and_steps_and_as_lines_where_stderr_is_no_terminal(
@@ -39,14 +39,14 @@ def test_progress_is_told_in_bytes_and_steps_and_as_lines_where_stderr_is_no_ter
     monkeypatch.setattr(bounded_file, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(job_traces, "MIB", 1000)
     told: list[tuple[str, int, int]] = []
-    read([tmp_path], progress=lambda *each: told.append(each))
+    read([tmp_path], progress=lambda *item: told.append(item))
     total = sum(path.stat().st_size for path in tmp_path.iterdir()) // 1000
-    reading = [each for each in told if "(MiB)" in each[0]]
+    reading = [item for item in told if "(MiB)" in item[0]]
     assert [what for what, *_ in reading] == sorted(what for what, *_ in reading)
     assert [done for _, done, _ in reading] == sorted(done for _, done, _ in reading)
     assert len({done for _, done, _ in reading}) > 2
     assert {most for *_, most in reading} == {total} == {reading[-1][1]}
-    assert [each for each in told if each not in reading] == [("critical paths", place, 3) for place in range(3)]
+    assert [item for item in told if item not in reading] == [("critical paths", place, 3) for place in range(3)]
     with bar("reading") as report:
         report("x", 1, 9)
     assert not capsys.readouterr().err, "what is done in seconds says nothing"
@@ -93,7 +93,7 @@ def test_json_is_data(folder: Path) -> None:
     data = json.loads(run(folder, "--json", "--top", 2))
     assert data["device"] == "GPU"
     assert len(data["kernels"]) == 2
-    assert [each["rank"] for each in data["breakdown"]] == [0, 0, 0, 1, 1, 1]
+    assert [item["rank"] for item in data["breakdown"]] == [0, 0, 0, 1, 1, 1]
     assert data["against"] == []
     assert data["predicted"] is None
 

@@ -49,8 +49,8 @@ class Planted:
         drawn = {w.name: initial(w, model=self.model, seed=1).to(dtype) for w in weights(self.model)}
         assert not self.factors.keys() - drawn.keys()
         layers = [layer for layer in range(self.model.layers) if self.model.is_moe(layer)]
-        found = {name: weight * self.factors.get(name, 1.0) for name, weight in drawn.items()}
-        return found | {
+        result = {name: weight * self.factors.get(name, 1.0) for name, weight in drawn.items()}
+        return result | {
             f"blocks.{layer}.moe.bias": torch.zeros(self.model.moe.experts) for layer in layers if self.model.moe
         }
 
@@ -78,8 +78,8 @@ Fork = Callable[..., list[Any]]
 
 
 def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
-    (found,) = forked(1, compared, DENSE, "fp32")
-    names = {(row.kind, row.name) for row in found.rows}
+    (result,) = forked(1, compared, DENSE, "fp32")
+    names = {(row.kind, row.name) for row in result.rows}
     assert {
         ("activation", "attention.core"),
         ("gradient", "mlp.act"),
@@ -88,51 +88,51 @@ def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
         ("weight", "head.norm"),
         ("activation", "stream"),
     } <= names
-    assert {row.error for row in found.rows} == {row.underflow for row in found.rows} == {0.0}
-    assert min(row.cosine for row in found.rows) == pytest.approx(1, abs=1e-12)
-    assert found.loss == found.reference_loss
-    assert found.reference_loss == pytest.approx(4.16, abs=0.05)  # log 64
-    assert all(row.largest > 0 for row in found.rows)
-    assert len(rows(found, "weight", "attention.q")) == DENSE.layers
-    assert sum(row.elements for row in found.rows if row.kind == "weight") == DENSE.parameters
+    assert {row.error for row in result.rows} == {row.underflow for row in result.rows} == {0.0}
+    assert min(row.cosine for row in result.rows) == pytest.approx(1, abs=1e-12)
+    assert result.loss == result.reference_loss
+    assert result.reference_loss == pytest.approx(4.16, abs=0.05)  # log 64
+    assert all(row.largest > 0 for row in result.rows)
+    assert len(rows(result, "weight", "attention.q")) == DENSE.layers
+    assert sum(row.elements for row in result.rows if row.kind == "weight") == DENSE.parameters
 
 
 def test_bf16_loses_what_eight_bits_round_away(forked: Fork) -> None:
-    (found,) = forked(1, compared, DENSE, "bf16")
-    first = rows(found, "activation", "embed")[None]
+    (result,) = forked(1, compared, DENSE, "bf16")
+    first = rows(result, "activation", "embed")[None]
     # uniform over a step of 2^-7 of the power of two below: a relative rms of 2^-9 · sqrt(1/3) to twice that
     assert 2**-10 * 3**-0.5 < first.error < 2**-8 * 3**-0.5
-    assert max(row.overflow for row in found.rows) == 0
-    assert max(row.underflow for row in found.rows) < 0.01  # differences that are 0 by chance
-    assert 1e-4 < max(row.error for row in found.rows if row.kind == "weight") < 0.05
+    assert max(row.overflow for row in result.rows) == 0
+    assert max(row.underflow for row in result.rows) < 0.01  # differences that are 0 by chance
+    assert 1e-4 < max(row.error for row in result.rows if row.kind == "weight") < 0.05
 
 
 def test_what_is_planted_is_found(forked: Fork) -> None:
     small = {"blocks.1.attention.v.weight": 1e-9, "blocks.0.mlp.up.weight": 1.0}
-    (found,) = forked(1, compared, DENSE, "fp16", small)
-    core = rows(found, "activation", "attention.core")
+    (result,) = forked(1, compared, DENSE, "fp16", small)
+    core = rows(result, "activation", "attention.core")
     assert (core[0].underflow, core[1].underflow) == (0, 1)
     assert core[1].error == 1
-    assert found.loss_scale == 2**16
-    (found,) = forked(1, compared, DENSE, "fp16", {"blocks.0.mlp.up.weight": 1e7})
-    assert rows(found, "activation", "mlp.gate_up")[0].overflow > 0
-    assert "fp16 overflows in" in headline(found)
-    assert "first in mlp.gate_up of layer 0" in headline(found)
+    assert result.loss_scale == 2**16
+    (result,) = forked(1, compared, DENSE, "fp16", {"blocks.0.mlp.up.weight": 1e7})
+    assert rows(result, "activation", "mlp.gate_up")[0].overflow > 0
+    assert "fp16 overflows in" in headline(result)
+    assert "first in mlp.gate_up of layer 0" in headline(result)
 
 
 def test_experts_are_those_of_fp32(forked: Fork) -> None:
     assert EXPERTS.moe is not None
     many = EXPERTS.replace(moe=EXPERTS.moe.replace(experts=64, topk=8))
-    (found,) = forked(1, compared, many, "fp8-tiles")
-    assert found.rerouted is not None
-    assert 0 < found.rerouted < 0.2  # of rows that are a few percent off
-    assert 0 < rows(found, "activation", "moe.experts.down")[1].error < 0.2  # were they others, it would be above 1
+    (result,) = forked(1, compared, many, "fp8-tiles")
+    assert result.rerouted is not None
+    assert 0 < result.rerouted < 0.2  # of rows that are a few percent off
+    assert 0 < rows(result, "activation", "moe.experts.down")[1].error < 0.2  # were they others, it would be above 1
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-tiles"])
 def test_operands_in_eight_bits_are_shown(forked: Fork, name: str) -> None:
-    (found,) = forked(1, compared, EXPERTS, name)
-    operands = [row for row in found.rows if row.kind == "operand"]
+    (result,) = forked(1, compared, EXPERTS, name)
+    operands = [row for row in result.rows if row.kind == "operand"]
     assert {"attention.out x", "attention.out weight", "attention.out gradient", "moe.experts x"} <= {
         row.name for row in operands
     }
@@ -169,14 +169,14 @@ def test_a_large_tensor_is_compared_in_pieces() -> None:
     """The statistics are those of all elements at once, and no fp64 copy is larger than a piece."""
     draw = torch.Generator().manual_seed(0)
     wanted = torch.randn(3, PIECE // 2 + 7, generator=draw)
-    found = (wanted + 0.01 * torch.randn(wanted.shape, generator=draw)).to(torch.bfloat16)
-    found[0, 0], found[1, 1], found[2, -1] = 0, torch.inf, 0
+    result = (wanted + 0.01 * torch.randn(wanted.shape, generator=draw)).to(torch.bfloat16)
+    result[0, 0], result[1, 1], result[2, -1] = 0, torch.inf, 0
     tally = ErrorStats()
     with LargestDouble() as largest:
-        tally.add(found, wanted, top=1e30)
+        tally.add(result, wanted, top=1e30)
     assert 0 < largest.elements <= PIECE
     row = tally.compared(("activation", None, "x"))
-    a, b = found.double(), wanted.double()
+    a, b = result.double(), wanted.double()
     a[1, 1] = b[1, 1] = 0
     assert (row.elements, row.underflow * row.elements, row.overflow * row.elements) == (a.numel(), 2, 1)
     assert row.largest == float(a.abs().max())
@@ -185,14 +185,14 @@ def test_a_large_tensor_is_compared_in_pieces() -> None:
 
 
 def test_it_can_be_read_and_seen(forked: Fork) -> None:
-    (found,) = forked(1, compared, DENSE, "bf16")
+    (result,) = forked(1, compared, DENSE, "bf16")
     console = Console(width=100, record=True, file=StringIO())
-    console.print(page(found))
+    console.print(page(result))
     text = console.export_text()
     assert "bf16: gradients of weights are within" in text
     assert "Gradients of those results" in text
     assert "attention.core" in text
-    assert Numerics.model_validate(json.loads(found.model_dump_json())) == found
+    assert Numerics.model_validate(json.loads(result.model_dump_json())) == result
     pytest.importorskip("altair")
-    spec = error_map(found).to_dict()
+    spec = error_map(result).to_dict()
     assert len(spec["vconcat"]) == 3

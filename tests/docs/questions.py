@@ -175,8 +175,8 @@ def job(asked: Asked, text: str = "") -> Job:
 
 def reduced(text: str) -> str:
     """The option of a proposal that reduces gradients otherwise than the software usually does."""
-    found = re.search(r" \((reduce=\w+)\)", text.splitlines()[0] if text else "")
-    return f" --set {found[1]}" if found else ""
+    result = re.search(r" \((reduce=\w+)\)", text.splitlines()[0] if text else "")
+    return f" --set {result[1]}" if result else ""
 
 
 def planner_of(asked: Asked, text: str) -> Planner:
@@ -244,11 +244,11 @@ def wrap(paragraph: str) -> str:
 def section(number: int, asked: Asked, proposal: str, text: str) -> str:
     """A section of the page; ``text``: what the search printed of its ``proposal``."""
     machine, between = shlex.quote(asked.machine), f"'{asked.between}' " if asked.between else ""
-    found = compared(asked, proposal, text) if proposal != str(canonical(asked.published)) else None
+    result = compared(asked, proposal, text) if proposal != str(canonical(asked.published)) else None
     shown = (
         f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {between}\\\n    "
-        f"{asked.options}{reduced(text)}\n{comparison_text(found)}\n```\n\n{wrap(verdict(asked, found))}\n"
-        if found
+        f"{asked.options}{reduced(text)}\n{comparison_text(result)}\n```\n\n{wrap(verdict(asked, result))}\n"
+        if result
         else f"\n{wrap(f'**The published layout is the proposal.** {asked.why}')}\n"
     )
     command = f"fivefold search {asked.model} {machine} {asked.options} \\\n    --where {asked.where!r}"
@@ -317,11 +317,11 @@ def main(only: list[int]) -> None:
         if number <= len(before) and number not in only and only:
             parts.append(section(number, asked, *proposed(before[number - 1])))
             continue
-        found = searched(asked)
-        assert found.proposal is not None, asked.title
-        text = proposal_text(found)
-        parts.append(section(number, asked, found.proposal.layout, text))
-        print(f"{number}. {found.proposal.layout}  {found.seconds:.1f} s")
+        result = searched(asked)
+        assert result.proposal is not None, asked.title
+        text = proposal_text(result)
+        parts.append(section(number, asked, result.proposal.layout, text))
+        print(f"{number}. {result.proposal.layout}  {result.seconds:.1f} s")
         write(parts + before[number:])
     write(parts)
 

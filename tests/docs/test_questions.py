@@ -44,20 +44,22 @@ def test_what_is_printed_of_a_proposal_is_what_is_predicted_of_it(number: int) -
     part, asked = PARTS[number - 1], QUESTIONS[number - 1]
     proposal, text = questions.proposed(part)
     every = [questions.planner_of(asked, words) for words in (text, "", " (reduce=step)")]
-    found = every[0].estimate(Layout.parse(proposal))
-    risk = show_risk(every[0].out_of_memory_risk(found.layout, found.ranks))
-    figures = f"{show_seconds(found.step_time.seconds)}, {show_bytes(found.peak_bytes)}, {risk}"
+    result = every[0].estimate(Layout.parse(proposal))
+    risk = show_risk(every[0].out_of_memory_risk(result.layout, result.ranks))
+    figures = f"{show_seconds(result.step_time.seconds)}, {show_bytes(result.peak_bytes)}, {risk}"
     assert set(list_figures(figures)) <= set(list_figures(text))
-    assert every[0].fits(found.layout, found.ranks)
-    chosen = Evaluated(found.layout, found.step_time, found.peak_bytes, every[0])
+    assert every[0].fits(result.layout, result.ranks)
+    chosen = Evaluated(result.layout, result.step_time, result.peak_bytes, every[0])
     others = every[1:] if asked.options.find("--stack") < 0 else []
     printed = list_figures(text.partition("why")[2])
-    made = whys(chosen, where=Where.parse(asked.where), planners=[each for each in others if each.job != every[0].job])
-    for each in made:
-        assert set(list_figures(each.line)) <= set(printed), f"python -m tests.docs.questions {number}"
+    made = whys(
+        chosen, where=Where.parse(asked.where), planners=[entry for entry in others if entry.job != every[0].job]
+    )
+    for item in made:
+        assert set(list_figures(item.line)) <= set(printed), f"python -m tests.docs.questions {number}"
 
 
 def test_what_is_printed_of_a_search_is_what_it_finds() -> None:
     """Of the first question, which is the quickest to ask."""
-    found = questions.searched(QUESTIONS[0])
-    assert list_figures(questions.proposal_text(found)) == list_figures(questions.proposed(PARTS[0])[1])
+    result = questions.searched(QUESTIONS[0])
+    assert list_figures(questions.proposal_text(result)) == list_figures(questions.proposed(PARTS[0])[1])

@@ -63,12 +63,12 @@ def test_words_that_are_searched_for_stand_in_a_heading_of_their_page(words: str
 
 def anchors(path: Path) -> set[str]:
     """What can be linked to in a page: its headings, as code hosts name them."""
-    found: set[str] = set()
+    result: set[str] = set()
     for line in CODE.sub(lambda block: block[0] if block[0].count("\n") == 0 else "", path.read_text()).splitlines():
         if line.startswith("#"):
             words = re.sub(r"[^\w\- ]", "", line.lstrip("#").strip().lower().replace("`", ""))
-            found.add(words.replace(" ", "-"))
-    return found
+            result.add(words.replace(" ", "-"))
+    return result
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -20,11 +20,11 @@ TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head
 
 @cache
 def _rehearsed(layout: str, model: Model = TINY, *, job: Job | None = None, all_ranks: bool = True) -> list[Tape]:
-    found = Layout.parse(layout)
+    result = Layout.parse(layout)
     if job is None:
-        job = Job(sequence=36 if found.cp == 3 else 32, global_batch=4 * (found.dp if found.pp > 1 else 1))
-    ranks = range(found.world) if all_ranks else representatives(found)
-    return [rehearse_rank(model=model, layout=found, job=job, rank=rank, streams=True).steady for rank in ranks]
+        job = Job(sequence=36 if result.cp == 3 else 32, global_batch=4 * (result.dp if result.pp > 1 else 1))
+    ranks = range(result.world) if all_ranks else representatives(result)
+    return [rehearse_rank(model=model, layout=result, job=job, rank=rank, streams=True).steady for rank in ranks]
 
 
 @pytest.fixture(scope="session")

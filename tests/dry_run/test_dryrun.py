@@ -51,24 +51,24 @@ def rehearse(layout: str, *, model: Model = TINY, machine: Machine = H100, job: 
     ids=["tp-pp", "cp-zero3", "zbv", "moe"],
 )
 def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None:
-    found = rehearse(layout, model=model).step
-    assert found is not None
+    step = rehearse(layout, model=model).step
+    assert step is not None
     predicted = predict(model=model, machine=H100, layout=Layout.parse(layout), job=JOB)
-    assert [row for row in compare(predicted, found) if row.wrong] == []
-    assert found.memory.fits
+    assert [row for row in compare(predicted, step) if row.wrong] == []
+    assert step.memory.fits
     tokens = JOB.tokens_per_step / Layout.parse(layout).world
-    assert found.tokens_per_second_per_gpu * found.time.step_seconds == pytest.approx(tokens)
-    assert found.time.step_seconds == pytest.approx(
-        found.time.compute_seconds
-        + found.time.bubble_seconds
-        + sum(found.time.exposed_seconds.values())
-        + found.time.optimizer_seconds
+    assert step.tokens_per_second_per_gpu * step.time.step_seconds == pytest.approx(tokens)
+    assert step.time.step_seconds == pytest.approx(
+        step.time.compute_seconds
+        + step.time.bubble_seconds
+        + sum(step.time.exposed_seconds.values())
+        + step.time.optimizer_seconds
     )
 
 
 @pytest.mark.parametrize(("model", "layout"), [(TINY, "dp2 tp2 pp2 zero1"), (MOE, "dp2 pp2 ep2 zero3")])
 def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
-    some, every = (rehearse(layout, model=model, every_rank=each) for each in (False, True))
+    some, every = (rehearse(layout, model=model, every_rank=item) for item in (False, True))
     assert [share.rank for share in every.rank_summaries] == list(range(Layout.parse(layout).world))
     assert some.step == every.step
     assert not every.findings
@@ -77,18 +77,18 @@ def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
 def test_parameters_of_uneven_shards_are_those_of_the_model() -> None:
     """257 rows of the vocabulary in eight shards: the first rank's are larger than the others'."""
     model = TINY.replace(vocab=257, tied_embeddings=False)
-    found = rehearse("dp8 zero3", model=model, job=JOB.replace(global_batch=8)).step
-    assert found is not None
-    assert found.work.parameters == model.parameters
+    step = rehearse("dp8 zero3", model=model, job=JOB.replace(global_batch=8)).step
+    assert step is not None
+    assert step.work.parameters == model.parameters
 
 
 def test_what_lives_at_the_peak_adds_up() -> None:
-    found = rehearse("dp2 mbs2")
-    full = found.fullest
-    told = moment(found.tapes[full.rank], rows=10**6)
-    assert sum(told.parts.values()) == sum(each.bytes for each in told.largest) == full.steady.peak_bytes
+    result = rehearse("dp2 mbs2")
+    full = result.fullest
+    told = moment(result.tapes[full.rank], rows=10**6)
+    assert sum(told.parts.values()) == sum(item.bytes for item in told.largest) == full.steady.peak_bytes
     assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
-    (gates,) = [each for each in told.largest if each.category == "activations" and "_Gated" in each.line]
+    (gates,) = [item for item in told.largest if item.category == "activations" and "_Gated" in item.line]
     assert (gates.module, gates.since) == ("blocks.*.mlp", "forward of micro-batch 0")
 
 
@@ -98,10 +98,10 @@ def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:
         JOB.replace(sequence=1024, global_batch=8),
         TINY.replace(width=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192),
     )
-    found = rehearse("dp8 zero0", model=large, machine=small, job=job)
-    (line,) = found.findings
-    assert found.step is not None
-    assert found.step.memory.fits is False
+    result = rehearse("dp8 zero0", model=large, machine=small, job=job)
+    (line,) = result.findings
+    assert result.step is not None
+    assert result.step.memory.fits is False
     has = r"but h100 has 5.00 GiB, of which the driver takes \S+ GiB; try 'dp8 .*'"
     assert re.match(rf"rank 0 needs \S+ GiB at its peak, \w+.*, {has}", line)
     better = Layout.parse(line.split("'")[1])
@@ -110,9 +110,9 @@ def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:
 
 def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
-    found = rehearse("tp2 pp2")
-    (line,) = found.findings
-    assert found.step is None
+    result = rehearse("tp2 pp2")
+    (line,) = result.findings
+    assert result.step is None
     assert line.startswith("rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm: a and b must have same reduction")
     assert re.search(r"; mend .*test_dryrun.py:\d+ test_a_shape", line)
 
@@ -126,16 +126,16 @@ def test_what_cannot_be_faked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("every_rank", [False, True])
 def test_a_message_that_never_comes_is_a_finding(monkeypatch: pytest.MonkeyPatch, every_rank: bool) -> None:
     def forgetful(*, rank: int, **also: Any) -> RankTapes:
-        found = rehearse_rank(rank=rank, **also)
-        return found._replace(steady=without_last_hop(found.steady)) if rank == 0 else found
+        outcome = rehearse_rank(rank=rank, **also)
+        return outcome._replace(steady=without_last_hop(outcome.steady)) if rank == 0 else outcome
 
     monkeypatch.setattr(page, "rehearse_rank", forgetful)
-    found = rehearse("pp2 dp2 zero1", every_rank=every_rank)
-    assert found.step is None
+    result = rehearse("pp2 dp2 zero1", every_rank=every_rank)
+    assert result.step is None
     assert any(
         re.match(r"rank \d sends p2p of \d+ bfloat16 over pp .* never receives it", line)
         or re.match(r"rank \d receives p2p .* never sends it", line)
-        for line in found.findings
+        for line in result.findings
     )
 
 

@@ -35,12 +35,12 @@ EXPERTS = ("dp2 ep2", "dp2 tp2 ep2 etp2 zero1", "dp2 pp2 ep2 dualpipe zero2")
 
 
 def copied(tape: Tape, events: list[Event], messages: list[Message] | None = None) -> Tape:
-    found = Tape(tape.rank)
-    found.sites, found.scopes, found.kernels = tape.sites, tape.scopes, tape.kernels
-    found.messages = tape.messages if messages is None else messages
+    result = Tape(tape.rank)
+    result.sites, result.scopes, result.kernels = tape.sites, tape.scopes, tape.kernels
+    result.messages = tape.messages if messages is None else messages
     for event in events:
-        found.add(*event)
-    return found
+        result.add(*event)
+    return result
 
 
 def starts(tape: Tape) -> list[int]:
@@ -69,9 +69,9 @@ def test_every_message_that_is_dropped_is_found(layout: str, rehearsed: Rehearse
     for at in starts(tape):
         handle, message = events[at][1], tape.messages[events[at][2]]
         left = [e for i, e in enumerate(events) if i != at and (e[0], e[1]) != (WAIT, handle)]
-        found = findings([copied(tape, left) if each is tape else each for each in tapes], streams=True)
-        assert found, message
-        assert any(f"over {message.axis}" in line and "rank 1" in line for line in found), (message, found)
+        result = findings([copied(tape, left) if item is tape else item for item in tapes], streams=True)
+        assert result, message
+        assert any(f"over {message.axis}" in line and "rank 1" in line for line in result), (message, result)
 
 
 @pytest.mark.parametrize("layout", ["dp2 tp2", "tp2 pp2", "cp2"])
@@ -83,11 +83,11 @@ def test_every_size_that_differs_is_found_and_named(layout: str, rehearsed: Rehe
         message = tape.messages[events[at][2]]
         other = message._replace(numel=message.numel + 8)
         changed = [(START, e[1], len(tape.messages), e[3]) if i == at else e for i, e in enumerate(events)]
-        found = findings([copied(tape, changed, [*tape.messages, other]), *tapes[1:]], streams=True)
-        assert len(found) == 1
-        assert f"of {other.numel} {other.dtype}" in found[0]
-        assert f"of {message.numel} {message.dtype}" in found[0]
-        assert tape.sites[message.site].line in found[0]
+        result = findings([copied(tape, changed, [*tape.messages, other]), *tapes[1:]], streams=True)
+        assert len(result) == 1
+        assert f"of {other.numel} {other.dtype}" in result[0]
+        assert f"of {message.numel} {message.dtype}" in result[0]
+        assert tape.sites[message.site].line in result[0]
 
 
 def test_swapped_messages_are_found(rehearsed: Rehearsed) -> None:
@@ -102,9 +102,9 @@ def test_swapped_messages_are_found(rehearsed: Rehearsed) -> None:
             continue
         mixed = list(events)
         mixed[one], mixed[two] = ((START, events[i][1], events[j][2], 0) for i, j in ((one, two), (two, one)))
-        (found,) = findings([copied(tape, mixed), *tapes[1:]], streams=True)
-        assert first.collective in found
-        assert second.collective in found
+        (result,) = findings([copied(tape, mixed), *tapes[1:]], streams=True)
+        assert first.collective in result
+        assert second.collective in result
         swapped += 1
     assert swapped > 5
 
@@ -145,8 +145,8 @@ def test_two_who_wait_for_what_the_other_starts_later() -> None:
         written(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("wait", 1, None))),
     ]
     for streams in (True, False):
-        (found,) = findings(tapes, streams=streams)
-        assert found == (
+        (result,) = findings(tapes, streams=streams)
+        assert result == (
             "deadlock of ranks 0, 1: rank 0 waits in forward of micro-batch 0 for all_reduce of 4 bfloat16 over pp in "
             "forward of micro-batch 0 (blocks.0 send (own.py:7 speak)); rank 1 waits in forward of micro-batch 1 for "
             "all_reduce of 4 bfloat16 over pp in forward of micro-batch 1 (blocks.0 send (own.py:7 speak)); start what "
@@ -166,9 +166,9 @@ def test_exchanged_waits_of_a_rehearsal_are_a_circle(rehearsed: Rehearsed) -> No
     # what comes last from the other is received at once, and waited for before anything is sent
     early = [events[begun], events[last]]
     rest = [e for at, e in enumerate(events) if at not in (begun, last)]
-    found = findings([copied(tape, [*events[:1], *early, *rest[1:]]), *tapes[1:]], streams=False)
-    assert found
-    assert found[0].startswith("deadlock of ranks 0, 1: ")
+    result = findings([copied(tape, [*events[:1], *early, *rest[1:]]), *tapes[1:]], streams=False)
+    assert result
+    assert result[0].startswith("deadlock of ranks 0, 1: ")
     assert send
 
 
@@ -186,9 +186,9 @@ def test_on_one_stream_sends_and_receives_stand_behind_one_another() -> None:
         for rank in (0, 1)
     ]
     assert findings(tapes, streams=False) == []
-    (found,) = findings(tapes, streams=True)
-    assert "rank 1 has its part of that on one stream behind what it waits for" in found
-    assert "as one batch" in found
+    (result,) = findings(tapes, streams=True)
+    assert "rank 1 has its part of that on one stream behind what it waits for" in result
+    assert "as one batch" in result
     for tape in tapes:  # so it is with batch_isend_irecv
         tape.messages[1] = tape.messages[1]._replace(joins=True)
     assert findings(tapes, streams=True) == []

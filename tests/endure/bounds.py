@@ -30,21 +30,21 @@ def main() -> None:
         drawn = drawn_space(seed)
         if drawn is None:
             continue
-        for found in compare_bounds(*drawn, seed=seed, count=chosen.each, timed=not chosen.memory):
-            layout = found.layout
-            shares[layout.schedule if layout.pp > 1 else "none"].append(found.bound_bytes / found.peak_bytes)
-            if found.exceeds:
+        for bound in compare_bounds(*drawn, seed=seed, count=chosen.each, timed=not chosen.memory):
+            layout = bound.layout
+            shares[layout.schedule if layout.pp > 1 else "none"].append(bound.bound_bytes / bound.peak_bytes)
+            if bound.exceeds:
                 broken += 1
                 job = drawn[0].job
                 print(
-                    f"seed {seed}: {layout}, memory {found.bound_bytes / found.peak_bytes:.4f}, "
-                    f"time {found.bound_seconds / found.seconds if found.seconds else 0:.4f} of the estimate; "
+                    f"seed {seed}: {layout}, memory {bound.bound_bytes / bound.peak_bytes:.4f}, "
+                    f"time {bound.bound_seconds / bound.seconds if bound.seconds else 0:.4f} of the estimate; "
                     f"{layout.micro_batches(job)} micro-batches, offload={job.offload}, "
                     f"deferred={job.stack.deferred_wgrad}, stack {job.stack.name}",
                     flush=True,
                 )
-    for schedule, each in sorted(shares.items()):
-        print(f"{schedule:12} {len(each):6} layouts, median bound of memory {np.median(each):.3f} of the peak")
+    for schedule, item in sorted(shares.items()):
+        print(f"{schedule:12} {len(item):6} layouts, median bound of memory {np.median(item):.3f} of the peak")
     print(f"{sum(map(len, shares.values()))} layouts, {broken} bounds above the estimate")
     sys.exit(broken > 0)
 

@@ -146,12 +146,12 @@ class Idle:
 
 def _children_seconds() -> float:
     """Return the seconds that children of this process have computed, those that still run included."""
-    found = sum(os.times()[2:4])
+    result = sum(os.times()[2:4])
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            found += (int(fields[11]) + int(fields[12])) / 100 if int(fields[1]) == os.getpid() else 0
-    return found
+            result += (int(fields[11]) + int(fields[12])) / 100 if int(fields[1]) == os.getpid() else 0
+    return result
 
 
 def _too_long(*_: object) -> None:

@@ -54,7 +54,7 @@ def own(words: list[str]) -> str:
 
 def main() -> int:
     """Exit code 1 if a command fails."""
-    found = {
+    result = {
         tuple(words[words.index("fivefold") + 1 :]): page
         for page in PAGES
         if page not in TUTORIALS
@@ -67,7 +67,7 @@ def main() -> int:
         shutil.copytree(ROOT / "examples", Path(folder) / "examples")
         (Path(folder) / "docs/pictures").mkdir(parents=True)
         os.chdir(folder)
-        for words, page in found.items():
+        for words, page in result.items():
             line = f"{page.relative_to(ROOT)}: fivefold {' '.join(words)}"
             if why := own(list(words)):
                 left.append(f"{line}: {why}")

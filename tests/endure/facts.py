@@ -21,9 +21,9 @@ def ignored(words: list[str], out: str) -> str:
         return ""
     step = json.loads(out)
     for path, text in asked_of(words):
-        found = value_at(step["job"], path)
-        if text is not None and not same(text, found) and not is_reduced(path, text, found):
-            return f"asked for {path}={text!r}, answered for {found!r}"
+        result = value_at(step["job"], path)
+        if text is not None and not same(text, result) and not is_reduced(path, text, result):
+            return f"asked for {path}={text!r}, answered for {result!r}"
     if "--from" not in words and len(words) > 3 and (layout := parsed(words[3])) is not None:
         if str(layout) != step["layout"]:
             return f"asked for the layout {words[3]!r}, answered for {step['layout']!r}"
@@ -39,16 +39,16 @@ def is_reduced(path: str, text: str, value: Any) -> bool:
 
 def asked_of(words: list[str]) -> list[tuple[str, str | None]]:
     """Return fields of the job and their values, as options and ``--set`` say them; None: cannot be told from here."""
-    found: list[tuple[str, str | None]] = []
+    results: list[tuple[str, str | None]] = []
     for option, text in pairwise(words):
         if option in OPTIONS:
-            found.append((OPTIONS[option], text))
+            results.append((OPTIONS[option], text))
         elif option == "--set":
             path, _, value = text.partition("=")
             path = {"stack": "stack.name", "precision": "precision.name"}.get(path, path)
             path = f"stack.{path}" if path.split(".")[0] in FACTS else path
-            found.append((path, None if value[:1] in ("[", "{") else value))
-    return found
+            results.append((path, None if value[:1] in ("[", "{") else value))
+    return results
 
 
 def value_at(values: Any, path: str) -> Any:

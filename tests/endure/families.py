@@ -81,8 +81,8 @@ def count_all() -> bool:
     """Print how many models of transformers are trained, planned or not read; whether all random configs agree."""
     status = {entry.name: entry.status for entry in list_families()}
     for what, names in (("causal", CAUSAL), ("image-text", IMAGE_TEXT)):
-        found = Counter(status.get(OTHER_NAMES.get(name, name), "not read") for name in names)
-        print(f"{what}: " + ", ".join(f"{number} {word}" for word, number in sorted(found.items())))
+        result = Counter(status.get(OTHER_NAMES.get(name, name), "not read") for name in names)
+        print(f"{what}: " + ", ".join(f"{number} {word}" for word, number in sorted(result.items())))
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrong = [line for kind in FAMILIES for line in differ_at_random(kind)]

@@ -136,13 +136,13 @@ def processes(number: int) -> set[int]:
 
 def ranks(number: int) -> set[int]:
     """The process ids of the ranks on host ``number``."""
-    found = set()
+    result = set()
     for pid in processes(number):
         try:
-            found |= {pid} if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes() else set()
+            result |= {pid} if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes() else set()
         except OSError:
             continue
-    return found
+    return result
 
 
 def one_host() -> dict[str, str]:

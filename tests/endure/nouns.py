@@ -269,7 +269,7 @@ class Nouns:
             if not inner or self.chance(0.1):
                 break
             record = inner[0]
-        words = [str(each) for kind in kinds for each in (kind, *get_args(kind)) if isinstance(each, str)]
+        words = [str(item) for kind in kinds for item in (kind, *get_args(kind)) if isinstance(item, str)]
         sound: tuple[object, ...] = (*words, *words, "true", "false", 1, 2, 4, 0.5, ",".join(words[:2]), "1,2")
         text = self.rng.choice(('[{of="head"}]', "[1,", "{a=1}", "é")) if self.chance(0.05) else self.number(*sound)
         if self.chance(0.03):
@@ -285,11 +285,11 @@ class Nouns:
             while path < 2 and self.chance(0.5):
                 inner = [value for value in table.values() if isinstance(value, dict)]
                 inner += [
-                    each
+                    item
                     for value in table.values()
                     if isinstance(value, list)
-                    for each in value
-                    if isinstance(each, dict)
+                    for item in value
+                    if isinstance(item, dict)
                 ]
                 table, path = (self.rng.choice(inner) if inner else table), path + 1
             key = self.rng.choice(list(table) or ["x"])
@@ -362,5 +362,5 @@ def _toml(values: dict[str, Any]) -> str:
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(each) for key, each in value.items() if each is not None}
-    return [_without_none(each) for each in value if each is not None] if isinstance(value, list) else value
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value if item is not None] if isinstance(value, list) else value

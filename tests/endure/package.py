@@ -52,15 +52,15 @@ def run(*words: object, cwd: Path | None = None) -> str:
 
 def pythons() -> list[str]:
     """One executable of each version from 3.11 on, on the path or under pyenv."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     places = [shutil.which(f"python3.{minor}") for minor in range(11, 15)]
     places += [str(path) for path in Path.home().glob(".pyenv/versions/3.*/bin/python")]
     for path in filter(None, [sys.executable, *places]):
         version = subprocess.run([path, "-V"], capture_output=True, text=True, check=False).stdout.split()[-1:]
         minor = tuple(map(int, version[0].split(".")[:2])) if version else (0, 0)
         if minor >= (3, 11):
-            found.setdefault(f"{minor[0]}.{minor[1]}", path)
-    return [found[name] for name in sorted(found)]
+            result.setdefault(f"{minor[0]}.{minor[1]}", path)
+    return [result[name] for name in sorted(result)]
 
 
 def build(within: Path) -> list[Path]:
@@ -88,10 +88,10 @@ def install(package: Path, python: str, within: Path) -> dict[str, object]:
     return {
         "python": run(within / "bin/python", "-V").split()[1],
         "package": package.name,
-        "seconds": min(each["seconds"] for each in runs),
+        "seconds": min(item["seconds"] for item in runs),
         "MiB": rest / 2**20,
         "own": sum(size for name, size in sizes.items() if name.startswith("fivefold")) / 2**20,
-        "torch": any(each["torch"] for each in runs),
+        "torch": any(item["torch"] for item in runs),
     }
 
 
@@ -103,8 +103,8 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         wheel, sdist = build(Path(folder))
-        found = options.pythons or pythons()
-        for place, (package, python) in enumerate([*((wheel, each) for each in found), (sdist, found[0])]):
+        result = options.pythons or pythons()
+        for place, (package, python) in enumerate([*((wheel, item) for item in result), (sdist, result[0])]):
             rows.append(install(package, python, Path(folder) / f"venv{place}"))
             print(rows[-1], flush=True)
     if options.markdown:

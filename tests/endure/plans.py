@@ -53,9 +53,9 @@ def main() -> None:
     with bar("planning") as progress:
         for number in range(chosen.count):
             drawn = case(chosen.first + number)
-            found = checks_of(drawn, number, questions=chosen.questions, searches=left)
-            left -= a_search in found
-            for line in filter(None, (failure(check, drawn) for check in found)):
+            result = checks_of(drawn, number, questions=chosen.questions, searches=left)
+            left -= a_search in result
+            for line in filter(None, (failure(check, drawn) for check in result)):
                 broken += 1
                 print(f"seed {chosen.first + number}: {line}")
                 print(f"    {drawn.model.name}, {drawn.machine.name}, {drawn.layout}")

@@ -39,7 +39,7 @@ def main() -> int:
                     wrong += 1
                     print(f"round {count}, {source}:\n{traceback.format_exc()}")
                     continue
-            ends = {each.row.partition(" ")[0] for each in (*report.scores, *report.excluded)}
+            ends = {score.row.partition(" ")[0] for score in (*report.scores, *report.excluded)}
             if lost := {row["row_id"] for row in changed} - ends:
                 wrong += 1
                 print(f"round {count}, {source}: lost {sorted(lost)}")

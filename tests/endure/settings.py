@@ -29,9 +29,9 @@ REALS = (-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.5, 1e6, 1e300)
 @cache
 def settings() -> tuple[str, ...]:
     """Return every setting, in a fixed order; fields of the stack both by their own name and as ``stack.NAME``."""
-    found = dict.fromkeys(f"{path}={value}" for path, value in _of_record(Job, ""))
-    found |= dict.fromkeys(f"{path}={value}" for path, value in _of_record(Stack, "") if path.split(".")[0] in FACTS)
-    return tuple(found)
+    result = dict.fromkeys(f"{path}={value}" for path, value in _of_record(Job, ""))
+    result |= dict.fromkeys(f"{path}={value}" for path, value in _of_record(Stack, "") if path.split(".")[0] in FACTS)
+    return tuple(result)
 
 
 @cache
@@ -75,15 +75,15 @@ def _of_type(kind: Any, limits: list[Any]) -> Iterator[str]:
     elif origin is Literal:
         yield from map(str, inner)
     elif origin in (Union, UnionType):
-        for each in inner:
-            yield from _of_type(each, limits)
+        for item in inner:
+            yield from _of_type(item, limits)
     elif origin is tuple:
-        words = [list(dict.fromkeys(_of_type(each, limits))) for each in inner if each is not Ellipsis]
+        words = [list(dict.fromkeys(_of_type(entry, limits))) for entry in inner if entry is not Ellipsis]
         yield from words[0]
-        yield ",".join(each[0] for each in words if each)
+        yield ",".join(word[0] for word in words if word)
         yield ",".join(words[0])
         yield ",".join([words[0][0], words[0][0]]) if words[0] else "1,2"
-        yield "[" + ",".join(repr(each) for each in words[0][:2]) + "]"
+        yield "[" + ",".join(repr(entry) for entry in words[0][:2]) + "]"
     elif kind is bool:
         yield from ("true", "false")
     elif kind in (int, float):

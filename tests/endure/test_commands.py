@@ -28,8 +28,8 @@ def quiet() -> Iterator[None]:
 @pytest.mark.slow
 def test_random_command_lines_end_well_or_in_one_line() -> None:
     ended = [run(number, seed=0) for number in range(INPUTS)]
-    assert [str(each) for each in ended if each.wrong] == []
-    codes = Counter(each.code for each in ended)
+    assert [str(item) for item in ended if item.wrong] == []
+    codes = Counter(item.code for item in ended)
     assert codes[0] > INPUTS // 10
     assert codes[2] > INPUTS // 10
 

@@ -257,7 +257,10 @@ class Draw(Nouns):
             "logs": {},
         }
         values = self.changed(values)
-        values["data"] = {**(found if isinstance(found := values.get("data"), dict) else {}), "corpus": "nowhere/text"}
+        values["data"] = {
+            **(result if isinstance(result := values.get("data"), dict) else {}),
+            "corpus": "nowhere/text",
+        }
         words = [self.rng.choice(("train", "data", "numerics", "generate")), self.file("run.toml", values)]
         if words[0] == "train" and self.chance(0.5):
             words += ["--layout", self.layout()]

@@ -30,12 +30,14 @@ def outputs(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
         exec(compile(tree, "cell", "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     if printed.getvalue():
-        found.append({"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())})
+        results.append({"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())})
     if value is not None:
-        found.append({"output_type": "execute_result", "metadata": {}, "data": _shown(value), "execution_count": None})
-    return found
+        results.append(
+            {"output_type": "execute_result", "metadata": {}, "data": _shown(value), "execution_count": None}
+        )
+    return results
 
 
 def _shown(value: Any) -> dict[str, list[str]]:
@@ -63,11 +65,11 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
             for cell in notebook["cells"]:
                 if cell["cell_type"] == "code":
                     count += 1
-                    found = outputs("".join(cell["source"]), names)
-                    for each in found:
-                        if "execution_count" in each:
-                            each["execution_count"] = count
-                    cell = cell | {"outputs": found, "execution_count": count}
+                    result = outputs("".join(cell["source"]), names)
+                    for item in result:
+                        if "execution_count" in item:
+                            item["execution_count"] = count
+                    cell = cell | {"outputs": result, "execution_count": count}
                 cells.append(cell)
         finally:
             os.chdir(before)

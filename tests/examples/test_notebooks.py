@@ -22,7 +22,7 @@ def read(path: Path) -> dict[str, Any]:
 def said(notebook: dict[str, Any]) -> list[str]:
     """What each cell says as text."""
     cells = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return ["".join("".join(each.get("text") or each["data"]["text/plain"]) for each in cell) for cell in cells]
+    return ["".join("".join(item.get("text") or item["data"]["text/plain"]) for item in cell) for cell in cells]
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w])")
 
 def alike(now: str, shown: str) -> bool:
     """Whether two texts have the same words, and numbers within a tenth: planner constants are set now and then."""
-    numbers = [[float(each.replace(",", "")) for each in NUMBER.findall(text)] for text in (now, shown)]
+    numbers = [[float(item.replace(",", "")) for item in NUMBER.findall(text)] for text in (now, shown)]
     return NUMBER.sub("#", now) == NUMBER.sub("#", shown) and numbers[0] == pytest.approx(numbers[1], rel=0.1)
 
 
@@ -62,5 +62,5 @@ def test_there_are_three_and_they_are_executed() -> None:
         assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
         ids = [cell["id"] for cell in notebook["cells"]]
         assert len(set(ids)) == len(ids)
-        kinds = [kind for cell in code for each in cell["outputs"] for kind in each.get("data", {})]
+        kinds = [kind for cell in code for item in cell["outputs"] for kind in item.get("data", {})]
         assert {"text/html", "image/svg+xml"} & set(kinds), "a page or a picture is shown"

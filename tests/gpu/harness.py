@@ -78,15 +78,15 @@ def rows_of(
         if begin - start > options.seconds:
             options.left += 1
             continue
-        found = compare(case)
-        if found is None:
+        result = compare(case)
+        if result is None:
             continue
-        rows[str(case)] = found
-        print(f"{number}/{len(asked)} {case}: {tell(found)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+        rows[str(case)] = result
+        print(f"{number}/{len(asked)} {case}: {tell(result)}, {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         if options.rows:
             options.rows.parent.mkdir(parents=True, exist_ok=True)
             with options.rows.open("a") as file:
-                file.write(json.dumps(found._asdict()) + "\n")
+                file.write(json.dumps(result._asdict()) + "\n")
     if options.left:
         print(f"{options.left} of {len(asked)} cases are left; the same command goes on with them", file=sys.stderr)
     return list(rows.values())

@@ -176,7 +176,7 @@ def main(words: Sequence[str] | None = None) -> int:
     state = State((options.state or Path("runs/gpu-rehearsal" if options.rehearse else "runs/gpu")).absolute())
     for name in options.again:
         state.parts.pop(name, None)
-    chosen = [part for part in PARTS if part.name in (options.parts or [each.name for each in PARTS])]
+    chosen = [part for part in PARTS if part.name in (options.parts or [item.name for item in PARTS])]
     code = run(chosen, state, seconds=options.seconds, rehearse=options.rehearse)
     target = state.folder / PAGE.name if options.rehearse else PAGE
     target.write_text(page(PARTS, state, software(), rehearse=options.rehearse))

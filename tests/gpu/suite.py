@@ -23,13 +23,13 @@ ENDS = ("passed", "failed", "skipped")
 
 def counted(xml: str) -> dict[str, dict[str, int]]:
     """From pytest's JUnit report: by file, how many tests ended how; errors count as failed."""
-    found: dict[str, dict[str, int]] = {}
+    result: dict[str, dict[str, int]] = {}
     for case in ElementTree.fromstring(xml).iter("testcase"):
         tags = {child.tag for child in case}
         ended = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
-        counts = found.setdefault(case.get("classname", "").replace(".", "/") + ".py", dict.fromkeys(ENDS, 0))
+        counts = result.setdefault(case.get("classname", "").replace(".", "/") + ".py", dict.fromkeys(ENDS, 0))
         counts[ended] += 1
-    return found
+    return result
 
 
 def markdown(found: dict[str, dict[str, int]]) -> str:

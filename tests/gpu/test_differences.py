@@ -102,7 +102,7 @@ def test_attention_by_blocks_is_padded_to_eights(
 
     for work in (forward, backward):
         for device, dim in (("cuda", wanted), ("cpu", max(dims))):
-            (kernel,) = (each for each in on(device, work).kernels if each.kind.startswith("attention"))
+            (kernel,) = (item for item in on(device, work).kernels if item.kind.startswith("attention"))
             assert kernel.shape == (B * N, T, T, dim)
 
 

@@ -189,9 +189,9 @@ def measure(case: Case) -> dict[str, int]:
         Process.end()
         return {"allocated": meter.peak_bytes, "reserved": meter.peak_bytes}
     torch.cuda.synchronize()
-    found = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    result = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
     Process.end()
-    return found
+    return result
 
 
 def compared(case: Case, *, rehearse: bool = False) -> Row | None:
@@ -205,13 +205,13 @@ def compared(case: Case, *, rehearse: bool = False) -> Row | None:
     settings = f"expandable_segments:{case.expandable}"
     env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
     place = (TINY if rehearse else CASES).index(case)
-    found = apart("tests.gpu.test_dryrun", place, env=env, rehearse=rehearse)
+    result = apart("tests.gpu.test_dryrun", place, env=env, rehearse=rehearse)
     return Row(
         str(case),
         case.model.parameters,
-        found["allocated"],
+        result["allocated"],
         model.allocated_bytes,
-        found["reserved"],
+        result["reserved"],
         model.reserved_bytes,
         str(model.site),
     )

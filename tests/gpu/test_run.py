@@ -110,8 +110,8 @@ def test_a_step_is_traced(forked: Callable[..., list[Any]], tmp_path: Path) -> N
 
 
 def test_every_part_is_a_module_that_is_there() -> None:
-    for each in PARTS:
-        words = each.command.split()
+    for item in PARTS:
+        words = item.command.split()
         assert words[0] == "-m"
         assert (module.ROOT / f"{words[1].replace('.', '/')}.py").exists()
 

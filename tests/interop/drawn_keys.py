@@ -40,16 +40,16 @@ def own_keys(name: str) -> list[str]:
 
 def nest(base: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested tables with dotted keys put into them."""
-    found: dict[str, Any] = json.loads(json.dumps(base))
+    result: dict[str, Any] = json.loads(json.dumps(base))
     for path, value in keys.items():
         *parents, last = path.split(".")
-        within = found
+        within = result
         for parent in parents:
             if not isinstance(within.get(parent), dict):
                 within[parent] = {}
             within = within[parent]
         within[last] = value
-    return found
+    return result
 
 
 def put_yaml(path: Path, values: Mapping[str, Any]) -> list[str]:
@@ -187,7 +187,7 @@ def flags(keys: Mapping[str, Any], folder: Path) -> list[str]:
     words = ["torchrun", "--nproc_per_node", "8", "pretrain_gpt.py"]
     for key, value in {**MEGATRON, **keys}.items():
         words += [f"--{key.replace('_', '-')}"]
-        words += [] if value is True else [str(each) for each in (value if isinstance(value, list) else [value])]
+        words += [] if value is True else [str(item) for item in (value if isinstance(value, list) else [value])]
     (folder / "train.sh").write_text(" ".join(words) + "\n", encoding="utf-8")
     return [str(folder / "train.sh")]
 
@@ -237,7 +237,7 @@ def find_fault(name: str, keys: Mapping[str, Any], folder: Path) -> str | None:
         return f"several lines: {mistake}" if "\n" in str(mistake) else None
     if reading.missing:
         return None
-    said = [each.key for kind in list_keys(reading) for each in kind]
+    said = [item.key for kind in list_keys(reading) for item in kind]
     if doubled := {key for key in said if said.count(key) > 1}:
         return f"{', '.join(doubled)}: in several lists of the reading"
     for key, value in keys.items():

@@ -98,25 +98,25 @@ def plan(some: random.Random, stack: Stack, among: Range) -> Plan | None:
 
 def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> Iterator[Plan]:  # noqa: B008
     """``count`` legal plans."""
-    some, found = random.Random(seed), 0
-    while found < count:
+    some, result = random.Random(seed), 0
+    while result < count:
         if (drawn := plan(some, stack_named(stack), among)) is not None:
-            found += 1
+            result += 1
             yield drawn
 
 
 def written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan]:
     """The first ``count`` of 400 drawn plans that ``to`` can be told; fewer if it can be told fewer."""
-    found: list[Plan] = []
+    results: list[Plan] = []
     for drawn in plans(stack, count=400, among=among):
         try:
             write(drawn, to=to)
         except UserError:
             continue
-        found.append(drawn)
-        if len(found) == count:
+        results.append(drawn)
+        if len(results) == count:
             break
-    return found
+    return results
 
 
 def returns(plan: Plan, *, to: str, folder: Any) -> str | None:

@@ -122,12 +122,12 @@ def put(folder: Path, text: str) -> str:
 
 
 def test_a_saved_config_of_bridge(tmp_path: Path) -> None:
-    found = read([put(tmp_path, BRIDGE)], Overrides(ranks=64))
-    assert found.model is not None
-    assert found.job is not None
-    assert found.model.name == "llama3-70b"
-    assert str(found.layout) == "dp2 tp4 cp2 pp4 v5 zero1 interleaved mbs1"
-    job = found.job
+    result = read([put(tmp_path, BRIDGE)], Overrides(ranks=64))
+    assert result.model is not None
+    assert result.job is not None
+    assert result.model.name == "llama3-70b"
+    assert str(result.layout) == "dp2 tp4 cp2 pp4 v5 zero1 interleaved mbs1"
+    job = result.job
     assert (job.sequence, job.global_batch, job.precision.name, job.stack.name) == (
         8192,
         512,
@@ -135,7 +135,7 @@ def test_a_saved_config_of_bridge(tmp_path: Path) -> None:
         "megatron-bridge",
     )
     assert (job.stack.loss, job.stack.overlap) == ("fused", ("dp", "cp", "pp", "tp"))
-    assert (found.not_understood, found.missing, found.refused) == ((), (), ())
+    assert (result.not_understood, result.missing, result.refused) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -154,27 +154,27 @@ def test_an_activation_that_megatron_cannot_name_is_not_understood(
     tmp_path: Path, gate: bool, function: str, understood: bool, activation: str
 ) -> None:
     text = BRIDGE.replace("gated_linear_unit: true", f"gated_linear_unit: {str(gate).lower()}")
-    found = read([put(tmp_path, text.replace("torch.nn.functional.silu", function))], Overrides(ranks=64))
-    assert found.model is not None
-    assert found.model.activation == activation
-    assert [said.key for said in found.not_understood] == ([] if understood else ["activation_func"])
+    result = read([put(tmp_path, text.replace("torch.nn.functional.silu", function))], Overrides(ranks=64))
+    assert result.model is not None
+    assert result.model.activation == activation
+    assert [said.key for said in result.not_understood] == ([] if understood else ["activation_func"])
 
 
 def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
-    found = read([put(tmp_path, NEMO)])
-    assert found.model is not None
-    assert found.job is not None
-    assert found.model.name == "llama3-8b"
-    assert str(found.layout) == "dp4 tp2 cp2 zero1 mbs1"
-    assert (found.job.global_batch, found.job.precision.name, found.job.stack.name) == (512, "bf16-grad16", "nemo")
-    assert (found.not_understood, found.missing, found.refused) == ((), (), ())
+    result = read([put(tmp_path, NEMO)])
+    assert result.model is not None
+    assert result.job is not None
+    assert result.model.name == "llama3-8b"
+    assert str(result.layout) == "dp4 tp2 cp2 zero1 mbs1"
+    assert (result.job.global_batch, result.job.precision.name, result.job.stack.name) == (512, "bf16-grad16", "nemo")
+    assert (result.not_understood, result.missing, result.refused) == ((), (), ())
 
 
 def test_what_costs_something_else_is_named(tmp_path: Path) -> None:
     changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
     lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
-    found = read([put(tmp_path, lora)], Overrides(ranks=64))
-    assert {said.key for said in found.not_understood} == {"fp8_dot_product_attention", "new_kernel", "peft"}
+    result = read([put(tmp_path, lora)], Overrides(ranks=64))
+    assert {said.key for said in result.not_understood} == {"fp8_dot_product_attention", "new_kernel", "peft"}
 
 
 CORES = Range(
@@ -185,11 +185,11 @@ CORES = Range(
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    refused = [returns(each, to="bridge", folder=tmp_path) for each in plans("megatron-bridge", count=40, among=CORES)]
+    refused = [returns(plan, to="bridge", folder=tmp_path) for plan in plans("megatron-bridge", count=40, among=CORES)]
     assert refused.count(None) >= 25, [why for why in refused if why]
 
 
 @pytest.mark.parametrize("text", ["model: {}\ntrain: {}\nddp: {}\n", "_target_: megatron.bridge.x\nmodel: 3\n"])
 def test_an_empty_config_says_what_is_missing(text: str, tmp_path: Path) -> None:
-    found = read([put(tmp_path, text)])
-    assert found.missing[0].startswith("the model")
+    result = read([put(tmp_path, text)])
+    assert result.missing[0].startswith("the model")

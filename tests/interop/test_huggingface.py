@@ -192,15 +192,15 @@ def test_published_configs(
     strange: list[str],
     tmp_path: Path,
 ) -> None:
-    found = of(files, tmp_path)
-    assert found.job is not None, found.missing
-    assert found.model is not None
-    assert str(found.layout) == layout
-    said = found.job
-    assert (found.model.name, said.sequence, said.global_batch, said.precision.name, said.optimizer.kind) == job
+    result = of(files, tmp_path)
+    assert result.job is not None, result.missing
+    assert result.model is not None
+    assert str(result.layout) == layout
+    said = result.job
+    assert (result.model.name, said.sequence, said.global_batch, said.precision.name, said.optimizer.kind) == job
     assert said.stack.name == stack
-    assert [each.key for each in found.not_understood] == strange
-    assert found.refused == ()
+    assert [item.key for item in result.not_understood] == strange
+    assert result.refused == ()
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_published_configs(
 )  # fmt: skip
 def test_axolotl_trains_in_bf16_unless_its_file_says_otherwise(lines: str, precision: str, tmp_path: Path) -> None:
     """axolotl/utils/schemas/config.py: bf16 is "auto" by default; with both on, fp16 is left out."""
-    found = of({"fft.yaml": AXOLOTL.replace("bf16: auto\nfp16:\n", lines)}, tmp_path)
-    assert found.job is not None, found.missing
-    assert found.job.precision.name == precision
-    assert ("fp16" in {each.key for each in found.approximated}) == (lines == "fp16: true\n")
+    result = of({"fft.yaml": AXOLOTL.replace("bf16: auto\nfp16:\n", lines)}, tmp_path)
+    assert result.job is not None, result.missing
+    assert result.job.precision.name == precision
+    assert ("fp16" in {item.key for item in result.approximated}) == (lines == "fp16: true\n")
 
 
 def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
 
 def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
     alone = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
-    found = of({"ds.json": json.dumps(alone)}, tmp_path, ranks=None)
-    assert [line.partition(":")[0] for line in found.missing] == [
+    result = of({"ds.json": json.dumps(alone)}, tmp_path, ranks=None)
+    assert [line.partition(":")[0] for line in result.missing] == [
         "the model",
         "the length of a sequence",
         "on how many GPUs it runs",
@@ -276,10 +276,10 @@ def test_adapters_and_named_files_that_are_not_there(tmp_path: Path) -> None:
     lora = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace(
         "deepspeed: examples/deepspeed/ds_z3_config.json", ""
     )
-    found = of({"train.yaml": lora}, tmp_path)
-    assert found.not_understood == ()
-    assert found.job is not None
-    assert found.job.adapter == Adapter(rank=8)
+    result = of({"train.yaml": lora}, tmp_path)
+    assert result.not_understood == ()
+    assert result.job is not None
+    assert result.job.adapter == Adapter(rank=8)
     with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z3_config.json, which does not exist"):
         of({"other.yaml": FACTORY}, tmp_path)
 
@@ -308,12 +308,12 @@ flash_attention: true
 
 
 def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
-    found = of({"qlora.yml": QLORA}, tmp_path)
-    assert found.not_understood == ()
-    assert [said.key for said in found.approximated] == ["optim"]
-    assert found.job is not None
-    assert found.job.adapter == Adapter(rank=32, alpha=16, dropout=0.05, base="nf4")
-    assert found.job.precision.name == "bf16-autocast"
+    result = of({"qlora.yml": QLORA}, tmp_path)
+    assert result.not_understood == ()
+    assert [said.key for said in result.approximated] == ["optim"]
+    assert result.job is not None
+    assert result.job.adapter == Adapter(rank=32, alpha=16, dropout=0.05, base="nf4")
+    assert result.job.precision.name == "bf16-autocast"
 
 
 @pytest.mark.parametrize(
@@ -335,13 +335,13 @@ def test_variants_of_adapters_are_counted_or_named(
     changed: dict[str, object], adapter: tuple[str, ...], doubted: list[str], tmp_path: Path
 ) -> None:
     values = yaml.safe_load(QLORA) | changed
-    found = of(
+    result = of(
         {"qlora.yml": yaml.safe_dump({key: value for key, value in values.items() if value is not None})}, tmp_path
     )
-    assert found.job is not None
-    assert found.job.adapter is not None
-    assert found.job.adapter.targets == adapter
-    assert [said.key for said in found.not_understood] == doubted
+    assert result.job is not None
+    assert result.job.adapter is not None
+    assert result.job.adapter.targets == adapter
+    assert [said.key for said in result.not_understood] == doubted
 
 
 def test_trl_s_adapters_have_its_defaults(tmp_path: Path) -> None:
@@ -358,10 +358,10 @@ load_in_4bit: true
 use_bnb_nested_quant: true
 use_rslora: true
 """
-    found = of({"sft.yaml": text}, tmp_path)
-    assert found.not_understood == found.approximated == ()
-    assert found.job is not None
-    assert found.job.adapter == Adapter(rank=16, alpha=32, dropout=0.05, rank_stabilized=True, base="nf4")
+    result = of({"sft.yaml": text}, tmp_path)
+    assert result.not_understood == result.approximated == ()
+    assert result.job is not None
+    assert result.job.adapter == Adapter(rank=16, alpha=32, dropout=0.05, rank_stabilized=True, base="nf4")
 
 
 TRAINED = Range(
@@ -374,7 +374,7 @@ TRAINED = Range(
 
 @pytest.mark.parametrize(("to", "stack", "least"), [("accelerate", "fsdp2", 6), ("deepspeed", "deepspeed", 20)])
 def test_what_is_written_is_read_back(to: str, stack: str, least: int, tmp_path: Path) -> None:
-    refused = [returns(each, to=to, folder=tmp_path) for each in plans(stack, count=60, among=TRAINED)]
+    refused = [returns(plan, to=to, folder=tmp_path) for plan in plans(stack, count=60, among=TRAINED)]
     assert refused.count(None) >= least, refused
 
 

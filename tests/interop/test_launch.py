@@ -35,11 +35,11 @@ def test_a_run_file_is_one_that_train_takes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_plans_come_back(seed: int, tmp_path: Path) -> None:
-    for each in plans("fivefold", count=8, seed=seed, among=Range(models=("llama3-8b", "tiny"))):
-        files = write(each._replace(machine="h100:8"), to="fivefold").files
+    for plan in plans("fivefold", count=8, seed=seed, among=Range(models=("llama3-8b", "tiny"))):
+        files = write(plan._replace(machine="h100:8"), to="fivefold").files
         (tmp_path / "run.toml").write_text(files["run.toml"])
         back = read([str(tmp_path / "run.toml")])
-        assert (back.layout, back.job, back.model) == (each.layout, each.job, each.model)
+        assert (back.layout, back.job, back.model) == (plan.layout, plan.job, plan.model)
 
 
 def test_a_model_of_ones_own_lies_beside(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_machine_is_needed() -> None:
 
 def test_kubernetes_ends_at_a_mistake_and_goes_on_after_a_fault() -> None:
     volume, config, runtime, job = yaml.safe_load_all(write(PLAN, to="kubernetes").files["trainjob.yaml"])
-    assert [each["kind"] for each in (volume, config, runtime, job)] == [
+    assert [item["kind"] for item in (volume, config, runtime, job)] == [
         "PersistentVolumeClaim",
         "ConfigMap",
         "TrainingRuntime",
@@ -70,7 +70,7 @@ def test_kubernetes_ends_at_a_mistake_and_goes_on_after_a_fault() -> None:
     assert jobset["failurePolicy"]["maxRestarts"] == Run().faults.max_restarts
     pod = inner["template"]["spec"]
     assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {
-        each["name"] for each in pod["volumes"]
+        item["name"] for item in pod["volumes"]
     }
     folder = tomllib.loads(config["data"]["run.toml"])["folder"]
     assert any(f"/work/{folder}".startswith(mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"])

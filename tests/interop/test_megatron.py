@@ -154,45 +154,45 @@ def put(folder: Path, name: str, text: str) -> str:
 
 
 def test_gpt3(tmp_path: Path) -> None:
-    found = read([put(tmp_path, "train.sh", GPT3)])
-    assert found.model is not None
-    assert found.job is not None
-    assert found.model.parameters == pytest.approx(175e9, rel=5e-3)
-    assert str(found.layout) == "dp1 tp8 pp16 zero0 1f1b mbs1 nosp"
-    job = found.job
+    result = read([put(tmp_path, "train.sh", GPT3)])
+    assert result.model is not None
+    assert result.job is not None
+    assert result.model.parameters == pytest.approx(175e9, rel=5e-3)
+    assert str(result.layout) == "dp1 tp8 pp16 zero0 1f1b mbs1 nosp"
+    job = result.job
     assert (job.sequence, job.global_batch, job.precision.name, job.stack.name) == (2048, 1536, "fp16", "megatron-core")
     assert job.ramp is not None
     assert (job.ramp.first, job.ramp.step, job.ramp.samples) == (16, 16, 5_859_375)
-    assert (found.missing, found.not_understood, found.refused) == ((), (), ())
-    left = {said.key: said.value for said in found.defaulted}
+    assert (result.missing, result.not_understood, result.refused) == ((), (), ())
+    left = {said.key: said.value for said in result.defaulted}
     assert (left["recompute_modules"], left["hidden_dropout"]) == ("['core_attn']", "0.1")
 
 
 def test_llama3_in_fp8(tmp_path: Path) -> None:
-    found = read([put(tmp_path, "train.sh", LLAMA3)])
-    assert found.model is not None
-    assert found.job is not None
-    assert found.model.parameters == pytest.approx(8.03e9, rel=1e-3)
-    assert str(found.layout) == "dp8 zero1 mbs1"
-    recipe = found.job.precision
+    result = read([put(tmp_path, "train.sh", LLAMA3)])
+    assert result.model is not None
+    assert result.job is not None
+    assert result.model.parameters == pytest.approx(8.03e9, rel=1e-3)
+    assert str(result.layout) == "dp8 zero1 mbs1"
+    recipe = result.job.precision
     assert (recipe.compute, recipe.weights_bytes, recipe.gathers, recipe.accumulated_bytes) == ("fp8", 1, "fp8", 0)
-    assert (found.job.stack.loss, found.job.stack.overlap) == ("fused", ("dp", "cp", "pp"))
-    assert found.not_understood == ()
+    assert (result.job.stack.loss, result.job.stack.overlap) == ("fused", ("dp", "cp", "pp"))
+    assert result.not_understood == ()
 
 
 def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
     path = put(tmp_path, "args.yaml", DEEPSEEK)
     with pytest.raises(UserError, match=r"--tensor-model-parallel-size is \$\{TP\}, which is not set; add TP=VALUE"):
         read([path], Overrides(ranks=1024))
-    found = read([path, "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
-    assert found.model is not None
-    assert found.job is not None
-    assert found.model.parameters == pytest.approx(671e9, rel=1e-3)
-    assert found.model.moe is not None
-    assert found.model.moe.dense_layers == 3
-    assert str(found.layout) == "dp64 tp2 pp16 ep64 v2 zero1 interleaved mbs1"
-    assert [said.key for said in found.not_understood] == ["pipeline_model_parallel_layout"]
-    assert (found.job.stack.dispatcher, found.job.stack.vocab_multiple) == ("fused", 3232)
+    result = read([path, "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
+    assert result.model is not None
+    assert result.job is not None
+    assert result.model.parameters == pytest.approx(671e9, rel=1e-3)
+    assert result.model.moe is not None
+    assert result.model.moe.dense_layers == 3
+    assert str(result.layout) == "dp64 tp2 pp16 ep64 v2 zero1 interleaved mbs1"
+    assert [said.key for said in result.not_understood] == ["pipeline_model_parallel_layout"]
+    assert (result.job.stack.dispatcher, result.job.stack.vocab_multiple) == ("fused", 3232)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    found = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))])
-    assert found.missing == ("the vocabulary, which its tokenizer has: say --vocab 128256",)
+    result = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))])
+    assert result.missing == ("the vocabulary, which its tokenizer has: say --vocab 128256",)
     given = read(
         [put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))], Overrides(vocab=51200)
     )
@@ -256,7 +256,7 @@ CORES = Range(
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    refused = [returns(each, to="megatron", folder=tmp_path) for each in plans("megatron-core", count=40, among=CORES)]
+    refused = [returns(plan, to="megatron", folder=tmp_path) for plan in plans("megatron-core", count=40, among=CORES)]
     assert refused.count(None) >= 25, [why for why in refused if why]
 
 
@@ -324,6 +324,6 @@ def test_a_linear_decay_goes_from_the_warm_up_to_the_end(tmp_path: Path) -> None
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_flag_that_turns_something_off_is_said_without_its_no_in_a_yaml(fused: bool, tmp_path: Path) -> None:
     text = f"{DEEPSEEK}\ngradient_accumulation_fusion: {str(fused).lower()}\n"
-    found = read([put(tmp_path, "args.yaml", text), "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
-    assert found.job is not None
-    assert found.job.stack.wgrad_accumulation.startswith("fused") is fused
+    result = read([put(tmp_path, "args.yaml", text), "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
+    assert result.job is not None
+    assert result.job.stack.wgrad_accumulation.startswith("fused") is fused

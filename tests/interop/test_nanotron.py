@@ -91,21 +91,21 @@ def put(folder: Path, text: str) -> str:
 
 
 def test_an_optimizer_that_is_not_counted_is_not_read_as_another_without_a_word(tmp_path: Path) -> None:
-    found = read([put(tmp_path, TINY.replace("name: adamW", "name: lion"))])
-    assert [said.key for said in found.not_understood] == ["optimizer.optimizer_factory.name"]
+    result = read([put(tmp_path, TINY.replace("name: adamW", "name: lion"))])
+    assert [said.key for said in result.not_understood] == ["optimizer.optimizer_factory.name"]
     assert read([put(tmp_path, TINY)]).not_understood == ()
 
 
 def test_the_published_tiny_llama(tmp_path: Path) -> None:
-    found = read([put(tmp_path, TINY)])
-    assert found.model is not None
-    assert found.job is not None
-    assert found.model.parameters == 256 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 64 + 2 * 16) + 16
-    assert str(found.layout) == "dp2 tp2 pp2 zero0 1f1b mbs2"
-    job = found.job
+    result = read([put(tmp_path, TINY)])
+    assert result.model is not None
+    assert result.job is not None
+    assert result.model.parameters == 256 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 64 + 2 * 16) + 16
+    assert str(result.layout) == "dp2 tp2 pp2 zero0 1f1b mbs2"
+    job = result.job
     assert (job.sequence, job.global_batch, job.precision.name, job.steps) == (256, 4, "bf16", 15)
     assert (job.stack.name, job.stack.async_tp) == ("nanotron", True)
-    assert (found.not_understood, found.missing, found.refused) == ((), (), ())
+    assert (result.not_understood, result.missing, result.refused) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_contradictions_are_one_line(change: tuple[str, str], ranks: int | None,
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    found = read([put(tmp_path, TINY.replace("  micro_batch_size: 2\n", ""))])
-    assert found.missing == ("tokens.micro_batch_size",)
+    result = read([put(tmp_path, TINY.replace("  micro_batch_size: 2\n", ""))])
+    assert result.missing == ("tokens.micro_batch_size",)
 
 
 NANOS = Range(
@@ -135,7 +135,7 @@ NANOS = Range(
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    refused = [returns(each, to="nanotron", folder=tmp_path) for each in plans("nanotron", count=40, among=NANOS)]
+    refused = [returns(plan, to="nanotron", folder=tmp_path) for plan in plans("nanotron", count=40, among=NANOS)]
     assert refused.count(None) >= 20, refused
 
 

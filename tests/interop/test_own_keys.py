@@ -98,7 +98,7 @@ def test_a_key_with_an_effect_is_an_error_unless_it_is_ignored(name: str, tmp_pa
             check_keys(reading)
         named = [said.key for said in reading.not_understood]
         assert names & set(named), f"{key}: {named}"
-        assert all(each in str(error.value) for each in named), key
+        assert all(item in str(error.value) for item in named), key
         assert "\n" not in str(error.value)
         notes = check_keys(reading, ignore=named)
         assert [said.key for said in notes.ignored] == named
@@ -129,9 +129,9 @@ def test_llama_factory_trains_adapters_unless_it_is_told_otherwise(tmp_path: Pat
 
 
 def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path: Path) -> None:
-    found = read_with("torchtitan", {}, tmp_path)
-    assert found.layout is not None
-    assert found.layout.ac == "norm+rope+act"
+    result = read_with("torchtitan", {}, tmp_path)
+    assert result.layout is not None
+    assert result.layout.ac == "norm+rope+act"
     none = read_with("torchtitan", {"activation_checkpoint": None}, tmp_path)
     assert none.layout is not None
     assert (none.layout.ac, none.approximated) == ("none", ())
@@ -158,8 +158,8 @@ def test_a_value_that_cannot_be_is_one_line(name: str, keys: dict[str, Any], rea
 def test_a_number_without_a_value_is_its_default(tmp_path: Path) -> None:
     parallel = "accelerate.parallelism_config.parallelism_config_"
     keys = {f"{parallel}{name}_size": None for name in ("dp_replicate", "tp", "cp", "sp")}
-    found, base = read_with("accelerate", keys, tmp_path), read_with("accelerate", {}, tmp_path)
-    assert found.layout == base.layout is not None
+    result, base = read_with("accelerate", keys, tmp_path), read_with("accelerate", {}, tmp_path)
+    assert result.layout == base.layout is not None
 
 
 @pytest.mark.parametrize("fused", [True, False])

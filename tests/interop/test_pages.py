@@ -41,22 +41,22 @@ def test_a_page_shows_what_its_commands_print(
     text = page.read_text(encoding="utf-8")
     assert len(BLOCK.findall(text)) >= 4
     wanted = BLOCK.sub(
-        lambda found: f"```sh\n{found[1]}\n```\n\n```text\n{output(found[1], monkeypatch, capsys)}```", text
+        lambda result: f"```sh\n{result[1]}\n```\n\n```text\n{output(result[1], monkeypatch, capsys)}```", text
     )
     if os.environ.get("FIVEFOLD_FREEZE"):
         page.write_text(wanted, encoding="utf-8")
     shown = page.read_text(encoding="utf-8")
-    spreads = ["".join(SPREAD.findall(each)) for each in (shown, wanted)]
+    spreads = ["".join(SPREAD.findall(item)) for item in (shown, wanted)]
     assert numbers(spreads[0]) == pytest.approx(numbers(spreads[1]), rel=0.3, abs=0.5)
-    shown, wanted = (SPREAD.sub("", each) for each in (shown, wanted))
-    assert [NUMBER.sub("0", each) for each in list_figures(shown)] == [
-        NUMBER.sub("0", each) for each in list_figures(wanted)
+    shown, wanted = (SPREAD.sub("", item) for item in (shown, wanted))
+    assert [NUMBER.sub("0", figure) for figure in list_figures(shown)] == [
+        NUMBER.sub("0", figure) for figure in list_figures(wanted)
     ]
     assert numbers(shown) == pytest.approx(numbers(wanted), rel=0.05, abs=0.5)
 
 
 def numbers(text: str) -> list[float]:
-    return [float(found) for found in NUMBER.findall(text)]
+    return [float(result) for result in NUMBER.findall(text)]
 
 
 def test_each_page_is_listed() -> None:

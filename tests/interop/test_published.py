@@ -48,17 +48,17 @@ def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPa
             read(config["words"].split(), asked)
         assert str(refused.value) == config["mistake"]
         return
-    found = read(config["words"].split(), asked)
+    result = read(config["words"].split(), asked)
     if "parameters" in config:
-        assert found.model is not None
-        assert found.model.parameters == pytest.approx(config["parameters"], rel=4e-3)
-    job = found.job
+        assert result.model is not None
+        assert result.model.parameters == pytest.approx(config["parameters"], rel=4e-3)
+    job = result.job
     said = [job.sequence, job.global_batch, job.precision.name, job.optimizer.kind, job.stack.name] if job else None
-    assert (str(found.layout) if found.layout else None, said) == (config.get("layout"), config.get("job"))
-    assert [each.key for each in found.not_understood] == config.get("strange", [])
-    assert [each.key for each in found.approximated] == config.get("approximated", [])
-    assert (list(found.missing), list(found.refused)) == (config.get("missing", []), config.get("refused", []))
-    assert found.job or found.missing
+    assert (str(result.layout) if result.layout else None, said) == (config.get("layout"), config.get("job"))
+    assert [item.key for item in result.not_understood] == config.get("strange", [])
+    assert [item.key for item in result.approximated] == config.get("approximated", [])
+    assert (list(result.missing), list(result.refused)) == (config.get("missing", []), config.get("refused", []))
+    assert result.job or result.missing
 
 
 def test_ten_configs_of_each_format() -> None:
@@ -73,13 +73,13 @@ def source(config: dict[str, Any]) -> str:
     """Of the file that the words name last: its first lines say so."""
     file, _, function = name_of(config).split()[0].partition(".py:")
     text = (HERE / (f"{file}.py" if function else file)).read_text(encoding="utf-8")
-    found = re.search(
+    result = re.search(
         r"^# ([\w.-]+/[\w.-]+@\w+:\S+?),?(?: .*)?$|^# torchtitan 0\.3\.0 \(package index\): (\S+)",
         text,
         flags=re.MULTILINE,
     )
-    assert found, f"{file} does not say where it is from"
-    return (found[1] or f"torchtitan 0.3.0: {found[2]}") + (f":{function}" if function else "")
+    assert result, f"{file} does not say where it is from"
+    return (result[1] or f"torchtitan 0.3.0: {result[2]}") + (f":{function}" if function else "")
 
 
 def rows() -> str:
@@ -92,7 +92,7 @@ def rows() -> str:
             "| config | says | read | an error unless ignored, or missing | approximated |",
             "| --- | --- | --- | --- | --- |",
         ]
-        for config in (each for each in CONFIGS if each["format"] == form):
+        for config in (item for item in CONFIGS if item["format"] == form):
             more = [
                 f"{word.partition('=')[0]}={word.partition('=')[2]}" for word in config["words"].split() if "=" in word
             ]
@@ -123,8 +123,8 @@ def rows() -> str:
 
 
 def test_the_page_has_the_table() -> None:
-    before, found, _ = PAGE.read_text(encoding="utf-8").partition(FROZEN)
-    assert found
+    before, result, _ = PAGE.read_text(encoding="utf-8").partition(FROZEN)
+    assert result
     wanted = f"{before}{FROZEN}\n\n{rows()}"
     if os.environ.get("FIVEFOLD_FREEZE"):
         PAGE.write_text(wanted, encoding="utf-8")

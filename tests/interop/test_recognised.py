@@ -34,9 +34,9 @@ done
 def test_few_keys_are_enough(tmp_path: Path, name: str, text: str, ranks: int, software: str, layout: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    found = read([str(path)], Overrides(ranks=ranks))
-    assert found.software.startswith(software)
-    assert str(found.layout).startswith(layout)
+    result = read([str(path)], Overrides(ranks=ranks))
+    assert result.software.startswith(software)
+    assert str(result.layout).startswith(layout)
 
 
 def test_a_command_in_a_loop_is_not_followed(tmp_path: Path) -> None:

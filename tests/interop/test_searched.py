@@ -35,9 +35,9 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
         global_batch=some.choice((16, 32)),
     )
     machine = resolve(f"h200:{ranks}", local=Path())
-    found = search(model=build_model(model), machine=machine, job=job, top=20, within=0.1)
-    layouts = [ranked.step.layout for ranked in found.best]
-    layouts += [found.proposal.layout] if found.proposal else []
+    result = search(model=build_model(model), machine=machine, job=job, top=20, within=0.1)
+    layouts = [ranked.step.layout for ranked in result.best]
+    layouts += [result.proposal.layout] if result.proposal else []
     for layout in dict.fromkeys(layouts):
         write(Plan(build_model(model), Layout.parse(layout), job), to=find_stack_format(stack))
     return len(layouts)

@@ -59,15 +59,15 @@ show "${X[@]}" $Y
 def test_branches_are_those_that_bash_takes() -> None:
     code = BRANCHES.replace('show "', 'printf "%s\\n" show "')
     run = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    found = script(BRANCHES)
-    assert [list(words) for words in found.commands] == [run.stdout.split()]
-    assert found.remarks == ()
+    result = script(BRANCHES)
+    assert [list(words) for words in result.commands] == [run.stdout.split()]
+    assert result.remarks == ()
 
 
 def test_logic_is_named_and_not_followed() -> None:
-    found = script('A=1\nif [ -z "$C" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
-    assert found.commands == (("run", "1", "$B"),)
-    assert [(said.key, said.value) for said in found.remarks] == [
+    result = script('A=1\nif [ -z "$C" ]; then\n  A=2\n  for i in 1 2; do B=3; done\nfi\nf() {\n  A=9\n}\nrun $A $B\n')
+    assert result.commands == (("run", "1", "$B"),)
+    assert [(said.key, said.value) for said in result.remarks] == [
         ("line 2", 'if [ -z "$C" ]'),
         ("line 6", "f() { A=9 }"),
     ]
@@ -75,15 +75,15 @@ def test_logic_is_named_and_not_followed() -> None:
 
 def test_blocks_that_only_print_or_leave_are_no_remark() -> None:
     text = 'if [ ! -f "$FILE" ]; then\n  echo "none"\n  exit 1\nfi\nif [ -n "$KEY" ]; then\n  ARGS+=(--key)\nfi\n'
-    found = script(text + "run $ARGS\n")
-    assert [said.key for said in found.remarks] == ["line 5"]
+    result = script(text + "run $ARGS\n")
+    assert [said.key for said in result.remarks] == ["line 5"]
 
 
 def test_what_a_command_prints_is_one_word() -> None:
-    found = script(
+    result = script(
         'HEAD=$(scontrol show hostnames "$LIST" | head -n 1)\nL="run --at $HEAD:6000 --tee 3"\nsrun $L `pwd`/t.py\n'
     )
-    assert found.commands[-1] == ("srun", "run", "--at", "$(scontrol):6000", "--tee", "3", "$(pwd)/t.py")
+    assert result.commands[-1] == ("srun", "run", "--at", "$(scontrol):6000", "--tee", "3", "$(pwd)/t.py")
 
 
 def test_here_documents_are_passed_over() -> None:
@@ -104,17 +104,17 @@ def test_here_documents_are_passed_over() -> None:
     ],
 )
 def test_launchers_are_taken_off(text: str, words: tuple[str, ...], ranks: int | None) -> None:
-    found = launched(text.split())
-    assert (found.words, found.ranks()) == (words, ranks)
+    result = launched(text.split())
+    assert (result.words, result.ranks()) == (words, ranks)
 
 
 def test_slurm_says_nodes_and_gpus() -> None:
-    found = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
-    run = launched(found.commands[0])
-    assert run.ranks(found.slurm.nodes, found.slurm.per_node) == 32
+    result = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
+    run = launched(result.commands[0])
+    assert run.ranks(result.slurm.nodes, result.slurm.per_node) == 32
 
 
 def test_a_branch_that_is_open_ends_the_following() -> None:
-    found = script("A=1\nif [ $A = 2 ]; then B=2\nelif [ $C = 3 ]; then B=3\nelse B=4; fi\nrun $B\n")
-    assert found.commands == (("run", "$B"),)
-    assert [said.key for said in found.remarks] == ["line 3"]
+    result = script("A=1\nif [ $A = 2 ]; then B=2\nelif [ $C = 3 ]; then B=3\nelse B=4; fi\nrun $B\n")
+    assert result.commands == (("run", "$B"),)
+    assert [said.key for said in result.remarks] == ["line 3"]

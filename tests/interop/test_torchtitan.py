@@ -117,31 +117,31 @@ def of(text: str, folder: Path, *, ranks: int | None, name: str = "config.toml")
 def test_published_files(
     text: str, ranks: int, parameters: float, layout: str, job: tuple[int, int, str], strange: list[str], tmp_path: Path
 ) -> None:
-    found = of(text, tmp_path, ranks=ranks)
-    assert found.model is not None
-    assert found.job is not None
-    assert found.model.parameters == pytest.approx(parameters, rel=2e-3)
-    assert str(found.layout) == layout
-    assert (found.job.sequence, found.job.global_batch, found.job.precision.name) == job
-    assert [said.key for said in (*found.not_understood, *found.approximated)] == strange
-    assert (found.job.stack.name, found.missing) == ("torchtitan", ())
+    result = of(text, tmp_path, ranks=ranks)
+    assert result.model is not None
+    assert result.job is not None
+    assert result.model.parameters == pytest.approx(parameters, rel=2e-3)
+    assert str(result.layout) == layout
+    assert (result.job.sequence, result.job.global_batch, result.job.precision.name) == job
+    assert [said.key for said in (*result.not_understood, *result.approximated)] == strange
+    assert (result.job.stack.name, result.missing) == ("torchtitan", ())
 
 
 def test_what_is_left_out_has_the_versions_default(tmp_path: Path) -> None:
-    found = of(QWEN3_06B, tmp_path, ranks=8)
-    left = {said.key: said.value for said in found.defaulted}
+    result = of(QWEN3_06B, tmp_path, ranks=8)
+    left = {said.key: said.value for said in result.defaulted}
     assert left["training.global_batch_size"] == "-1"
     assert left["parallelism.fsdp_reshard_after_forward"] == "default"
     assert left["compile.enable"] == "false"
-    assert found.job is not None
-    assert (found.job.stack.compile, found.job.stack.kernels) == (False, "plain")
+    assert result.job is not None
+    assert (result.job.stack.compile, result.job.stack.kernels) == (False, "plain")
 
 
 def test_without_a_number_of_gpus_the_layout_is_missing(tmp_path: Path) -> None:
-    found = of(QWEN3_06B, tmp_path, ranks=None)
-    assert (found.layout, found.job) == (None, None)
-    assert found.model is not None
-    assert "--gpus" in found.missing[0]
+    result = of(QWEN3_06B, tmp_path, ranks=None)
+    assert (result.layout, result.job) == (None, None)
+    assert result.model is not None
+    assert "--gpus" in result.missing[0]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_p
 
 
 def test_unknown_keys_are_named(tmp_path: Path) -> None:
-    found = of(QWEN3_06B.replace("seq_len", "secret_kernel = 3\nseq_len"), tmp_path, ranks=8)
-    assert [(said.key, said.means) for said in found.not_understood] == [
+    result = of(QWEN3_06B.replace("seq_len", "secret_kernel = 3\nseq_len"), tmp_path, ranks=8)
+    assert [(said.key, said.means) for said in result.not_understood] == [
         ("training.secret_kernel", "is no key that is known of torchtitan 0.2.2")
     ]
 
@@ -201,11 +201,11 @@ def wide() -> Trainer.Config:
 
 def test_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CONFIG + "\nraise SystemExit('was run')\n")
-    found = read([f"{tmp_path}/mine.py:wide"], Overrides(ranks=8))
-    assert found.job is not None
-    assert (str(found.layout), found.job.stack.reshard) == ("dp4 tp2 zero3 mbs2", "backward")
-    assert (found.job.stack.loss, found.job.stack.cuda_graphs, found.job.documents) == ("chunked", "none", "apart")
-    assert [(said.key, said.value) for said in found.not_understood] == [("line 19", "if SOMETHING:")]
+    result = read([f"{tmp_path}/mine.py:wide"], Overrides(ranks=8))
+    assert result.job is not None
+    assert (str(result.layout), result.job.stack.reshard) == ("dp4 tp2 zero3 mbs2", "backward")
+    assert (result.job.stack.loss, result.job.stack.cuda_graphs, result.job.documents) == ("chunked", "none", "apart")
+    assert [(said.key, said.value) for said in result.not_understood] == [("line 19", "if SOMETHING:")]
     with pytest.raises(UserError, match=r"holds 2 configs; name one, as .*mine.py:small"):
         read([f"{tmp_path}/mine.py"], Overrides(ranks=8))
     with pytest.raises(UserError, match="did you mean wide"):
@@ -221,7 +221,7 @@ TITANS = Range(
 
 @pytest.mark.parametrize("to", ["torchtitan", "torchtitan-0.2"])
 def test_what_is_written_is_read_back(to: str, tmp_path: Path) -> None:
-    refused = [returns(each, to=to, folder=tmp_path) for each in plans("torchtitan", count=40, among=TITANS)]
+    refused = [returns(plan, to=to, folder=tmp_path) for plan in plans("torchtitan", count=40, among=TITANS)]
     assert refused.count(None) >= 15
     assert not any("\n" in why for why in refused if why)
 
@@ -272,10 +272,10 @@ def test_what_is_called_understood_is_in_the_nouns(tmp_path: Path) -> None:
         '    return Trainer.Config(model_spec=model_registry("16B", num_mtp_layers=1), '
         "training=TrainingConfig(disable_cuda_graphs=True))  # torchtitan\n"
     )
-    found = of(deep, tmp_path, ranks=8, name="deep.py")
-    assert found.model is not None
-    assert found.model.mtp is not None
-    assert found.model.mtp.depth == 1
+    result = of(deep, tmp_path, ranks=8, name="deep.py")
+    assert result.model is not None
+    assert result.model.mtp is not None
+    assert result.model.mtp.depth == 1
     paired = DEEPSEEK_671B.replace("Interleaved1F1B", "DualPipeV").replace("'op'", "'2'")
     reading = of(paired, tmp_path, ranks=256)
     assert reading.job is not None
@@ -288,9 +288,9 @@ def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch
     (place / "config_registry.py").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
     line = "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config small --training.seq_len 1024"
-    found = read(line.split())
-    assert found.job is not None
-    assert (str(found.layout), found.job.sequence) == ("dp8 zero3 mbs2 ac=full", 1024)
+    result = read(line.split())
+    assert result.job is not None
+    assert (str(result.layout), result.job.sequence) == ("dp8 zero3 mbs2 ac=full", 1024)
     with pytest.raises(UserError, match=r"models/qwen3/config_registry\.py is not here"):
         read(line.replace("llama3", "qwen3").split())
 

@@ -50,10 +50,10 @@ def test_pieces_tile_the_whole(model: Model, text: str) -> None:
         )
         held, holders = np.zeros(weight.shape, int), set()
         for place in places:
-            found = local_slice(weight, model=model, layout=layout, vocab=vocab, place=place)
-            assert found.shape == local_weight(weight, model=model, layout=layout, vocab=vocab).shape
-            assert all(part.stop <= size for part, size in zip(found.front, found.shape, strict=True))
-            held[found.slices] += 1
-            holders.add(found.holders)
+            result = local_slice(weight, model=model, layout=layout, vocab=vocab, place=place)
+            assert result.shape == local_weight(weight, model=model, layout=layout, vocab=vocab).shape
+            assert all(part.stop <= size for part, size in zip(result.front, result.shape, strict=True))
+            held[result.slices] += 1
+            holders.add(result.holders)
         copies = layout.etp if expert and (held == layout.etp).all() else holders.pop()
         assert (held == copies).all(), weight.name

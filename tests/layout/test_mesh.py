@@ -27,10 +27,10 @@ Team = tuple[int, ...]
 
 def mesh(layout: Layout) -> list[Coordinates]:
     """Of every rank: the first axis of ``order`` counts fastest."""
-    found: list[Coordinates] = [{}]
+    results: list[Coordinates] = [{}]
     for axis in layout.order:
-        found = [{**at, axis: place} for place in range(getattr(layout, axis)) for at in found]
-    return found
+        results = [{**at, axis: place} for place in range(getattr(layout, axis)) for at in results]
+    return results
 
 
 def alike(ranks: Team, key: Callable[[int], Hashable]) -> list[Team]:
@@ -65,17 +65,17 @@ def teams(layout: Layout) -> dict[str, list[Team]]:
     def one_etp(rank: int) -> Hashable:
         return at[rank]["pp"], at[rank]["dp"], at[rank]["cp"], at[rank]["tp"] // layout.etp
 
-    found = {"world": [everyone], "stage": sharing("pp"), "etp": alike(everyone, one_etp)}
+    result = {"world": [everyone], "stage": sharing("pp"), "etp": alike(everyone, one_etp)}
     for axis in DEFAULT_ORDER:
-        found[axis] = sharing(*(other for other in DEFAULT_ORDER if other != axis))
-    found["shard"] = [run for team in sharing("pp", "tp") for run in runs(team, layout.shards)]
-    found["replica"] = [each for team in sharing("pp", "tp") for each in across(team, layout.shards)]
+        result[axis] = sharing(*(other for other in DEFAULT_ORDER if other != axis))
+    result["shard"] = [run for team in sharing("pp", "tp") for run in runs(team, layout.shards)]
+    result["replica"] = [item for team in sharing("pp", "tp") for item in across(team, layout.shards)]
     rooms = alike(everyone, one_room)
-    found["ep"] = [run for room in rooms for run in runs(room, layout.ep)]
+    result["ep"] = [run for room in rooms for run in runs(room, layout.ep)]
     holders = [team for room in rooms for team in across(room, layout.ep)]
-    found["expert_shard"] = [run for team in holders for run in runs(team, layout.expert_shards)]
-    found["expert_replica"] = [each for team in holders for each in across(team, layout.expert_shards)]
-    return found
+    result["expert_shard"] = [run for team in holders for run in runs(team, layout.expert_shards)]
+    result["expert_replica"] = [item for team in holders for item in across(team, layout.expert_shards)]
+    return result
 
 
 def fitting(layout: Layout, *, experts: bool) -> tuple[Model, Job]:
@@ -157,14 +157,14 @@ def test_every_group_is_that_of_the_coordinates(experts: bool) -> None:
     for layout in layouts:
         expected = teams(layout)
         for kind in kinds:
-            found = group(layout, kind)
+            result = group(layout, kind)
             assert sorted(rank for team in expected[kind] for rank in team) == list(range(layout.world))
             for team in expected[kind]:
-                assert found.ranks == len(team)
+                assert result.ranks == len(team)
                 assert members(layout, kind, rank=team[-1]) == team, (str(layout), kind)
                 for place, rank in enumerate(team) if kind != "stage" else ():  # among whose ranks pp may lie
-                    assert found.members(rank) == team, (str(layout), kind, rank)
-                    assert found.place(rank) == place, (str(layout), kind, rank)
+                    assert result.members(rank) == team, (str(layout), kind, rank)
+                    assert result.place(rank) == place, (str(layout), kind, rank)
 
 
 @pytest.mark.parametrize("layout", [*drawn(experts=True), *WERE_WRONG][::4], ids=str)

@@ -43,15 +43,15 @@ def test_as_it_is_written() -> None:
 )
 def test_a_pattern_is_nested_loops(axes: dict[str, Any], ranks: int) -> None:
     pattern = "dp* " + " ".join(f"{name}{{{','.join(map(str, sizes))}}}" for name, sizes in axes.items())
-    found = {text for each in alternatives(pattern) if (text := on(each, ranks=ranks)) is not None}
+    results = {text for alternative in alternatives(pattern) if (text := on(alternative, ranks=ranks)) is not None}
     expected = set()
     for sizes in product(*axes.values()):
         fields = dict(zip(axes, sizes, strict=True))
         taken = fields.get("tp", 1) * fields.get("pp", 1) * fields.get("cp", 1)
         if ranks % taken == 0:
             expected.add(Layout(dp=ranks // taken, **fields))
-    assert {Layout.parse(text) for text in found} == expected
-    assert len(found) == len(expected)
+    assert {Layout.parse(text) for text in results} == expected
+    assert len(results) == len(expected)
     assert all(layout.world == ranks for layout in expected)
 
 

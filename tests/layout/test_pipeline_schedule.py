@@ -42,10 +42,10 @@ def kinds(table: Table) -> set[str]:
 
 @EVERY
 def test_a_split_backward_is_one_whose_tables_have_weight_passes(record: PipelineSchedule) -> None:
-    found = [kinds(table) for table in tables(record)]
-    assert len(found) >= 5
-    assert {"W" in each for each in found} == {record.splits_backward}
-    assert any("FB" in each for each in found) == record.pairs_passes
+    results = [kinds(table) for table in tables(record)]
+    assert len(results) >= 5
+    assert {"W" in result for result in results} == {record.splits_backward}
+    assert any("FB" in result for result in results) == record.pairs_passes
 
 
 @EVERY

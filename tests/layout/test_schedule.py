@@ -288,8 +288,8 @@ def test_many_durations_are_played_at_once(table: Table, random: Any) -> None:
     hops = np.array([random.uniform(0, 5) for _ in many])
     ends = play_many(waves(table.order, pp=table.pp), seconds, hops, pp=table.pp)
     for at in many:
-        each = dict(zip(tasks, seconds[:, at], strict=True))
-        alone = play(table, seconds=each.__getitem__, hop_seconds=lambda *_, at=at: hops[at])
+        item = dict(zip(tasks, seconds[:, at], strict=True))
+        alone = play(table, seconds=item.__getitem__, hop_seconds=lambda *_, at=at: hops[at])
         assert ends[:, at] == pytest.approx(alone.rank_ends, rel=1e-12)
 
 
@@ -497,13 +497,13 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
 
 def crossings(table: Table) -> dict[tuple[str, int, int], tuple[int, int]]:
     """Who makes and who takes each message, from the paths alone."""
-    found = {}
+    result = {}
     for i, path in enumerate(table.paths):
         for stage, (here, there) in enumerate(pairwise(path)):
             if here != there:
-                found["F", stage, i] = here, there
-                found["B", stage + 1, i] = there, here
-    return found
+                result["F", stage, i] = here, there
+                result["B", stage + 1, i] = there, here
+    return result
 
 
 @some

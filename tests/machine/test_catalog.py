@@ -39,11 +39,11 @@ def machine(text: str):
     ],
 )
 def test_figures_are_those_of_the_data_sheets(name, dtype, tflops, terabytes, near, nic):
-    found = machine(name)
-    assert found.chip.peak_flops[dtype] == pytest.approx(tflops * 1e12, rel=1e-15)
-    assert found.chip.memory_bandwidth == pytest.approx(terabytes * 1e12, rel=1e-15)
-    assert found.links[0].bandwidth == near * 1e9
-    assert found.links[1].bandwidth == nic * 1e9 / 8
+    result = machine(name)
+    assert result.chip.peak_flops[dtype] == pytest.approx(tflops * 1e12, rel=1e-15)
+    assert result.chip.memory_bandwidth == pytest.approx(terabytes * 1e12, rel=1e-15)
+    assert result.links[0].bandwidth == near * 1e9
+    assert result.links[1].bandwidth == nic * 1e9 / 8
 
 
 def test_memory_is_what_torch_reports_and_less_than_nvidia_smi_shows():
@@ -57,18 +57,18 @@ def test_memory_is_what_torch_reports_and_less_than_nvidia_smi_shows():
 def test_at_least_fourteen_chips_and_all_of_them_are_sound():
     assert len(names()) >= 14
     for name in names():
-        found = machine(name)
-        near, far = found.links
-        assert found.name == found.chip.name == name
-        assert found.ranks == found.ranks_per_node == near.span
+        result = machine(name)
+        near, far = result.links
+        assert result.name == result.chip.name == name
+        assert result.ranks == result.ranks_per_node == near.span
         assert near.bandwidth >= far.bandwidth
         assert near.latency_seconds <= far.latency_seconds
-        assert found.chip.source
-        assert found.chip.generation
+        assert result.chip.source
+        assert result.chip.generation
         assert near.source
         assert far.source
-        assert found.chip.peak("fp32") <= found.chip.peak("bf16")
-        assert 10 * 2**30 < found.chip.memory_bytes < 300 * 2**30
+        assert result.chip.peak("fp32") <= result.chip.peak("bf16")
+        assert 10 * 2**30 < result.chip.memory_bytes < 300 * 2**30
 
 
 def test_a_name_is_one_node_and_a_count_is_that_many_ranks():

@@ -41,22 +41,22 @@ def test_a_network_between_nodes(words: str, bandwidth: float) -> None:
 def test_the_network_changes_what_is_predicted() -> None:
     """One NIC of 100 Gbit/s for eight L40S instead of one each: gathers of 16 GB take eight times as long."""
     job, layout, model = Job(global_batch=16, sequence=2048), Layout.parse("dp16 zero3"), build_model("llama3-8b")
-    each, shared = (
+    item, shared = (
         predict(model=model, machine=machine(text), layout=layout, job=job).time
         for text in ("l40s:16", "l40s:16 nic=100Gbit/node")
     )
-    assert each.step_seconds * 2 < shared.step_seconds < each.step_seconds * 8
+    assert item.step_seconds * 2 < shared.step_seconds < item.step_seconds * 8
     assert shared.bound_by.startswith("dp")
 
 
 def test_a_chip_and_its_node() -> None:
-    found = machine("h100:16 node=4 link=225GB memory=94GiB hbm=3.9TB watts=350 price=2.5")
-    near = found.links[0]
-    assert (found.ranks_per_node, near.span, near.bandwidth, found.nodes) == (4, 4, 225e9, 4)
+    result = machine("h100:16 node=4 link=225GB memory=94GiB hbm=3.9TB watts=350 price=2.5")
+    near = result.links[0]
+    assert (result.ranks_per_node, near.span, near.bandwidth, result.nodes) == (4, 4, 225e9, 4)
     assert near.reduction_bandwidth == pytest.approx(305e9 / 2)
-    assert (found.chip.memory_bytes, found.chip.memory_bandwidth) == (94 * 2**30, 3.9e12)
-    assert (found.chip.power_watts, found.dollars_per_rank_hour) == (350, 2.5)
-    assert found.chip.name == "h100"
+    assert (result.chip.memory_bytes, result.chip.memory_bandwidth) == (94 * 2**30, 3.9e12)
+    assert (result.chip.power_watts, result.dollars_per_rank_hour) == (350, 2.5)
+    assert result.chip.name == "h100"
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_what_cannot_be_is_one_line(text: str, says: str) -> None:
 def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text('base = "l40s:320 nic=100Gbit/node"\ndollars_per_rank_hour = 2.5\n[chip]\nmemory_bytes = 1024\n')
-    found, wanted = machine(str(path)), machine("l40s:320 nic=100Gbit/node")
+    result, wanted = machine(str(path)), machine("l40s:320 nic=100Gbit/node")
     chip = wanted.chip.replace(memory_bytes=1024)
-    assert found == wanted.replace(name="ours", dollars_per_rank_hour=2.5, chip=chip)
+    assert result == wanted.replace(name="ours", dollars_per_rank_hour=2.5, chip=chip)
     assert machine(f"{path}:16 nic=50Gbit").links[-1].bandwidth == 50e9 / 8
     for base in ('"ours.toml"', '"l40"', "3", '"l40s:0"'):
         path.write_text(f"base = {base}\n")
@@ -100,9 +100,9 @@ def test_the_examples_are_machines() -> None:
     assert shared.links[-1].bandwidth == 200e9 / 8 / 8
     assert (shared.chip.power_watts, shared.chip.memory_bytes) == (300, machine("l40s").chip.memory_bytes)
     assert whole.chip.source == whole.links[0].source == "its owner's figure"
-    for each in (shared, whole):
+    for item in (shared, whole):
         job, layout = Job(global_batch=64), Layout.parse("dp16 zero3")
-        assert predict(model=build_model("llama3-8b"), machine=each, layout=layout, job=job).time.step_seconds > 0
+        assert predict(model=build_model("llama3-8b"), machine=item, layout=layout, job=job).time.step_seconds > 0
 
 
 def test_an_assumed_network_says_so() -> None:

@@ -129,9 +129,9 @@ def seen(kind: str, config: dict[str, Any]) -> Seen | None:
 
 @cache
 def base(kind: str) -> Seen:
-    found = seen(kind, FAMILIES[kind])
-    assert found is not None
-    return found
+    result = seen(kind, FAMILIES[kind])
+    assert result is not None
+    return result
 
 
 def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[str, str]:
@@ -153,9 +153,9 @@ def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[
     numel = sum(torch.Size(shape).numel() for shape in theirs.shapes.values())
     if ours.parameters != numel and not set(FURTHER) & set(keys):
         return f"{ours.parameters} parameters instead of {numel}", ""
-    found = differs(ours, from_config({"model_type": kind, **FAMILIES[kind]}, name="x"))
+    result = differs(ours, from_config({"model_type": kind, **FAMILIES[kind]}, name="x"))
     changed = not theirs.like(base(kind)) or theirs.shapes != base(kind).shapes
-    if changed and not found and keys != ("rope_interleave",):  # an order of rows, which is no field of Model
+    if changed and not result and keys != ("rope_interleave",):  # an order of rows, which is no field of Model
         return "not read, though it changes the reference", ""
-    needless = found and not changed and not set(FURTHER) & set(keys)
-    return ("read, though the reference ignores it" if needless else "", found or "ignored")
+    needless = result and not changed and not set(FURTHER) & set(keys)
+    return ("read, though the reference ignores it" if needless else "", result or "ignored")

@@ -51,20 +51,20 @@ def a_step(case: Case) -> None:
     assert 0 < work.active_parameters <= work.parameters == model.parameters
     assert 0 < work.model_flops_causal <= work.model_flops_full
     assert math.isclose(step.tokens_per_second_per_gpu * step.world * time.step_seconds, job.tokens_per_step)
-    assert all(each.messages > 0 for each in step.traffic)
-    assert all(each.times > 0 for each in step.operations)
+    assert all(item.messages > 0 for item in step.traffic)
+    assert all(operation.times > 0 for operation in step.operations)
 
 
 def its_pictures(case: Case) -> None:
     """The step drawn: it ends when the step does, and its fullest moment is the peak."""
     model, machine, layout, job = case
     plan = planner(model, machine, job)
-    ranks, found = memory(plan.counts, layout), plan.estimate(layout)
+    ranks, result = memory(plan.counts, layout), plan.estimate(layout)
     count = layout.micro_batches(job)
     if count <= 64:  # the timeline plays the first rounds and continues them in a straight line
         end = max(row[-1].end for row in spans(plan, layout))
         assert math.isclose(
-            end, found.step_time.seconds, rel_tol=1e-9 if layout.pp == 1 or count <= 3 * layout.pp else 0.02
+            end, result.step_time.seconds, rel_tol=1e-9 if layout.pp == 1 or count <= 3 * layout.pp else 0.02
         )
     for rank in {0, layout.pp - 1}:
         moments = over_time(plan.counts, layout, rank=rank)
@@ -103,26 +103,26 @@ def the_engine(case: Case) -> None:
 def a_search(case: Case) -> None:
     """On as many ranks as the layout has: no slower than the layout itself, where that is among those searched."""
     model, machine, layout, job = case
-    found = search(model=model, machine=machine, job=job, top=3)
-    for best in found.best:
+    result = search(model=model, machine=machine, job=job, top=3)
+    for best in result.best:
         assert best.step.memory.fits
     estimate = planner(model, machine, job).estimate(layout)
     searched = layout.world == machine.ranks and not layout.stages and layout.ac in ("none", "selective", "full")
     if searched and planner(model, machine, job).fits(layout, estimate.ranks):
-        assert found.best[0].step.time.step_seconds <= estimate.step_time.seconds * (1 + 1e-9)
+        assert result.best[0].step.time.step_seconds <= estimate.step_time.seconds * (1 + 1e-9)
 
 
 def answered(ask: Callable[[], Any]) -> None:
     """With numbers, or with one line."""
     try:
-        found = ask()
+        results = ask()
     except UserError as mistake:
-        found, line = [], str(mistake)
+        results, line = [], str(mistake)
     else:
         line = "answered"
     assert line
     assert "\n" not in line
-    for record in found if isinstance(found, list) else [found]:
+    for record in results if isinstance(results, list) else [results]:
         assert isinstance(record, Record)
         assert all(math.isfinite(value) for value in numbers(record.model_dump()))
 

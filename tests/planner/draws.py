@@ -44,8 +44,12 @@ def options(record: type[BaseModel], field: str) -> list[Any]:
     """Every literal that the annotation of a field allows, so that a new one is drawn too."""
 
     def literals(annotation: Any) -> list[Any]:
-        found = list(get_args(annotation))
-        return found if type(annotation) is type(Literal["a"]) else [each for one in found for each in literals(one)]
+        result = list(get_args(annotation))
+        return (
+            result
+            if type(annotation) is type(Literal["a"])
+            else [literal for one in result for literal in literals(one)]
+        )
 
     annotation = record.model_fields[field].annotation
     return [False, True] if annotation is bool else literals(annotation)
@@ -63,7 +67,7 @@ def any_of(record: type[BaseModel], field: str) -> Draw:
 
 def subset(record: type[BaseModel], field: str) -> Draw:
     choices, usual = options(record, field), record.model_fields[field].default
-    return lambda some: usual if some.random() < 0.5 else tuple(each for each in choices if some.random() < 0.5)
+    return lambda some: usual if some.random() < 0.5 else tuple(choice for choice in choices if some.random() < 0.5)
 
 
 def fields(table: dict[str, Draw], some: random.Random) -> dict[str, Any]:
@@ -136,8 +140,8 @@ RAMP: dict[str, Draw] = {
 
 def ramp(some: random.Random) -> dict[str, Any] | None:
     """Steps of one size, or a number of samples; rarely any."""
-    found = fields(RAMP, some)
-    return None if some.random() < 0.9 else found if some.random() < 0.5 else found | {"every": None, "samples": 100}
+    result = fields(RAMP, some)
+    return None if some.random() < 0.9 else result if some.random() < 0.5 else result | {"every": None, "samples": 100}
 
 
 ADAPTER: dict[str, Draw] = {
@@ -238,10 +242,10 @@ def named(name: str) -> Model:
 def model(some: random.Random) -> Model:
     """One of the catalog with few layers, or one of our own with odd sizes and every choice."""
     if some.random() < 0.5:
-        found = named(some.choice(models.names()))
-        layers = min(found.layers, some.choice((1, 2, 3, 4, 8)))
-        dense = found.moe and {"dense_layers": min(found.moe.dense_layers, some.choice((0, layers)))}
-        return found.replace(layers=layers, moe=found.moe and found.moe.replace(**dense or {}))
+        result = named(some.choice(models.names()))
+        layers = min(result.layers, some.choice((1, 2, 3, 4, 8)))
+        dense = result.moe and {"dense_layers": min(result.moe.dense_layers, some.choice((0, layers)))}
+        return result.replace(layers=layers, moe=result.moe and result.moe.replace(**dense or {}))
     kv_heads, layers = some.choice((1, 2, 4)), some.choice((1, 2, 4, 5, 8))
     slides = some.random() < 0.2
     mla = MLA(q_rank=some.choice((None, 24)), kv_rank=16, nope_dim=12, rope_dim=4, v_dim=10)
@@ -291,11 +295,11 @@ def model(some: random.Random) -> Model:
 
 def machine(some: random.Random, *, ranks: int) -> Machine:
     """Of the catalog, or one that was measured; with ``ranks`` or a few more."""
-    found = machines.resolve(some.choice(machines.names()), local=Path("/nowhere"))
-    found = machines.with_ranks(found, ranks if some.random() < 0.8 else ranks + some.choice((1, 8, 1000)))
+    result = machines.resolve(some.choice(machines.names()), local=Path("/nowhere"))
+    result = machines.with_ranks(result, ranks if some.random() < 0.8 else ranks + some.choice((1, 8, 1000)))
     if some.random() < 0.2:
-        found = found.replace(calibration=calibration(some), backend=some.choice(("gloo", "nccl")))
-    return found.replace(dollars_per_rank_hour=some.choice((None, 2.0)))
+        result = result.replace(calibration=calibration(some), backend=some.choice(("gloo", "nccl")))
+    return result.replace(dollars_per_rank_hour=some.choice((None, 2.0)))
 
 
 def calibration(some: random.Random) -> Calibration:
@@ -379,10 +383,12 @@ def case(seed: int) -> Case:
             chosen = model(some)
             spread = layout(some, chosen)
             batch = spread.dp * spread.mbs * some.choice((1, 2, spread.pp, 2 * spread.pp, 3 * spread.pp + 1, 40))
-            found = Case(chosen, machine(some, ranks=spread.world), spread, job(some, batch=batch))
-            if next(reasons(spread, model=chosen, job=found.job, machine=None), ""):  # the facts under every layout
-                found = found._replace(job=found.job.replace(stack=found.job.stack.replace(runs=SupportedLayouts())))
-            refuse(spread, model=chosen, job=found.job, machine=found.machine)
+            result = Case(chosen, machine(some, ranks=spread.world), spread, job(some, batch=batch))
+            if next(reasons(spread, model=chosen, job=result.job, machine=None), ""):  # the facts under every layout
+                result = result._replace(
+                    job=result.job.replace(stack=result.job.stack.replace(runs=SupportedLayouts()))
+                )
+            refuse(spread, model=chosen, job=result.job, machine=result.machine)
         except (UserError, ValidationError):
             continue
-        return found
+        return result

@@ -30,7 +30,7 @@ from tests.planner.checks import a_step, its_pictures, the_engine, the_questions
 from tests.planner.draws import LABELS, TABLES, case
 from tests.selection import one_in
 
-SPLIT = tuple(name for name, each in PIPELINE_SCHEDULES.items() if each.splits_backward)
+SPLIT = tuple(name for name, pipeline_schedule in PIPELINE_SCHEDULES.items() if pipeline_schedule.splits_backward)
 H100 = resolve("h100:8", local=Path("/nowhere"))
 
 
@@ -60,10 +60,10 @@ def test_every_stack_is_searched(name: str) -> None:
     """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
     model, ranks = build_model("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4
     machine, job = with_ranks(H100, ranks), Job(sequence=1024, global_batch=32, stack=STACKS[name])
-    found = search(model=model, machine=machine, job=job, top=3)
-    assert found.best
+    result = search(model=model, machine=machine, job=job, top=3)
+    assert result.best
     least = 100 if {"tp", "pp"} <= {*job.stack.runs.axes} else 10  # layouts that can be told to it
-    assert found.tried > {8: 900, 4: least}[ranks]
+    assert result.tried > {8: 900, 4: least}[ranks]
 
 
 @pytest.mark.parametrize("schedule", SPLIT)
@@ -83,8 +83,8 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
 def test_what_is_put_off_holds_its_inputs_whoever_adds_up() -> None:
     part, block = part_of(Layout.parse("tp2 pp2 zb1p")), Counts(build_model("llama3-8b"), Job()).kinds[0]
     apart, summed = (
-        Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": each}, origin="test")).split(part, block)
-        for each in ("separate", "fused")
+        Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": item}, origin="test")).split(part, block)
+        for item in ("separate", "fused")
     )
     D, F, kv = 4096, 14336, 1024
     assert apart.late_bytes == summed.late_bytes > 0
@@ -117,17 +117,17 @@ def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
 def test_an_offloaded_optimizer_leaves_the_shards_that_are_gathered() -> None:
     """ZeRO-3: two bytes of each weight over the ranks, though the master copy and the moments are elsewhere."""
     model = build_model("llama3-8b")
-    for zero, each in ((3, 2 / 8), (1, 2)):
+    for zero, item in ((3, 2 / 8), (1, 2)):
         (rank,) = memory(Counts(model, Job(offload=("optimizer",))), Layout(dp=8, zero=zero))
-        assert rank.parameters_bytes == pytest.approx(each * model.parameters, rel=1e-3)
+        assert rank.parameters_bytes == pytest.approx(item * model.parameters, rel=1e-3)
         assert rank.optimizer_bytes == 0
 
 
 def test_changes_of_a_layout_with_stages_of_its_own() -> None:
     layout = Layout.parse("dp4 pp2 stages=5-3")
     model = build_model("llama3-8b").replace(layers=8)
-    found = changes(model=model, machine=H100, job=Job(sequence=512, global_batch=16), layout=layout)
-    assert {each.change for each in found} >= {"zero bubble", "interleaved, twice the stages"}
+    result = changes(model=model, machine=H100, job=Job(sequence=512, global_batch=16), layout=layout)
+    assert {item.change for item in result} >= {"zero bubble", "interleaved, twice the stages"}
 
 
 def test_ratios_are_of_the_layers_with_experts() -> None:
@@ -136,8 +136,8 @@ def test_ratios_are_of_the_layers_with_experts() -> None:
     assert model.moe
     for dense, axes in ((2, True), (3, False)):
         few = model.replace(moe=model.moe.replace(dense_layers=dense))
-        found = ratios(few, machine=H100, job=Job(global_batch=8))
-        assert (bool(found.sizing), "ep" in {axis.axis for axis in found.axes}) == (axes, axes)
+        result = ratios(few, machine=H100, job=Job(global_batch=8))
+        assert (bool(result.sizing), "ep" in {axis.axis for axis in result.axes}) == (axes, axes)
 
 
 def test_the_smallest_case_that_failed() -> None:
@@ -148,5 +148,5 @@ def test_the_smallest_case_that_failed() -> None:
 
 def test_every_schedule_and_stack_is_drawn() -> None:
     drawn = [case(seed) for seed in range(600)]
-    assert {each.layout.schedule for each in drawn} == {*SCHEDULES}
-    assert {each.job.stack.name for each in drawn} == {*STACKS}
+    assert {item.layout.schedule for item in drawn} == {*SCHEDULES}
+    assert {item.job.stack.name for item in drawn} == {*STACKS}

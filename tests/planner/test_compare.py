@@ -24,14 +24,18 @@ def case(text: str, job: Job = JOB) -> Case:
 
 
 def test_variants_are_told_by_the_words_in_which_they_differ() -> None:
-    found = compare([case("dp8 zero3 mbs1"), case("dp4 tp2 zero3 mbs1"), case("dp8 zero3 mbs1", JOB.replace(seed=3))])
-    assert [each.facts for each in found.variants] == [("seed=0", "dp8"), ("seed=0", "dp4", "tp2"), ("seed=3", "dp8")]
-    assert found.common == ("llama3-8b", "h100:8 price=2", "fivefold", "bf16", "seq 8192", "gbs 64", "zero3", "mbs1")
+    result = compare([case("dp8 zero3 mbs1"), case("dp4 tp2 zero3 mbs1"), case("dp8 zero3 mbs1", JOB.replace(seed=3))])
+    assert [variant.facts for variant in result.variants] == [
+        ("seed=0", "dp8"),
+        ("seed=0", "dp4", "tp2"),
+        ("seed=3", "dp8"),
+    ]
+    assert result.common == ("llama3-8b", "h100:8 price=2", "fivefold", "bf16", "seq 8192", "gbs 64", "zero3", "mbs1")
 
 
 def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
-    found = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs2")])
-    rows = {row.name: row.values for row in found.rows}
+    result = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs2")])
+    rows = {row.name: row.values for row in result.rows}
     for seconds, hours, dollars in zip(
         rows["step time"], rows["GPU hours of 1 T tokens"], rows["cost of 1 T tokens"], strict=True
     ):
@@ -41,8 +45,8 @@ def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
 
 
 def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
-    found = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs1 ac=full")])
-    rows = {row.name: row for row in found.rows}
+    result = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs1 ac=full")])
+    rows = {row.name: row for row in result.rows}
     assert rows["step time"].best == (True, False)
     assert rows["activations"].best == (False, True)
     assert rows["free memory"].best == (False, True)
@@ -56,10 +60,10 @@ def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
 
 
 def test_what_cannot_run_keeps_its_reason() -> None:
-    found = compare([case("dp16 zero3"), case("dp8 zero3")])
-    assert found.variants[0].refused.startswith("layout 'dp16 zero3 mbs1': needs 16 ranks, but h100 price=2 has 8")
-    assert [each.name for each in found.predicted] == ["B"]
-    assert len(found.rows[0].values) == 1
+    result = compare([case("dp16 zero3"), case("dp8 zero3")])
+    assert result.variants[0].refused.startswith("layout 'dp16 zero3 mbs1': needs 16 ranks, but h100 price=2 has 8")
+    assert [item.name for item in result.predicted] == ["B"]
+    assert len(result.rows[0].values) == 1
 
 
 def test_one_variant_is_no_comparison_and_none_that_runs_is_a_mistake() -> None:
@@ -88,6 +92,6 @@ def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
     cases = [Case(LLAMA, node, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
     assert finding(compare(cases)) == "only B fits; A is tight"
     assert finding(compare(cases, risk=0.3)).startswith("A trains most tokens per second, 14.4% more than B")
-    larger = [each._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for each in cases]
+    larger = [item._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for item in cases]
     assert finding(compare(larger)).startswith("A trains most")
     assert finding(compare(larger, risk=0.01)) == "only B fits; A has a risk above 1 %"

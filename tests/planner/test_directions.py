@@ -74,11 +74,11 @@ def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = ""
     )
     given_fields = Layout.parse(layout).model_dump(exclude_unset=True) if layout else {}
     try:
-        found = Layout.read(fields | given_fields, origin="drawn")
-        refuse(found, model=model, job=job)
+        result = Layout.read(fields | given_fields, origin="drawn")
+        refuse(result, model=model, job=job)
     except UserError:
         assume(False)
-    return Case(model, found, job, on(draw(st.sampled_from(["a100", "h100"])), found.world))
+    return Case(model, result, job, on(draw(st.sampled_from(["a100", "h100"])), result.world))
 
 
 def on(name: str, ranks: int) -> Machine:
@@ -136,11 +136,11 @@ def test_zero_orders_states_and_peaks(case: Case) -> None:
     layout = case.layout
     assume(layout.dp * layout.cp > 1)
     job = case.job.replace(reduce="step")
-    found = [case.estimate(job=job, zero=zero) for zero in range(4)]
-    for before, after in pairwise(found):
+    results = [case.estimate(job=job, zero=zero) for zero in range(4)]
+    for before, after in pairwise(results):
         for fuller, leaner in zip(before.ranks, after.ranks, strict=True):
             assert states(leaner) <= states(fuller)
-    peaks, model = [estimate.peak_bytes for estimate in found], case.model
+    peaks, model = [estimate.peak_bytes for estimate in results], case.model
     experts = (model.parameters - model.active_parameters) // model.layers if model.moe else 0
     layer = 12 * model.width**2 + 3 * model.width * model.ffn + 2 * experts
     largest = max((model.vocab + model.positions) * model.width, layer) // layout.tp
@@ -217,24 +217,24 @@ def recomputing(case: Case) -> list[Estimate]:
 def test_recomputation_saves_memory_and_never_time(case: Case) -> None:
     """ZeRO-3 apart, see below, and schedules that put weights' gradients off: what was gathered anew waits for them."""
     assume(case.layout.zero < 3 and not case.layout.schedule.startswith(("zb", "dualpipe")))
-    found = recomputing(case)
-    for before, after in pairwise(found):
+    result = recomputing(case)
+    for before, after in pairwise(result):
         assert after.step_time.seconds >= before.step_time.seconds * (1 - EXACT)
         for more, less in zip(before.ranks, after.ranks, strict=True):
             assert less.activations_bytes <= more.activations_bytes
     every_second = case.estimate(ac="full/2")
     assert (
-        found[0].step_time.seconds * (1 - EXACT)
+        result[0].step_time.seconds * (1 - EXACT)
         <= every_second.step_time.seconds
-        <= found[2].step_time.seconds * (1 + EXACT)
+        <= result[2].step_time.seconds * (1 + EXACT)
     )
 
 
 @SOME
 @given(cases(layout="zero3"))
 def test_under_zero_3_recomputation_is_free_where_gathers_are_waited_for(case: Case) -> None:
-    found = [estimate.step_time.seconds for estimate in recomputing(case)]
-    assert all(after >= before * (1 - EXACT) for before, after in pairwise(found))
+    seconds = [estimate.step_time.seconds for estimate in recomputing(case)]
+    assert all(after >= before * (1 - EXACT) for before, after in pairwise(seconds))
 
 
 @SOME

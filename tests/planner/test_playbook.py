@@ -47,11 +47,11 @@ def test_laws_are_those_of_their_papers() -> None:
 
 
 def test_teams_are_near_where_their_run_was_as_long() -> None:
-    who = [each.who for each in find_nearby_advice(4e6, model=LLAMA, tokens=2e12)]
+    who = [item.who for item in find_nearby_advice(4e6, model=LLAMA, tokens=2e12)]
     assert {"Llama 1 65B", "Llama 2 70B", "OLMo 2 7B"} <= set(who)
     assert "DeepSeek-V3" not in who
-    assert [each.who for each in find_nearby_advice(60e6, model=LLAMA, tokens=14e12)] == ["DeepSeek-V3"]
-    assert len({each.source for each in TEAMS}) >= 6
+    assert [item.who for item in find_nearby_advice(60e6, model=LLAMA, tokens=14e12)] == ["DeepSeek-V3"]
+    assert len({team.source for team in TEAMS}) >= 6
 
 
 def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it() -> None:
@@ -59,7 +59,7 @@ def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it()
     assert job.global_batch & (job.global_batch - 1) == 0
     ratio = job.tokens_per_step / advised(LLAMA, 2e12)
     assert 1 / sqrt(2) <= ratio <= sqrt(2)
-    assert [each.layout for each in stage.tried if each.chosen] == [f"gbs {job.global_batch}"]
+    assert [item.layout for item in stage.tried if item.chosen] == [f"gbs {job.global_batch}"]
     stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=True)
     assert job.global_batch == 64
     assert "as the job says" in stage.reason
@@ -75,8 +75,8 @@ def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
         if legal and planner.fits(layout):
             assert layout == chosen
             break
-    assert [each.layout for each in stage.tried if each.chosen] == [str(chosen)]
-    assert all(not each.fits for each in stage.tried[: [each.chosen for each in stage.tried].index(True)])
+    assert [item.layout for item in stage.tried if item.chosen] == [str(chosen)]
+    assert all(not item.fits for item in stage.tried[: [item.chosen for item in stage.tried].index(True)])
     assert f"fits in {show_bytes(machine.chip.memory_bytes)} with at most 5 % risk of running out: " in stage.reason
 
 
@@ -84,7 +84,7 @@ def test_what_a_layout_needs_less_is_up_to_the_largest_peak_that_fits() -> None:
     """Not up to the capacity, to which another figure of the same line would lead."""
     planner = Planner(model=LLAMA, machine=NODE, job=JOB)
     stage, _ = fit_stage(planner, world=8)
-    rows = [each for each in stage.tried if not each.fits and each.peak_bytes is not None]
+    rows = [item for item in stage.tried if not item.fits and item.peak_bytes is not None]
     assert rows
     for row in rows:
         over = planner.excess_bytes(Layout.parse(row.layout))
@@ -111,7 +111,7 @@ def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> 
         assert len(rungs) == len(set(rungs)) >= 4
         planner = Planner(model=build_model(name), machine=NODE.replace(ranks=world), job=planner.job)
         legal = [
-            each for each in rungs if is_legal(each, model=planner.model, job=planner.job, machine=planner.machine)
+            rung for rung in rungs if is_legal(rung, model=planner.model, job=planner.job, machine=planner.machine)
         ]
         assert legal or name == "nano"  # three ranks share no batch of four
         assert all(layout.world == world and (layout.dp <= batch or layout.dp % 2) for layout in rungs)
@@ -122,7 +122,11 @@ def test_the_micro_batch_is_the_fastest_that_fits() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     stage, best = batch_size_stage(planner, layout)
     estimates = {mbs: planner.estimate(layout.replace(mbs=mbs)) for mbs in (1, 2, 4, 8)}
-    fits = {mbs: each.step_time.seconds for mbs, each in estimates.items() if planner.fits(each.layout, each.ranks)}
+    fits = {
+        mbs: estimate.step_time.seconds
+        for mbs, estimate in estimates.items()
+        if planner.fits(estimate.layout, estimate.ranks)
+    }
     assert best.mbs == min(fits, key=lambda mbs: fits[mbs])
     assert f"dp8 times mbs{best.mbs} times {64 // 8 // best.mbs} micro-batch" in stage.reason
 
@@ -152,7 +156,7 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
 
 
 def test_tokens_are_numbers_or_words() -> None:
-    assert [tokens_of(each) for each in ("2T", "1e12", "15.6T", "300B", "7")] == [2e12, 1e12, 15.6e12, 300e9, 7]
+    assert [tokens_of(item) for item in ("2T", "1e12", "15.6T", "300B", "7")] == [2e12, 1e12, 15.6e12, 300e9, 7]
     with pytest.raises(ValueError, match="such as 2e12 or 2T"):
         tokens_of("2X")
 
@@ -171,13 +175,13 @@ def one_step(path: Path) -> tuple[float, float]:
 
 def test_what_is_planned_trains(tmp_path: Path, forked) -> None:
     one = resolve("h100:1", local=Path("/nowhere"))
-    found = playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
-    assert [stage.title for stage in found.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
-    assert found.step.layout == next(each.layout for each in found.stages[-1].tried if each.chosen)
-    assert found.typed["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)
-    assert found.typed["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
+    result = playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
+    assert [stage.title for stage in result.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
+    assert result.step.layout == next(item.layout for item in result.stages[-1].tried if item.chosen)
+    assert result.typed["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)
+    assert result.typed["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
     file = tmp_path / "run.toml"
-    file.write_text(found.run_file)
+    file.write_text(result.run_file)
     ((loss, norm),) = forked(1, one_step, file)
     assert loss == pytest.approx(log(build_model("nano").vocab), rel=0.2)  # of weights that have learned nothing
     assert 0 < norm < 100

@@ -102,7 +102,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
         "changes": lambda: questions.changes(**about),
         "ratios": lambda: ratios(spec, machine=chips, job=job, layout=chosen),
         "walk": lambda: walk(planner, chosen),
-        "compare": lambda: compare([Case(spec, chips, chosen, each) for each in (job, job.replace(steps=2))]),
+        "compare": lambda: compare([Case(spec, chips, chosen, item) for item in (job, job.replace(steps=2))]),
     }
     if "rows" not in why:  # else another micro-batch, sequence or batch is the answer
         asks |= {
@@ -127,7 +127,10 @@ def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
     about = {"model": LLAMA, "machine": resolve("h100:32", local=Path("/nowhere")), "tokens": 1e12}
     job = Job(sequence=131_072, global_batch=8)
     plain, dual = (
-        [each.micro_batches for each in questions.sound_batches(job=job, layout=Layout.parse(text), **about)]
+        [
+            sound_batch.micro_batches
+            for sound_batch in questions.sound_batches(job=job, layout=Layout.parse(text), **about)
+        ]
         for text in ("dp2 pp16", "dp2 pp16 dualpipev")
     )
     assert dual == [size for size in plain if size >= 32]
@@ -155,17 +158,17 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
 
 
 def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
-    found = questions.sound_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
-    assert [batch.micro_batches for batch in found] == [4, 8, 16, 32]
-    assert all(4e6 <= batch.tokens <= 60e6 for batch in found)
-    assert found[0].tokens == 4 * 2 * 128 * 4096
-    assert found[0].steps == -(-(10**12) // found[0].tokens)
+    sound_batches = questions.sound_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
+    assert [batch.micro_batches for batch in sound_batches] == [4, 8, 16, 32]
+    assert all(4e6 <= batch.tokens <= 60e6 for batch in sound_batches)
+    assert sound_batches[0].tokens == 4 * 2 * 128 * 4096
+    assert sound_batches[0].steps == -(-(10**12) // sound_batches[0].tokens)
 
 
 def test_one_change_more_is_measured_against_the_layout_itself() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
-    found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
-    by = {change.change: change for change in found}
+    result = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
+    by = {change.change: change for change in result}
     before = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout)
     without = Planner(model=LLAMA, machine=NODE, job=JOB).estimate(layout.replace(ac="none"))
     assert by["ac=none"].faster == pytest.approx(before.step_time.seconds / without.step_time.seconds)
@@ -186,8 +189,8 @@ def test_a_batch_that_no_micro_batch_divides_is_what_is_said() -> None:
 def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
     """With other numbers of stages they would not add up."""
     for text in ("dp4 pp2 stages=15-17", "dp4 pp2 zbv stages=7-8-8-9"):
-        found = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text))
-        assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in found}
+        result = questions.changes(model=LLAMA, machine=NODE, job=JOB, layout=Layout.parse(text))
+        assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in result}
 
 
 def test_no_sequence_makes_an_illegal_layout_legal() -> None:
@@ -201,11 +204,11 @@ def test_no_sequence_makes_an_illegal_layout_legal() -> None:
 def test_batches_name_who_says_or_chose_them() -> None:
     layout = Layout(dp=64, mbs=1)
     job = JOB.replace(sequence=8192)
-    found = questions.sound_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
-    who = {batch.tokens: " ".join(batch.who) for batch in found}
+    sound_batches = questions.sound_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
+    who = {batch.tokens: " ".join(batch.who) for batch in sound_batches}
     assert "the measured noise scale, 5.00 M" in who[512 * 8192]
     assert "DeepSeek LLM's law" in who[1024 * 8192]
-    assert all(2.5e6 < batch.tokens <= 60e6 for batch in found)
+    assert all(2.5e6 < batch.tokens <= 60e6 for batch in sound_batches)
     small = questions.sound_batches(job=JOB.replace(sequence=64), layout=Layout(), tokens=1e6, model=SMALL)
     assert small[0].tokens < 4000  # where the laws say so
     assert small[-1].tokens < 200_000
@@ -220,11 +223,11 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
         return search(model=SMALL, machine=machine, job=job, top=1, within=0.02, axes=("cp",), placements=False)
 
     job = Job(sequence=4096, global_batch=64)
-    found = lengths(model=SMALL, machine=machine, job=job, layout=layout, search=find)
-    assert [(each.cp, each.ac) for each in found.curves] == [
+    result = lengths(model=SMALL, machine=machine, job=job, layout=layout, search=find)
+    assert [(item.cp, item.ac) for item in result.curves] == [
         (cp, ac) for cp in (1, 2, 4) for ac in ("none", "selective", "full")
     ]
-    for curve in found.curves:
+    for curve in result.curves:
         other = Layout.parse(curve.layout)
         assert (other.world, other.cp, other.ac) == (4, curve.cp, curve.ac)
         for point in curve.points:
@@ -233,11 +236,11 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
             step = planner.step(other)
             assert (step.memory.peak_bytes, step.mfu.causal) == (point.peak_bytes, point.mfu)
             assert point.fits == planner.fits(other)
-    longest = {(each.cp, each.ac): each.longest for each in found.curves}
-    assert longest[1, "none"] == found.answer.value
+    longest = {(item.cp, item.ac): item.longest for item in result.curves}
+    assert longest[1, "none"] == result.answer.value
     assert longest[4, "full"] > longest[4, "none"] > longest[1, "none"]
-    assert found.changes[0].startswith("the model's positions: 4096 of 1048576")
-    changed = Layout.parse(found.changes[1].partition("so ")[2].partition(" with gbs")[0])
+    assert result.changes[0].startswith("the model's positions: 4096 of 1048576")
+    changed = Layout.parse(result.changes[1].partition("so ")[2].partition(" with gbs")[0])
     step = Planner(model=SMALL, machine=machine, job=job.replace(sequence=2**20, global_batch=1)).step(changed)
     assert step.memory.fits
 
@@ -245,14 +248,16 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("word", "ranks"), one_in(2, [("h200", 16), ("h100", 24)]))
 def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
-    found = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", word, "--gbs", "48", "--json"])
-    (answer,) = json.loads(found.stdout)
+    result = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", word, "--gbs", "48", "--json"])
+    (answer,) = json.loads(result.stdout)
     assert answer["value"] == ranks
 
 
 def test_a_number_of_gpus_is_a_limit() -> None:
-    found = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", "h100:8"])
-    assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step" in str(found.exception)
+    result = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", "h100:8"])
+    assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step" in str(
+        result.exception
+    )
 
 
 def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
@@ -270,10 +275,10 @@ def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
         chosen = Job(sequence=2048, global_batch=16, adapter=way.method)  # type: ignore[arg-type]
         planner = Planner(model=build_model("llama3-8b"), machine=machine, job=chosen)
         if way.micro_batch:
-            found = planner.estimate(Layout.parse(way.layout))
-            assert planner.fits(found.layout)
-            assert found.peak_bytes == way.memory_bytes
-            assert chosen.tokens_per_step / found.step_time.seconds == way.tokens_per_second
+            result = planner.estimate(Layout.parse(way.layout))
+            assert planner.fits(result.layout)
+            assert result.peak_bytes == way.memory_bytes
+            assert chosen.tokens_per_step / result.step_time.seconds == way.tokens_per_second
         longer = chosen.replace(sequence=way.longest_sequence + 2)
         assert not Planner(model=build_model("llama3-8b"), machine=machine, job=longer).fits(
             Layout.parse("dp1 zero0 mbs1 ac=full")

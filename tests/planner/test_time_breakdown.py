@@ -29,14 +29,14 @@ def test_the_parts_add_up_to_the_step(model: str, machine: str, layout: str) -> 
     assert sum(parts.values()) == pytest.approx(time.step_seconds, rel=1e-9)
     names = {op.name for op in step.operations}
     ways = ("forward", "backward", "recomputed")
-    operations = {name: each for name, each in parts.items() if name.rpartition(" ")[2] in ways}
+    operations = {name: item for name, item in parts.items() if name.rpartition(" ")[2] in ways}
     assert {name.rpartition(" ")[0] for name in operations} <= names
     work = sum(operations.values()) + parts.get("other compute", 0.0)
     assert work == pytest.approx(time.compute_seconds, rel=1e-9)
     assert sum(operations.values()) <= time.compute_seconds * (1 + 1e-9)
     for axis, seconds in time.exposed_seconds.items():
-        found = [each for name, each in parts.items() if name.split()[0] == axis]
-        assert sum(found) == pytest.approx(seconds, rel=1e-9)
+        results = [item for name, item in parts.items() if name.split()[0] == axis]
+        assert sum(results) == pytest.approx(seconds, rel=1e-9)
     assert parts.get("bubble", 0.0) == time.bubble_seconds
     assert parts["optimizer"] == time.optimizer_seconds
 

@@ -65,16 +65,16 @@ def test_goodput_is_that_of_a_simulation(interval: float, blocked: float, restar
 
 def test_what_is_lost_is_what_a_simulation_loses() -> None:
     site = Site(failures=3000, restart_seconds=300, checkpoint_seconds=400, pause_seconds=25, storage=1e9, evaluation=0)
-    found = run(tokens=1e13, site=site)
-    assert found.written_seconds == pytest.approx(96.36, rel=1e-3)  # a third of a restart: it reads what it writes
-    assert sum(found.lost.values()) == pytest.approx(found.seconds - found.training_seconds)
-    assert found.between_failures_seconds == pytest.approx(86400e3 / 3000 / 8)
+    result = run(tokens=1e13, site=site)
+    assert result.written_seconds == pytest.approx(96.36, rel=1e-3)  # a third of a restart: it reads what it writes
+    assert sum(result.lost.values()) == pytest.approx(result.seconds - result.training_seconds)
+    assert result.between_failures_seconds == pytest.approx(86400e3 / 3000 / 8)
     restart = 300 + 96.36
     spent = simulated(
-        found.training_seconds, interval=400, blocked=25, restart=restart, between=found.between_failures_seconds or 0
+        result.training_seconds, interval=400, blocked=25, restart=restart, between=result.between_failures_seconds or 0
     )
     for name in ("checkpoints", "restarts", "repeated"):
-        assert found.lost[name] == pytest.approx(spent[name], rel=0.03), name
+        assert result.lost[name] == pytest.approx(spent[name], rel=0.03), name
 
 
 def test_a_checkpoint_holds_masters_and_moments() -> None:
@@ -92,7 +92,7 @@ def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(blocke
     times = {"blocked": blocked, "restart": 300.0, "between": between}
     best = best_interval(written=0.0, **times)
     every = [exp(i / 50) for i in range(700)]
-    assert goodput(best, **times) >= max(goodput(each, **times) for each in every) - 1e-12
+    assert goodput(best, **times) >= max(goodput(item, **times) for item in every) - 1e-12
     if blocked < between / 1000:
         assert best == pytest.approx(sqrt(2 * blocked * between), rel=0.03)
     assert best_interval(written=1e4, **times) == pytest.approx(max(best, 1e4), rel=1e-3)
@@ -100,12 +100,12 @@ def test_the_best_interval_is_the_best_of_all_and_youngs_where_that_holds(blocke
 
 def test_without_failures_a_run_is_its_steps() -> None:
     priced = NODE.replace(dollars_per_rank_hour=2.0)
-    found = run(machine=priced)
-    assert found.steps == -(-(10**9) // JOB.tokens_per_step)
-    assert found.seconds == pytest.approx(found.steps * found.step_seconds, rel=1e-4)
-    assert found.dollars == pytest.approx(found.seconds * 8 / 3600 * 2)
-    assert found.goodput == pytest.approx(1, rel=1e-4)
-    assert found.verdict == "fits"
+    result = run(machine=priced)
+    assert result.steps == -(-(10**9) // JOB.tokens_per_step)
+    assert result.seconds == pytest.approx(result.steps * result.step_seconds, rel=1e-4)
+    assert result.dollars == pytest.approx(result.seconds * 8 / 3600 * 2)
+    assert result.goodput == pytest.approx(1, rel=1e-4)
+    assert result.verdict == "fits"
     assert run("dp8 mbs1").verdict == "does not fit"
     assert run().dollars is None
 
@@ -123,15 +123,15 @@ def test_what_a_gpu_does_in_a_second_is_of_all_ranks() -> None:
 def test_energy_and_carbon_are_blooms_for_its_gpu_hours() -> None:
     """1,082,990 GPU-hours of 400 W: 433,196 kWh, and 24.7 t with 57 g/kWh (arXiv:2211.02001, tables 2 and 3)."""
     a100 = resolve("a100:8", local=Path("/nowhere"))
-    found = run(machine=a100, site=NOTHING.replace(carbon=57))
-    assert found.kwh is not None
-    assert found.co2_kg is not None
-    scale = 1_082_990 / found.gpu_hours
-    assert found.kwh * scale == pytest.approx(433_196, rel=1e-4)
-    assert found.co2_kg * scale == pytest.approx(24_690, rel=1e-3)
+    result = run(machine=a100, site=NOTHING.replace(carbon=57))
+    assert result.kwh is not None
+    assert result.co2_kg is not None
+    scale = 1_082_990 / result.gpu_hours
+    assert result.kwh * scale == pytest.approx(433_196, rel=1e-4)
+    assert result.co2_kg * scale == pytest.approx(24_690, rel=1e-3)
     more = run(machine=a100, site=NOTHING.replace(node_power=1.5, pue=1.2))
-    assert more.kwh == pytest.approx(1.8 * found.kwh)
-    assert more.chip_kwh == pytest.approx(found.kwh)
+    assert more.kwh == pytest.approx(1.8 * result.kwh)
+    assert more.chip_kwh == pytest.approx(result.kwh)
 
 
 def test_failures_are_llama_3s_for_its_gpu_days() -> None:
@@ -140,10 +140,10 @@ def test_failures_are_llama_3s_for_its_gpu_days() -> None:
 
 
 def test_published_failures_bound_the_days() -> None:
-    found = run(tokens=1e13, site=Site())
-    assert found.low_seconds < found.seconds < found.high_seconds
+    result = run(tokens=1e13, site=Site())
+    assert result.low_seconds < result.seconds < result.high_seconds
     stated = run(tokens=1e13, site=Site(failures=0.48, restart_seconds=601))
-    assert stated.high_seconds < found.high_seconds  # what is stated is no range
+    assert stated.high_seconds < result.high_seconds  # what is stated is no range
 
 
 def test_a_run_that_never_ends_is_refused() -> None:
@@ -180,9 +180,9 @@ def offers(by: str, **options: object):  # type: ignore[no-untyped-def]
 
 def test_machines_are_ranked_by_what_is_asked_for() -> None:
     by_cost = offers("cost").offers
-    assert [each.machine for each in by_cost] == ["h100 price=2", "h200 price=9"]
+    assert [item.machine for item in by_cost] == ["h100 price=2", "h200 price=9"]
     assert by_cost[0].run.dollars == pytest.approx(by_cost[0].run.gpu_hours * 2)
-    assert [each.run.seconds for each in offers("time").offers] == sorted(each.run.seconds for each in by_cost)
+    assert [offer.run.seconds for offer in offers("time").offers] == sorted(item.run.seconds for item in by_cost)
 
 
 def test_energy_is_not_time() -> None:
@@ -193,8 +193,8 @@ def test_energy_is_not_time() -> None:
         across(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW).offers  # type: ignore[arg-type]
         for by in ("time", "energy")
     )
-    assert [each.machine.split()[0] for each in fast] == ["h200", "h100"]
-    assert [each.machine.split()[0] for each in thrifty] == ["h100", "h200"]
+    assert [item.machine.split()[0] for item in fast] == ["h200", "h100"]
+    assert [item.machine.split()[0] for item in thrifty] == ["h100", "h200"]
 
 
 def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
@@ -205,9 +205,9 @@ def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
         if len(begun) == 2:
             raise StopSignal("SIGINT")
 
-    found = offers("time", done=second)
-    assert found.stopped
-    assert [each.machine for each in found.offers] == ["h100 price=2"]
+    result = offers("time", done=second)
+    assert result.stopped
+    assert [offer.machine for offer in result.offers] == ["h100 price=2"]
     assert not offers("time").stopped
     begun[:] = ["before"]
     with pytest.raises(StopSignal):  # nothing is known yet
@@ -229,14 +229,14 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
     assert sizes_between(1, 8, node=8) == (1, 2, 4, 8)
     common = {"model": SMALL, "job": JOB, "tokens": 1e11, "by": "time", **FEW}
     choices = [Choice(NODE, (8, 16, 32, 64))]
-    every = {each.ranks: each.run for each in across(choices=choices, **common).offers if each.run}  # type: ignore[arg-type]
+    every = {offer.ranks: offer.run for offer in across(choices=choices, **common).offers if offer.run}  # type: ignore[arg-type]
     assert len(every) == 4
     for ranks, slower in ((64, 32), (32, 16), (16, 8)):
         deadline = (every[ranks].seconds + every[slower].seconds) / 2
-        (found,) = across(choices=choices, deadline=deadline, **common).offers  # type: ignore[arg-type]
-        assert found.ranks == ranks
+        (result,) = across(choices=choices, deadline=deadline, **common).offers  # type: ignore[arg-type]
+        assert result.ranks == ranks
         gaps = [Choice(NODE, (8, 16, 24, 32, 40, 48, 56, 64))]  # a batch of 512 divides by none of three, five, seven
-        assert across(choices=gaps, deadline=deadline, **common).offers == (found,)  # type: ignore[arg-type]
+        assert across(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
     (late,) = across(choices=choices, deadline=every[64].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
     assert "2.0 times the deadline; as fast, 128 ranks keep it" in late.refused
@@ -245,9 +245,11 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
 
 def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
     tight = NODE.replace(ranks=1, chip=NODE.chip.replace(memory_bytes=2**31))
-    found = across(model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02)
-    assert found.offers[0].run is None
-    assert found.offers[0].refused.startswith("nothing fits: dp1 ")
+    result = across(
+        model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02
+    )
+    assert result.offers[0].run is None
+    assert result.offers[0].refused.startswith("nothing fits: dp1 ")
 
 
 def test_never_is_never() -> None:

@@ -105,8 +105,8 @@ def slow_link(loop: Loop) -> None:
 
 
 def told(forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop], None]) -> tuple[str, list[RankTime]]:
-    found = forked(2, traced, run, text, folder, plant)
-    times = rank_times([summary(trace) for trace in found])
+    result = forked(2, traced, run, text, folder, plant)
+    times = rank_times([summary(trace) for trace in result])
     (line,) = findings(times, predicted=PLANNED, expected=lambda message: 1e-3)
     return line, times
 

@@ -124,8 +124,8 @@ def test_show_takes_it(tmp_path: Path) -> None:
     with ff.watch(module, optimizer, called="mine") as watched:
         steps(module, optimizer, 4)
     watched.save(tmp_path / "alone")
-    found = CliRunner().invoke(app, ["show", str(tmp_path / "alone")], catch_exceptions=False)
-    assert "measured  Sequential on this one" in found.stdout
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "alone")], catch_exceptions=False)
+    assert "measured  Sequential on this one" in result.stdout
     assert ff.predict("nano", "h100:1", "mbs1").world == 1
     with ff.watch(module, optimizer, against=("nano", "h100:1", "mbs1"), seq=128, gbs=4) as watched:
         steps(module, optimizer, 4)
@@ -198,7 +198,7 @@ def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
     step = two_ranks(tmp_path, lambda: watched_ranks(sharded))
     (stage,) = step["memory"]["stages"]
     assert (stage["parameters_bytes"], stage["gradients_bytes"]) == (2 * WEIGHTS, 2 * WEIGHTS)
-    assert {(each["collective"], each["messages"], each["bytes"]) for each in step["traffic"]} == {
+    assert {(item["collective"], item["messages"], item["bytes"]) for item in step["traffic"]} == {
         ("all_gather", 2 * BLOCKS, 4 * WEIGHTS),
         ("reduce_scatter", BLOCKS, 2 * WEIGHTS),
     }

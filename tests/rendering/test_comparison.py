@@ -60,18 +60,18 @@ def test_steps_that_a_prediction_cannot_tell_apart_are_said_to_be() -> None:
 def test_what_makes_the_difference_is_said_part_by_part() -> None:
     """Of steps of as many tokens; the others' seconds are no comparison."""
     near = side_by_side(2)
-    first, second = (each.step for each in near.variants)
+    first, second = (variant.step for variant in near.variants)
     assert first is not None
     assert second is not None
     tokens = first.tokens_per_second_per_gpu * first.time.step_seconds
     time = first.time.replace(step_seconds=1.02, bubble_seconds=first.time.bubble_seconds + 0.3, compute_seconds=0.64)
     longer = first.replace(time=time, tokens_per_second_per_gpu=tokens / 1.02)
     by = first.time.compute_seconds - 0.64
-    found = near.replace(variants=(near.variants[0], near.variants[1].replace(step=longer)))
+    result = near.replace(variants=(near.variants[0], near.variants[1].replace(step=longer)))
     line = f"B takes 200.0 ms longer than A: bubble +300.0 ms, compute −{show_seconds(by)}"
-    assert line in to_text(comparison.page(found))
+    assert line in to_text(comparison.page(result))
     fewer = longer.replace(tokens_per_second_per_gpu=longer.tokens_per_second_per_gpu / 2)
-    other = found.replace(variants=(near.variants[0], near.variants[1].replace(step=fewer)))
+    other = result.replace(variants=(near.variants[0], near.variants[1].replace(step=fewer)))
     assert comparison.why(other) == []
 
 

@@ -31,7 +31,7 @@ def lab(colour: str, cones: str) -> tuple[float, float, float]:
     rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
     x, y, z = (sum(a * b for a, b in zip(row, seen, strict=True)) for row in rows)
     x, y, z = (
-        each ** (1 / 3) if each > 0.008856 else 7.787 * each + 16 / 116 for each in (x / 0.95047, y, z / 1.08883)
+        item ** (1 / 3) if item > 0.008856 else 7.787 * item + 16 / 116 for item in (x / 0.95047, y, z / 1.08883)
     )
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
@@ -39,7 +39,7 @@ def lab(colour: str, cones: str) -> tuple[float, float, float]:
 def contrast(one: str, other: str) -> float:
     """Of WCAG 2."""
     light, dark = sorted(
-        (sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear(each), strict=True)) for each in (one, other)),
+        (sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear(item), strict=True)) for item in (one, other)),
         reverse=True,
     )
     return (light + 0.05) / (dark + 0.05)

@@ -73,8 +73,8 @@ def test_what_is_narrower_than_a_column_is_not_lost() -> None:
 
 def find_rectangles(svg: str) -> list[tuple[str, float, float]]:
     """Return (class, begin, width) of each block, in thousandths of the width."""
-    found = re.findall(r'<rect x="([\d.]+)" width="([\d.]+)" y="[\d.]+" height="[\d.]+" class="(k-[^"]+)"', svg)
-    return [(look, float(x), float(width)) for x, width, look in found]
+    matches = re.findall(r'<rect x="([\d.]+)" width="([\d.]+)" y="[\d.]+" height="[\d.]+" class="(k-[^"]+)"', svg)
+    return [(look, float(x), float(width)) for x, width, look in matches]
 
 
 def test_the_file_has_a_rectangle_per_block(large: Step) -> None:
@@ -108,8 +108,8 @@ def test_lanes_lie_one_above_the_other(large: Step) -> None:
     file = drawing.draw_lanes({"predicted": ROWS[:1], "rehearsed": ROWS[:1], "measured": measured}, step=large)
     rectangles = find_rectangles(file.to_svg())
     assert len(rectangles) == 6 + 6 + 8
-    found = [(look, round(x * 10.5 / 1000, 2), round((x + width) * 10.5 / 1000, 2)) for look, x, width in rectangles]
-    assert found[-3:] == [("k-update", 8.0, 9.5), ("k-messages", 9.5, 10.0), ("k-data", 10.0, 10.5)]
+    results = [(look, round(x * 10.5 / 1000, 2), round((x + width) * 10.5 / 1000, 2)) for look, x, width in rectangles]
+    assert results[-3:] == [("k-update", 8.0, 9.5), ("k-messages", 9.5, 10.0), ("k-data", 10.0, 10.5)]
     assert all(f">{name} 0</text>" in file.chart for name in ("predicted", "rehearsed", "measured"))
 
 

@@ -42,8 +42,8 @@ def test_a_job_in_one_line(settings: list[str], line: str) -> None:
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_the_precision_of_every_software_is_its_default(stack: str) -> None:
-    found = describe_job(Job(stack=stack))  # type: ignore[arg-type]
-    assert "bf16" in found.partition("defaults: ")[2]
+    job = describe_job(Job(stack=stack))  # type: ignore[arg-type]
+    assert "bf16" in job.partition("defaults: ")[2]
 
 
 def test_jobs_share_what_is_equal() -> None:
@@ -102,8 +102,8 @@ def test_a_plan_leaves_the_batch_to_its_first_step() -> None:
 def test_a_sweep_begins_with_what_its_rows_share(tmp_path: Path) -> None:
     file = tmp_path / "s.toml"
     file.write_text('models = ["tiny"]\nmachines = ["h100:2"]\nlayouts = ["dp2", "tp2"]\n[job]\nsequence = 512\n')
-    found = "\n".join(lines("sweep", str(file), "--out", str(tmp_path / "rows.jsonl")))
-    assert "tiny, h100:2, 2 ranks · seq 512; defaults: global batch 8, bf16, software fivefold" in found
+    text = "\n".join(lines("sweep", str(file), "--out", str(tmp_path / "rows.jsonl")))
+    assert "tiny, h100:2, 2 ranks · seq 512; defaults: global batch 8, bf16, software fivefold" in text
 
 
 @pytest.mark.processes
@@ -145,7 +145,7 @@ def test_ranks_that_stay_idle_are_warned_of_in_python() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
-        assert [(str(each.message), each.category, Path(each.filename).name) for each in caught] == [
+        assert [(str(item.message), item.category, Path(item.filename).name) for item in caught] == [
             (IDLE, UsageWarning, Path(__file__).name)
         ]
     assert ff.predict("tiny", "h100:4", "dp4").remarks == ()

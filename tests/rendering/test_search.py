@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fivefold.record import UserError
 from fivefold.rendering import search
-from fivefold.rendering.drawn import draw_front_file
+from fivefold.rendering.point_charts import draw_front_file
 from fivefold.results.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult, Walk
 from fivefold.step import Step
 
@@ -111,9 +111,9 @@ def test_a_walk_lists_what_helps_most_and_what_would_if_it_fitted() -> None:
     now = a_change("", faster=1.0)
     gains = [a_change(f"mbs{n}", faster=1 + n / 100) for n in (9, 8, 7)]
     large = [a_change(f"tp{n}", faster=n, fits=False) for n in (0.5, 2, 4)]
-    found = Walk(start=now, changes=(*gains, *large), path=(gains[0], gains[1]))
-    text = printed(search.walk(found, top=2))
+    result = Walk(start=now, changes=(*gains, *large), path=(gains[0], gains[1]))
+    text = printed(search.walk(result, top=2))
     rows = [line.split()[0] for line in text.splitlines() if line.startswith(("mbs", "tp"))]
     assert rows == ["mbs9", "mbs8", "tp4", "tp2", "mbs9", "mbs8"]
     assert "result: dp2 mbs8, +8.0% faster" in text
-    assert "no single change helps" in printed(search.walk(found.replace(path=()), top=2))
+    assert "no single change helps" in printed(search.walk(result.replace(path=()), top=2))

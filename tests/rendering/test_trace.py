@@ -17,9 +17,9 @@ ROWS = (
 
 def test_a_trace_in_microseconds_with_a_process_per_rank(tmp_path: Path) -> None:
     trace.save(ROWS, tmp_path / "t.json", about={"model": "tiny"})
-    found = json.loads((tmp_path / "t.json").read_text())
-    assert found["otherData"] == {"model": "tiny"}
-    spans = [event for event in found["traceEvents"] if event["ph"] == "X"]
+    result = json.loads((tmp_path / "t.json").read_text())
+    assert result["otherData"] == {"model": "tiny"}
+    spans = [event for event in result["traceEvents"] if event["ph"] == "X"]
     assert [(s["name"], s["cat"], s["pid"], s["tid"]) for s in spans] == [
         ("F0.3", "F", 0, 0),
         ("tp, cp", "messages", 0, 1),
@@ -32,7 +32,7 @@ def test_a_trace_in_microseconds_with_a_process_per_rank(tmp_path: Path) -> None
     ]
     assert spans[0]["args"] == {"stage": 0, "micro_batch": 3}
     assert spans[2]["args"] == {}
-    names = [event["args"]["name"] for event in found["traceEvents"] if event["name"] == "process_name"]
+    names = [event["args"]["name"] for event in result["traceEvents"] if event["name"] == "process_name"]
     assert names == ["pipeline rank 0", "pipeline rank 1"]
 
 
@@ -62,8 +62,8 @@ def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Pat
         for rank in range(2)
     ]
     trace.write(trace.lanes(measured, predicted=ROWS, rehearsed=ROWS), tmp_path / "t.json", about={})
-    found = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    names = [event["args"]["name"] for event in found if event["name"] == "process_name"]
+    result = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in result if event["name"] == "process_name"]
     assert names == [
         "predicted, pipeline rank 0",
         "predicted, pipeline rank 1",
@@ -72,7 +72,7 @@ def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Pat
         "measured, rank 0 (pipeline rank 0)",
         "measured, rank 1 (pipeline rank 0)",
     ]
-    last = [event for event in found if event["pid"] == 5 and event["ph"] == "X"]
+    last = [event for event in result if event["pid"] == 5 and event["ph"] == "X"]
     assert [(e["name"], e["tid"], e["ts"], e["dur"]) for e in last] == [
         ("step 4", 0, 1000, 10000),
         ("F0.0", 0, 2000, 4000),
@@ -81,5 +81,5 @@ def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Pat
         ("evaluation after step 4", 0, 1e6, 1e6),
     ]
     assert last[1]["args"] == {"own_us": 2000, "stage": 0, "micro_batch": 0}
-    ways = [(e["ph"], e["id"], e["ts"]) for e in found if e["pid"] == 5 and e["ph"] in "be"]
+    ways = [(e["ph"], e["id"], e["ts"]) for e in result if e["pid"] == 5 and e["ph"] in "be"]
     assert ways == [("b", "4.0", 3500), ("e", "4.0", 5000), ("b", "4.1", 3500), ("e", "4.1", 4000)]

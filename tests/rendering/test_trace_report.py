@@ -68,7 +68,7 @@ def test_the_finding_names_what_takes_most_of_the_rest() -> None:
 def test_a_path_of_many_pieces_is_drawn_by_what_takes_most() -> None:
     """10,000 pieces, of which the host takes a tenth; then one long wait on another rank."""
     times = [(place * 1e-5, (place + 1) * 1e-5) for place in range(10_000)]
-    path = [Piece(0, "host" if place % 10 == 0 else "compute", *each) for place, each in enumerate(times)]
+    path = [Piece(0, "host" if place % 10 == 0 else "compute", *item) for place, item in enumerate(times)]
     path.append(Piece(1, "waiting", 0.1, 0.2))
     assert _coarse(path) == [Piece(0, "compute", 0.0, 0.1), Piece(1, "waiting", 0.1, 0.2)]
     few = [Piece(0, "compute", 0.0, 1.0), Piece(0, "host", 1.0, 4.0)]

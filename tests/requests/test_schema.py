@@ -29,7 +29,7 @@ from fivefold.requests import commands
 from fivefold.requests.commands import ConfigOptions, JobRequest, SearchRequest
 from fivefold.requests.schema import Request
 
-SCHEMAS = [each for name, each in vars(commands).items() if name.endswith("Options")]
+SCHEMAS = [item for name, item in vars(commands).items() if name.endswith("Options")]
 HERE: dict[str, Any] = {"Model": Model, "Machine": Machine}
 # Each command with its schema, its schema on a terminal, and the functions that are the command in Python.
 COMMANDS: dict[str, tuple[type[Request], type[Request], tuple[Callable[..., Any], ...]]] = {
@@ -55,7 +55,7 @@ TYPED = {("dryrun", "ranks")}  # text of numbers on the command line, and number
 
 def differences(schema: type[Request], options: type[Request], functions: Sequence[Callable[..., Any]]) -> list[str]:
     """In what the signatures of ``functions`` are not the fields of ``schema``, and of ``options`` those they take."""
-    found, taken = [], set(JobRequest.model_fields)
+    results, taken = [], set(JobRequest.model_fields)
     for function in functions:
         stated = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
         hints = get_type_hints(SimpleNamespace(__annotations__=stated), {**vars(verbs), **_records(), **HERE})
@@ -65,16 +65,16 @@ def differences(schema: type[Request], options: type[Request], functions: Sequen
             field = RENAMED.get((function.__name__, name), name)
             taken.add(field)
             if field not in options.model_fields:
-                found.append(f"{function.__name__}: {name} is no field")
+                results.append(f"{function.__name__}: {name} is no field")
                 continue
             said = options.model_fields[field]
             typed = (function.__name__, name) in TYPED
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not typed and parameter.default != said.default:
-                found.append(f"{function.__name__}: {name}={parameter.default!r} instead of {said.default!r}")
+                results.append(f"{function.__name__}: {name}={parameter.default!r} instead of {said.default!r}")
             ours, theirs = _kinds(hints[name]), _kinds(said.annotation)
             if not typed and field == name and not _agree(ours, theirs):
-                found.append(f"{function.__name__}: {name} is {ours}, not {theirs}")
-    return found + [f"{name} is not taken" for name in schema.model_fields if name not in taken]
+                results.append(f"{function.__name__}: {name} is {ours}, not {theirs}")
+    return results + [f"{name} is not taken" for name in schema.model_fields if name not in taken]
 
 
 def _records() -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _records() -> dict[str, Any]:
     source = inspect.getsource(verbs).partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
     for line in source.splitlines():
         module, _, imported = line.strip().removeprefix("from ").partition(" import ")
-        for name, _, alias in (each.partition(" as ") for each in imported.split(", ")):
+        for name, _, alias in (item.partition(" as ") for item in imported.split(", ")):
             names[alias or name] = getattr(importlib.import_module(module), name)
     return names
 
@@ -106,7 +106,7 @@ def _kinds(annotation: Any) -> set[Any]:
 
 def _agree(ours: set[Any], theirs: set[Any]) -> bool:
     """Whether all that the schema takes is taken; functions that share a command have each a part of a Literal."""
-    return ours >= theirs or (all(isinstance(each, str) for each in ours) and ours < theirs)
+    return ours >= theirs or (all(isinstance(item, str) for item in ours) and ours < theirs)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -118,7 +118,7 @@ def test_signatures_are_those_of_the_schema(command: str) -> None:
 def test_every_option_is_a_field_and_has_help(command: str) -> None:
     group: Any = get_command(app)
     options = commands.COMMANDS[command]
-    assert {each.name for each in group.commands[command].params} == set(options.model_fields)
+    assert {item.name for item in group.commands[command].params} == set(options.model_fields)
     assert [name for name, field in options.model_fields.items() if not field.description] == []
 
 
@@ -173,7 +173,7 @@ def test_a_new_field_is_a_query_parameter() -> None:
     paint.__annotations__["asked"] = Annotated[ColouredQuestion, fastapi.Query()]
     page = fastapi.FastAPI()
     page.get("/paint")(paint)
-    stated = {each["name"]: each for each in page.openapi()["paths"]["/paint"]["get"]["parameters"]}
+    stated = {item["name"]: item for item in page.openapi()["paths"]["/paint"]["get"]["parameters"]}
     assert stated["colours"]["description"] == "How many colours to try."
     assert stated["colours"]["schema"]["maximum"] == 9
     assert stated["by"]["description"] == SearchRequest.model_fields["by"].description
@@ -191,7 +191,7 @@ def test_a_page_writes_tokens_as_they_can_be_read_again() -> None:
 def test_lists_that_were_not_given_are_empty() -> None:
     request = build_request(commands.SearchOptions, {"price": None, "also": ["fp8"]})
     assert (request.price, request.also, request.by) == ((), ("fp8",), "time")
-    names = [each.name for each in make_parameters(commands.AskOptions)]
+    names = [parameter.name for parameter in make_parameters(commands.AskOptions)]
     assert names[:4] == ["question", "model", "machine", "layout"]
 
 

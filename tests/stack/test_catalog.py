@@ -25,8 +25,8 @@ def changed(entry: Entry) -> set[str]:
     """The fields in which a stack differs from the record's defaults."""
     stack, usual = STACKS[entry.name], Stack()
     fields = {field for field in Stack.model_fields if field not in NAMES}
-    found = {field for field in fields if getattr(stack, field) != getattr(usual, field)}
-    return found | {
+    results = {field for field in fields if getattr(stack, field) != getattr(usual, field)}
+    return results | {
         f"runs.{field}"
         for field in SupportedLayouts.model_fields
         if getattr(stack.runs, field) != getattr(usual.runs, field)

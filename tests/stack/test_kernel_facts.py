@@ -28,8 +28,8 @@ def test_one_module_asks_whose_linear_layers_they_are() -> None:
 
 def test_only_the_engine_has_the_engines_kernels() -> None:
     facts = {name: build_stack(name).kernel_facts for name in STACKS}
-    assert [name for name, each in facts.items() if each is FIVEFOLD] == ["fivefold"]
-    assert all(each is AUTOGRAD for name, each in facts.items() if name != "fivefold")
+    assert [name for name, fact in facts.items() if fact is FIVEFOLD] == ["fivefold"]
+    assert all(fact is AUTOGRAD for name, fact in facts.items() if name != "fivefold")
 
 
 def test_the_lists_differ_in_every_fact() -> None:

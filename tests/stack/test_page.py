@@ -35,11 +35,11 @@ def table() -> str:
 
 def test_the_page_shows_the_catalog() -> None:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    found, _, after = rest.partition(END)
+    result, _, after = rest.partition(END)
     if os.environ.get("FIVEFOLD_FREEZE"):
         PAGE.write_text(before + BEGIN + table() + END + after, encoding="utf-8")
-        found = table()
-    assert found == table()
+        result = table()
+    assert result == table()
 
 
 def test_the_readme_counts_them() -> None:

@@ -41,9 +41,9 @@ def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
 
     monkeypatch.setattr(finalists, "trial", played)
     monkeypatch.setattr(finalists, "profile", lambda *, machine, **_: machine)
-    found, _ = measure_best(model=NANO, machine=here, job=JOB, count=3)
-    assert [each.layout for each in found[:2]] == [str(layout) for layout in reversed(list(took)[1:])]
-    assert (found[2].measured_seconds, found[2].why) == (None, "CUDA out of memory")
+    result, _ = measure_best(model=NANO, machine=here, job=JOB, count=3)
+    assert [item.layout for item in result[:2]] == [str(layout) for layout in reversed(list(took)[1:])]
+    assert (result[2].measured_seconds, result[2].why) == (None, "CUDA out of memory")
 
 
 def test_only_this_computer_can_measure():

@@ -37,14 +37,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_sweep_files_models_and_machines_are_next_to_it(folder: Path) -> None:
-    found = list(settings(Sweep.load(folder / "sweep.toml"), local=folder / "none"))
-    assert [each.model.layers for each in found] == [
+    result = list(settings(Sweep.load(folder / "sweep.toml"), local=folder / "none"))
+    assert [item.model.layers for item in result] == [
         3,
         3,
         catalog.build_model("nano").layers,
         catalog.build_model("nano").layers,
     ]
-    assert {each.ranks for each in found} == {2}
+    assert {item.ranks for item in result} == {2}
 
 
 def test_a_run_files_files_are_next_to_it_or_where_the_command_runs(folder: Path) -> None:

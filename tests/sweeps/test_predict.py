@@ -78,14 +78,14 @@ def test_rows_are_what_predict_says() -> None:
 def test_the_best_k_are_those_of_search() -> None:
     ((setting, texts),) = plan_of(machines=["h100:2"], layouts=["best 3"], batches=[4], sequences=[128])
     rows = Predictor().rows(setting, texts[0])
-    found = search(
+    result = search(
         model=build_model("nano"),
         machine=find_machine("h100:2", local=Path("x")),
         job=Job(sequence=128, global_batch=4),
         top=3,
     )
     assert [(row.layout, row.step_seconds) for row in rows] == [
-        (each.step.layout, each.step.time.step_seconds) for each in found.best
+        (item.step.layout, item.step.time.step_seconds) for item in result.best
     ]
     ((setting, texts),) = plan_of(
         machines=["h100:2"], layouts=["best 1"], batches=[4], sequences=[128], recomputations=["full"]
@@ -130,7 +130,7 @@ def test_what_a_row_depends_on_is_in_its_key() -> None:
     assert digest(setting) != digest(other)
     assert digest(setting, calibrated=False) == digest(other, calibrated=False)
     ((longer, _),) = plan_of(sequences=[128])
-    assert len({digest(each, calibrated=False) for each in (setting, longer, setting)}) == 2
+    assert len({digest(item, calibrated=False) for item in (setting, longer, setting)}) == 2
 
 
 def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
         Sweep.read(tight | {"sequences": [4096], "batches": [64]}, origin="test"), local=Path("nowhere")
     )
     ((setting, _),) = plan.parts
-    found = []
+    results = []
     with opened(tmp_path / "journal") as journal:
         for risk in (0.05, 0.5, 0.05):
             (row,) = run(plan, journal, trials=None, report=lambda *_: None, risk=risk)
-            found.append((row.status, row.why))
-    assert [status for status, _ in found] == ["memory", "fits", "memory"]
-    assert "20 % risk of running out" in found[0][1]
+            results.append((row.status, row.why))
+    assert [status for status, _ in results] == ["memory", "fits", "memory"]
+    assert "20 % risk of running out" in results[0][1]
     assert len({digest(setting), digest(setting, risk=0.05), digest(setting, risk=0.5)}) == 3

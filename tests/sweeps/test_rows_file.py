@@ -47,16 +47,16 @@ def test_parquet(tmp_path: Path) -> None:
 def test_csv(tmp_path: Path) -> None:
     write(ROWS, tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    for line, row in zip(found, ROWS, strict=True):
+        result = list(csv.DictReader(file))
+    for line, row in zip(result, ROWS, strict=True):
         assert line == {name: "" if value is None else str(value) for name, value in row.model_dump().items()}
-    assert float(found[0]["step_seconds"]) == 0.1 + 0.2
+    assert float(result[0]["step_seconds"]) == 0.1 + 0.2
 
 
 def test_json_lines(tmp_path: Path) -> None:
     write(ROWS, tmp_path / "rows.jsonl")
-    found: list[Any] = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [Row(**each) for each in found] == ROWS
+    results: list[Any] = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [Row(**result) for result in results] == ROWS
 
 
 def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,9 @@ def drawn(draw: random.Random) -> tuple[dict[str, Any], int]:
     layouts += [f"dp{fixed} zero2"] if fixed in some["ranks"] else []
     rows = 0
     for ranks in some["ranks"]:
-        each = sum(ranks % tp == 0 for tp in tps) * len(mbss) + (len(layouts) > 1 and ranks == fixed)
+        item = sum(ranks % tp == 0 for tp in tps) * len(mbss) + (len(layouts) > 1 and ranks == fixed)
         others = [some[name] for name in ("sequences", "batches", "precisions", "stacks", "recomputations")]
-        rows += each * len(some["models"]) * len(some["machines"]) * len(list(product(*(o or [None] for o in others))))
+        rows += item * len(some["models"]) * len(some["machines"]) * len(list(product(*(o or [None] for o in others))))
     return some | {"layouts": layouts}, rows
 
 
@@ -70,18 +70,24 @@ def test_every_combination_is_a_row() -> None:
 
 
 def test_what_is_not_listed_is_the_jobs_or_the_machines() -> None:
-    (found,) = settings(sweep(machines=["h100:4"], job={"sequence": 512, "steps": 9}), local=NOWHERE)
-    assert (found.ranks, found.sequence, found.batch, found.precision, found.stack) == (4, 512, 8, "bf16", "fivefold")
-    assert found.job is not None
-    assert found.job.steps == 9
+    (result,) = settings(sweep(machines=["h100:4"], job={"sequence": 512, "steps": 9}), local=NOWHERE)
+    assert (result.ranks, result.sequence, result.batch, result.precision, result.stack) == (
+        4,
+        512,
+        8,
+        "bf16",
+        "fivefold",
+    )
+    assert result.job is not None
+    assert result.job.steps == 9
     filled = [filled_for(text, ranks=4) for text in ("dp*", "dp2", "dp4 zero1", "best 2")]
     assert filled == ["dp4", None, "dp4 zero1", "best 2"]
 
 
 def test_a_batch_of_tokens_is_whole_sequences() -> None:
-    found = list(settings(sweep(sequences=[64, 96, 128], batch_tokens=[1024]), local=NOWHERE))
-    assert [(s.sequence, s.batch, s.job is None) for s in found] == [(64, 16, False), (96, 10, True), (128, 8, False)]
-    assert found[1].why == "a batch of 1024 tokens is no whole number of sequences of 96"
+    result = list(settings(sweep(sequences=[64, 96, 128], batch_tokens=[1024]), local=NOWHERE))
+    assert [(s.sequence, s.batch, s.job is None) for s in result] == [(64, 16, False), (96, 10, True), (128, 8, False)]
+    assert result[1].why == "a batch of 1024 tokens is no whole number of sequences of 96"
 
 
 def test_best_of() -> None:
@@ -118,9 +124,9 @@ def test_best_of() -> None:
 def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str) -> None:
     file = tmp_path / "test.json"
     file.write_text(json.dumps(LEAST | values))
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError) as result:
         Sweep.load(file)
-    assert line.removeprefix("test: ") in str(found.value)
+    assert line.removeprefix("test: ") in str(result.value)
 
 
 @pytest.mark.parametrize(("values", "line"), [

@@ -34,27 +34,31 @@ def asked(layout: str = "dp1 mbs4", *, job: Job = JOB, machine: Machine = MACHIN
 
 @pytest.mark.processes
 def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
-    found = asked("dp2 zero1 mbs2", steps=4, within=tmp_path)
-    assert found.ended == "measured", found.why
-    assert found.why == ""
-    assert found.measured is not None
+    result = asked("dp2 zero1 mbs2", steps=4, within=tmp_path)
+    assert result.ended == "measured", result.why
+    assert result.why == ""
+    assert result.measured is not None
     expected = predict(model=MODEL, machine=MACHINE, layout=Layout.parse("dp2 zero1 mbs2"), job=JOB)
-    assert found.measured.work.hardware_flops == expected.work.hardware_flops
-    assert found.measured.traffic == expected.traffic
-    assert (found.measured.model, found.measured.machine, found.measured.layout) == ("nano", "here", "dp2 zero1 mbs2")
-    assert 0 < found.measured.time.step_seconds < 60
+    assert result.measured.work.hardware_flops == expected.work.hardware_flops
+    assert result.measured.traffic == expected.traffic
+    assert (result.measured.model, result.measured.machine, result.measured.layout) == (
+        "nano",
+        "here",
+        "dp2 zero1 mbs2",
+    )
+    assert 0 < result.measured.time.step_seconds < 60
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.processes
 def test_a_refusal_is_its_line() -> None:
-    found = asked("dp4 mbs1")
-    assert (found.ended, found.measured) == ("refused", None)
-    assert found.why.startswith("layout 'dp4 zero0 mbs1': needs 4 ranks, but here has 2")
+    result = asked("dp4 mbs1")
+    assert (result.ended, result.measured) == ("refused", None)
+    assert result.why.startswith("layout 'dp4 zero0 mbs1': needs 4 ranks, but here has 2")
     small = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=2**20))
-    found = asked(machine=small)
-    assert found.ended == "refused"
-    assert "would need" in found.why
+    result = asked(machine=small)
+    assert result.ended == "refused"
+    assert "would need" in result.why
     with pytest.raises(UserError, match="a trial of 3 steps times none; take 4 or more"):
         asked(steps=3)
 
@@ -63,8 +67,8 @@ def test_a_refusal_is_its_line() -> None:
 @true_interpreters()  # a forked process may be done within the time
 def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
     begin = time.monotonic()
-    found = asked(timeout_seconds=0.3, within=tmp_path)
-    assert (found.ended, found.why) == ("timeout", "was not done with 8 steps in 0.3 s")
+    result = asked(timeout_seconds=0.3, within=tmp_path)
+    assert (result.ended, result.why) == ("timeout", "was not done with 8 steps in 0.3 s")
     assert time.monotonic() - begin < 5
 
 
@@ -131,12 +135,12 @@ def test_a_trial_ends_with_who_started_it(tmp_path: Path) -> None:
 
 def of_folder(folder: Path, *, ranks: int) -> list[int]:
     """Processes whose command names ``folder``, once all of launcher and ``ranks`` are there."""
-    found = []
+    results = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes()
         except OSError:
             continue
         if str(folder / "fivefold-trial").encode() in words:
-            found.append(int(path.parent.name))
-    return found if len(found) == 1 + ranks else []
+            results.append(int(path.parent.name))
+    return results if len(results) == 1 + ranks else []

@@ -47,7 +47,7 @@ def loop(
         llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
         loops.checkpointed(llama, every=1)
     ddp = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], fused=True)
+    optimizer = torch.optim.AdamW([item for item in model.parameters() if item.requires_grad], fused=True)
 
     def step(micro: list[Batch]) -> None:
         for place, (ids, targets) in enumerate(micro):

@@ -71,10 +71,10 @@ class Constants:
 @pytest.fixture
 def sky_schemas() -> Any:
     """SkyPilot's schemas, without the server and the clouds that its package imports."""
-    found = importlib.util.find_spec("sky")
-    if found is None or found.submodule_search_locations is None:
+    result = importlib.util.find_spec("sky")
+    if result is None or result.submodule_search_locations is None:
         pytest.skip("skypilot is not installed")
-    path = Path(next(iter(found.submodule_search_locations))) / "utils" / "schemas.py"
+    path = Path(next(iter(result.submodule_search_locations))) / "utils" / "schemas.py"
     finder = Absent("sky")
     sys.meta_path.insert(0, finder)
     spec = importlib.util.spec_from_file_location("sky_schemas", path)

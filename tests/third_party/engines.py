@@ -71,15 +71,15 @@ def trainer(*, half: bool = False) -> Loop:
     arguments = TrainingArguments(
         output_dir=tempfile.mkdtemp(), use_cpu=True, bf16=half, report_to="none", ddp_broadcast_buffers=False
     )
-    found = Trainer(model=LlamaForCausalLM(config), args=arguments)
+    result = Trainer(model=LlamaForCausalLM(config), args=arguments)
     model: Any
-    model, optimizer = found.accelerator.prepare(found.model, adamw(found.model.parameters()))
-    found.optimizer, inner, found.current_gradient_accumulation_steps = optimizer, optimizer.optimizer, 1
+    model, optimizer = result.accelerator.prepare(result.model, adamw(result.model.parameters()))
+    result.optimizer, inner, result.current_gradient_accumulation_steps = optimizer, optimizer.optimizer, 1
 
     def step(micro: list[Batch]) -> None:
         for place, (ids, _) in enumerate(micro):
-            with nullcontext() if place == len(micro) - 1 else found.accelerator.no_sync(model):
-                found.training_step(model, {"input_ids": ids, "labels": ids})
+            with nullcontext() if place == len(micro) - 1 else result.accelerator.no_sync(model):
+                result.training_step(model, {"input_ids": ids, "labels": ids})
         inner.step()
         inner.zero_grad()
 

@@ -140,7 +140,7 @@ def batches(sequences: int, count: int) -> list[Batch]:
     """``count`` micro-batches of as many sequences, as ids and targets of one tensor."""
     torch.manual_seed(1)
     tokens = torch.randint(SHAPE.vocab, (count, sequences, SEQUENCE + 1))
-    return [(each[:, :-1], each[:, 1:]) for each in tokens]
+    return [(token[:, :-1], token[:, 1:]) for token in tokens]
 
 
 def adamw(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
@@ -309,9 +309,9 @@ def pipeline(*, schedule: str, micro_batches: int, v: int = 1, dp: int = 1) -> L
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     mesh = init_device_mesh("cpu", (2, dp), mesh_dim_names=("pp", "dp"))
-    rank, each = mesh["pp"].get_local_rank(), SHAPE.layers // (2 * v)
+    rank, item = mesh["pp"].get_local_rank(), SHAPE.layers // (2 * v)
     held = (rank, 3 - rank)[:v] if schedule.startswith("ZBV") else (rank, rank + 2)[:v]
-    parts = nn.ModuleList(Llama(first=stage * each, last=(stage + 1) * each) for stage in held)
+    parts = nn.ModuleList(Llama(first=stage * item, last=(stage + 1) * item) for stage in held)
     if dp > 1:
         for part in parts:
             fully_sharded(part, mesh["dp"], reshard=False)  # type: ignore[arg-type]

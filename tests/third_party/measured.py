@@ -282,22 +282,22 @@ class Beside(NamedTuple):
         """Messages and bytes by axis and collective, predicted (without the trainer's own 12 bytes) and measured."""
         first, second = (
             {
-                f"{each.axis} {each.collective}": (each.messages, each.bytes)
-                for each in step.traffic
-                if each.axis != "world"
+                f"{item.axis} {item.collective}": (item.messages, item.bytes)
+                for item in step.traffic
+                if item.axis != "world"
             }
             for step in (self.predicted, self.measured)
         )
         if self.case.norm:
             messages, sent = second["dp all_reduce"]
             second["dp all_reduce"] = messages - 1, sent - self.case.norm
-        return first, {name: each for name, each in second.items() if each != (0, 0)}
+        return first, {name: item for name, item in second.items() if item != (0, 0)}
 
     @property
     def states(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Bytes of parameters and moments by stage, predicted and measured; gradients lie in storages of any size."""
         first, second = (
-            [(0 if self.case.flat else each.parameters_bytes, each.optimizer_bytes) for each in step.memory.stages]
+            [(0 if self.case.flat else stage.parameters_bytes, stage.optimizer_bytes) for stage in step.memory.stages]
             for step in (self.predicted, self.measured)
         )
         return first, second
@@ -325,7 +325,7 @@ def markdown(rows: list[Beside]) -> str:
     for row in rows:
         changed = "".join(f" `{key}={value}`" for key, value in row.case.changed.items())
         peaks = [
-            " / ".join(show_bytes(each.peak_bytes) for each in step.memory.stages)
+            " / ".join(show_bytes(stage.peak_bytes) for stage in step.memory.stages)
             for step in (row.predicted, row.measured)
         ]
         errors = " / ".join(f"{error:+.2%}" for error in row.errors) + ", open" * (row.case.open > 0)
@@ -348,7 +348,7 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table between the marks of this page")
     options = parser.parse_args()
     rows = []
-    for name in (each for each in CASES if options.only in each):
+    for name in (case for case in CASES if options.only in case):
         rows.append(beside(name))
         print(
             f"{name}: peak {', '.join(f'{error:+.2%}' for error in rows[-1].errors)}, "

@@ -96,7 +96,7 @@ def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None
     config = AutoConfig.from_pretrained(tmp_path)
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config)
-    assert sum(each.numel() for each in built.parameters()) == model.parameters
+    assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
 
 
 def trained(folder: Path, command: list[str], script: str = "train.py", **environment: str) -> str:

@@ -14,17 +14,17 @@ FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 @pytest.mark.parametrize("name", one_in(2, FEW))
 def test_a_stack_is_as_it_is_predicted(name: str) -> None:
     assert name in CASES
-    found = beside(name)
-    assert found.sent[0] == found.sent[1]
-    assert found.states[0] == found.states[1]
-    assert found.predicted.work.hardware_flops == found.measured.work.hardware_flops
-    assert max(map(abs, found.errors)) < 0.02
-    assert found.agrees
+    result = beside(name)
+    assert result.sent[0] == result.sent[1]
+    assert result.states[0] == result.states[1]
+    assert result.predicted.work.hardware_flops == result.measured.work.hardware_flops
+    assert max(map(abs, result.errors)) < 0.02
+    assert result.agrees
 
 
 @pytest.mark.skipif("peft LoRA" not in CASES, reason="peft is installed by make interop")
 @pytest.mark.parametrize("name", one_in(2, PEFT))
 def test_adapters_of_peft_are_as_they_are_predicted(name: str) -> None:
-    found = beside(name)
-    assert found.agrees
-    assert max(map(abs, found.errors)) < 0.005
+    result = beside(name)
+    assert result.agrees
+    assert max(map(abs, result.errors)) < 0.005

@@ -34,26 +34,26 @@ def core_fields(given: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     names = {field.name for field in dataclasses.fields(transformer_config.TransformerConfig)}
-    found = {name: value for name, value in given.items() if name in names}
-    found |= {
+    result = {name: value for name, value in given.items() if name in names}
+    result |= {
         "layernorm_epsilon": given.get("norm_epsilon", 1e-5),
         "add_bias_linear": not given.get("disable_bias_linear"),
     }
-    found |= {"num_moe_experts": given.get("num_experts"), "gated_linear_unit": bool(given.get("swiglu"))}
-    found |= {"qk_layernorm": bool(given.get("qk_layernorm"))}
+    result |= {"num_moe_experts": given.get("num_experts"), "gated_linear_unit": bool(given.get("swiglu"))}
+    result |= {"qk_layernorm": bool(given.get("qk_layernorm"))}
     if given.get("bf16"):
-        found |= {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
+        result |= {"bf16": True, "params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16}
     else:
-        found["pipeline_dtype"] = torch.float32
+        result["pipeline_dtype"] = torch.float32
     if given.get("fp8_format"):
-        found["fp8"] = given["fp8_format"]
+        result["fp8"] = given["fp8_format"]
     if v := given.get("num_virtual_stages_per_pipeline_rank"):
-        found["virtual_pipeline_model_parallel_size"] = v
+        result["virtual_pipeline_model_parallel_size"] = v
     if given.get("swiglu"):
-        found["activation_func"] = torch.nn.functional.silu
+        result["activation_func"] = torch.nn.functional.silu
     for name in ("cross_entropy_loss_fusion", "attention_backend", "cuda_graph_scope", "moe_enable_deepep"):
-        found.pop(name, None)
-    return found
+        result.pop(name, None)
+    return result
 
 
 def test_core_takes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_cores_model_has_our_parameters(model: Model, one_rank: None, monkeypatc
         position_embedding_type=given.get("position_embedding_type", "learned_absolute"),
         share_embeddings_and_output_weights="untie_embeddings_and_output_weights" not in given,
     )
-    assert sum(each.numel() for each in built.parameters()) == model.parameters
+    assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
 
 
 def test_bridge_makes_a_container(tmp_path: Path, without_transformer_engine: None) -> None:

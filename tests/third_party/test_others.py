@@ -57,8 +57,8 @@ def test_kubeflow_takes_the_job() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models")
     _, _, runtime, job = yaml.safe_load_all(write(PLAN, to="kubernetes").files["trainjob.yaml"])
     for kind, values in (("TrainerV1alpha1TrainingRuntime", runtime), ("TrainerV1alpha1TrainJob", job)):
-        found = getattr(models, kind).from_dict(values)
-        assert found.to_dict() == values  # nothing of it was passed over
+        result = getattr(models, kind).from_dict(values)
+        assert result.to_dict() == values  # nothing of it was passed over
 
 
 def test_skypilot_takes_the_task(sky_schemas: Any) -> None:

@@ -40,7 +40,7 @@ def backward_peak(*, compiled: bool) -> float:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
-    mesh, head, found = init_device_mesh("cpu", (2,)), nn.Linear(WIDTH, VOCAB, bias=False), 0.0
+    mesh, head, result = init_device_mesh("cpu", (2,)), nn.Linear(WIDTH, VOCAB, bias=False), 0.0
     parallelize_module(
         head, mesh, ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1), use_local_output=False)
     )
@@ -55,18 +55,18 @@ def backward_peak(*, compiled: bool) -> float:
             del logits
             forget()
             value.backward()  # type: ignore[no-untyped-call]
-        found = (resident("VmHWM") - before) / (TOKENS * VOCAB // 2 * 4)
+        result = (resident("VmHWM") - before) / (TOKENS * VOCAB // 2 * 4)
         head.zero_grad()
         del value, x
-    return found
+    return result
 
 
 def peaks(folder: Path) -> tuple[float, float]:
     """In eager, and compiled, of the first of two processes."""
-    found = two_ranks(
+    result = two_ranks(
         folder, lambda: {name: backward_peak(compiled=name == "compiled") for name in ("eager", "compiled")}
     )
-    return found["eager"], found["compiled"]
+    return result["eager"], result["compiled"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -79,4 +79,4 @@ def test_the_scratch_of_the_loss_lives_in_eager_alone(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        print(*(f"{found:.2f}" for found in peaks(Path(name))))
+        print(*(f"{peak:.2f}" for peak in peaks(Path(name))))

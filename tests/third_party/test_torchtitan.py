@@ -57,8 +57,8 @@ def test_degrees_and_batches_are_ours(tmp_path: Path, monkeypatch: pytest.Monkey
         training = config.training
         assert (training.seq_len, training.global_batch_size) == (plan.job.sequence, plan.job.global_batch)
         assert training.global_batch_size % (training.local_batch_size * layout.dp) == 0
-        each = asked.pipeline_parallel_microbatch_size if layout.pp > 1 else training.local_batch_size
-        assert each == layout.mbs
+        item = asked.pipeline_parallel_microbatch_size if layout.pp > 1 else training.local_batch_size
+        assert item == layout.mbs
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_model_on_meta_has_our_parameters(
     config = parsed(plan, tmp_path, monkeypatch)
     with torch.device("meta"):
         built = config.model_spec.model.build()
-    assert sum(each.numel() for each in built.parameters()) == model.parameters
+    assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
 
 
 def test_stages_are_spread_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,4 +89,4 @@ def test_stages_are_spread_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         config = parsed(Plan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)
         parts = config.parallelism.module_fqns_per_model_part or generate(layout.pp * layout.v, model.layers, 1, 1)
         sizes = [sum(name.startswith("layers.") for name in part) for part in parts]
-        assert sizes == [len(each) for each in stage_layers(model.layers, layout)]
+        assert sizes == [len(item) for item in stage_layers(model.layers, layout)]

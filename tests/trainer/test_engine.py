@@ -33,8 +33,8 @@ MODEL = Model(
 
 def state(built: Built) -> dict[str, Tensor]:
     """All that a checkpoint keeps, as it is now."""
-    found = checkpoint.state_dict(built).items()
-    return {name: (kept.rows if isinstance(kept, BoxTensor) else kept).detach().clone() for name, kept in found}
+    result = checkpoint.state_dict(built).items()
+    return {name: (kept.rows if isinstance(kept, BoxTensor) else kept).detach().clone() for name, kept in result}
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
@@ -116,5 +116,5 @@ def test_words_of_padding_change_nothing(forked, loss: str) -> None:
     """83 words are 96 with the padding that a job asks for; in the softmax they would make a first loss of ln 96."""
     job = Job(sequence=16, global_batch=4, precision=recipe("fp32"), loss=loss)
     (plain,), (padded,) = (forked(1, trained, job.replace(vocab_multiple=multiple)) for multiple in (1, 32))
-    for found, expected in zip(padded, plain, strict=True):
-        assert found == pytest.approx(expected, rel=1e-6)
+    for result, expected in zip(padded, plain, strict=True):
+        assert result == pytest.approx(expected, rel=1e-6)

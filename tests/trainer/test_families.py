@@ -36,10 +36,10 @@ def compare(kind: str, config: dict[str, Any], folder: Path) -> str:
     try:
         opened = Folder.open(folder)
         check_supported(Layout(), Job(sequence=16, global_batch=1, precision=recipe("fp32")), model=opened.model)
-        found = [_logits(opened, text) for text in texts(theirs.config.vocab_size)]
+        logits = [_logits(opened, text) for text in texts(theirs.config.vocab_size)]
     except UserError as refusal:
         return f"refused: {refusal}"
-    errors = [float((mine - other).abs().max()) for mine, other in zip(found, wanted, strict=True)]
+    errors = [float((mine - other).abs().max()) for mine, other in zip(logits, wanted, strict=True)]
     return "" if max(errors) <= 1e-5 else f"logits differ by {max(errors):.1e}"
 
 

@@ -598,7 +598,7 @@ class Launched(Child):
 
     def workers(self) -> dict[int, int]:
         """Process ids by rank."""
-        found = {}
+        result = {}
         for status in Path("/proc").glob("[0-9]*/stat"):
             try:
                 name, _, facts = status.read_text().rpartition(")")
@@ -606,8 +606,8 @@ class Launched(Child):
                 continue
             state, parent = facts.split()[:2]
             if int(parent) == self.pid and state != "Z" and (rank := re.search(r"\(fivefold rank (\d+)$", name)):
-                found[int(rank[1])] = int(status.parent.name)
-        return found
+                result[int(rank[1])] = int(status.parent.name)
+        return result
 
     def at_step(self, step: int) -> None:
         wait_for(lambda: logged() >= step or self.has_ended())

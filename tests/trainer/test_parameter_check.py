@@ -68,7 +68,7 @@ def test_a_weight_that_is_left_on_meta_ends_the_dry_run(monkeypatch: pytest.Monk
     known = Placement._zero_unit
 
     def fewer(self: Placement, weights: list[table.Weight], backwards: int, **rest: Any) -> Any:
-        return known(self, [each for each in weights if not each.name.endswith("sinks")], backwards, **rest)
+        return known(self, [weight for weight in weights if not weight.name.endswith("sinks")], backwards, **rest)
 
     monkeypatch.setattr(Placement, "_zero_unit", fewer)
     (line,) = findings()

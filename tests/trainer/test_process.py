@@ -34,7 +34,7 @@ class Peers:
 def test_each_start_has_one_name_on_all_ranks_and_none_that_was() -> None:
     peers = Peers()
     names = [peers.start() for _ in range(4)]
-    assert [len(found) for found in names] == [1] * 4
+    assert [len(name) for name in names] == [1] * 4
     assert len(set.union(*names)) == 4
 
 

@@ -54,7 +54,7 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
     if folder and (path := latest(folder)):
         progress = load(path, built=built, model=MODEL, job=JOB)
         step, taken = progress.step, progress.samples
-    engine, found = Engine(built, model=MODEL, layout=layout, job=JOB), []
+    engine, results = Engine(built, model=MODEL, layout=layout, job=JOB), []
     while step < last:
         size = JOB.batch(taken)
         rows = torch.stack(
@@ -62,18 +62,18 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
         )
         done = engine.step(rows.view(-1, layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank])
         engine.zero_grad()
-        found.append((done.loss, done.norm))
+        results.append((done.loss, done.norm))
         step, taken = step + 1, taken + size
     if folder:
         progress = Progress(step=step, samples=taken, tokens=16 * taken)
         save(folder, built=built, progress=progress, model=MODEL, layout=layout, job=JOB)
-    return found
+    return results
 
 
 @cache
 def in_one_process() -> list[tuple[float, float]]:
-    (found,) = processes.forked(1, train, Layout.parse("mbs4"))
-    return found
+    (result,) = processes.forked(1, train, Layout.parse("mbs4"))
+    return result
 
 
 LAYOUTS = ["dp2 zero3 mbs2", "dp2 tp2 ep2 zero1 mbs1", "dp2 pp2 zero2 mbs1", "pp2 dualpipe mbs2", "pp2 v2 zbv mbs1"]
@@ -83,13 +83,13 @@ LAYOUTS = ["dp2 zero3 mbs2", "dp2 tp2 ep2 zero1 mbs1", "dp2 pp2 zero2 mbs1", "pp
 def test_every_layout_grows_alike(forked: Fork, text: str) -> None:
     """With too many or too few gradients awaited a weight would be reduced too early or never."""
     layout, alone = Layout.parse(text), in_one_process()[:5]  # of every size
-    assert forked(layout.world, train, layout, None, 5)[0] == [pytest.approx(each, rel=2e-4) for each in alone]
+    assert forked(layout.world, train, layout, None, 5)[0] == [pytest.approx(item, rel=2e-4) for item in alone]
 
 
 def test_a_run_goes_on_in_its_ramp_under_another_layout(forked: Fork, tmp_path: Path) -> None:
     first = forked(2, train, Layout.parse("dp2 zero1 mbs2"), tmp_path, 3)[0]
     second = forked(4, train, Layout.parse("dp4 zero3 mbs1"), tmp_path, 6)[0]
-    assert [*first, *second] == [pytest.approx(each, rel=2e-4) for each in in_one_process()]
+    assert [*first, *second] == [pytest.approx(item, rel=2e-4) for item in in_one_process()]
 
 
 @pytest.mark.parametrize(

@@ -46,24 +46,24 @@ Fork = Callable[..., list[Any]]
 
 def bits(built: Built) -> Bits:
     """Whole weights and moments, on the first rank."""
-    found: Bits = {}
+    result: Bits = {}
     for kind in ("weight", "exp_avg", "exp_avg_sq"):
         rows = [
             s.weight if kind == "weight" else built.optimizer.state[s.weight][kind] if s.rows else s.weight
             for s in built.shards
         ]
         for name, whole in gather_full(built, rows, model=MODEL).items():
-            found.setdefault(name, []).append(whole)
-    return found
+            result.setdefault(name, []).append(whole)
+    return result
 
 
 def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[float], list[Tensor]]:
     """Take up what is there, train two steps, save: the bits that were found and those that were left."""
     built = build(model=MODEL, layout=layout, job=JOB, device=torch.device("cpu"))
-    found: Bits = {}
+    result: Bits = {}
     if path := latest(directory):
         assert load(path, built=built, model=MODEL, job=JOB).step == first
-        found = bits(built)
+        result = bits(built)
     engine, losses = Engine(built, model=MODEL, layout=layout, job=JOB), []
     for step in range(first, first + 2):
         tokens = torch.randint(0, MODEL.vocab, (4, 17), generator=torch.Generator().manual_seed(step))
@@ -73,7 +73,7 @@ def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[f
     progress = Progress(step=first + 2, samples=0, tokens=0)
     save(directory, built=built, progress=progress, model=MODEL, layout=layout, job=JOB)
     biases = [built.module.blocks[layer].get_submodule("moe").get_buffer("bias") for layer in (1, 2)]
-    return found, bits(built), losses, biases
+    return result, bits(built), losses, biases
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -83,9 +83,9 @@ def test_every_layout_takes_up_what_any_other_left(forked: Fork, tmp_path: Path,
     chain = CHAIN[::-1] if backwards else CHAIN
     for number, text in enumerate(chain):
         layout = Layout.parse(text)
-        found, now, losses, _ = forked(layout.world, leg, tmp_path / "changing", layout, 2 * number)[0]
-        assert found.keys() == left.keys()
-        assert all(torch.equal(a, b) for name in left for a, b in zip(left[name], found[name], strict=True))
+        result, now, losses, _ = forked(layout.world, leg, tmp_path / "changing", layout, 2 * number)[0]
+        assert result.keys() == left.keys()
+        assert all(torch.equal(a, b) for name in left for a, b in zip(left[name], result[name], strict=True))
         left = now
         changing += losses
         *_, expected, biases = forked(1, leg, tmp_path / "alone", Layout.parse("mbs4"), 2 * number)[0]

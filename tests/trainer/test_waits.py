@@ -88,9 +88,9 @@ def played(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str],
     inside, backward = list[str](), engine.backward
 
     def watched(tokens: Tensor) -> Tensor:
-        with waits() as found:
+        with waits() as result:
             total = backward(tokens)
-        inside.extend(found)
+        inside.extend(result)
         return total
 
     engine.backward = watched  # type: ignore[method-assign]

@@ -25,11 +25,11 @@ class Server(NamedTuple):
 def serious(page: Any) -> list[str]:
     """What axe finds that keeps somebody out. Run outside of the page's own policy, which admits no foreign script."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    result = page.evaluate("axe.run({resultTypes: ['violations']})")
     return [
-        f"{each['id']}: {each['help']}: {[node['html'][:90] for node in each['nodes'][:3]]}"
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
+        f"{item['id']}: {item['help']}: {[node['html'][:90] for node in item['nodes'][:3]]}"
+        for item in result["violations"]
+        if item["impact"] in ("serious", "critical")
     ]
 
 

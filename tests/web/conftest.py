@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(folder: Path) -> Iterator[TestClient]:
     """A client of the server."""
     app = create(folder, local=folder / "no-local.toml")
-    with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as found:
-        yield found
+    with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as result:
+        yield result
 
 
 @pytest.fixture(scope="session")
@@ -68,9 +68,9 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
     playwright.expect.set_options(timeout=60_000)  # a busy machine is slow, not wrong
     with playwright.sync_playwright() as engine:
-        found = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+        launch = engine.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launch
+        launch.close()
 
 
 @pytest.fixture
@@ -78,11 +78,11 @@ def page(browser: Any, server: Server) -> Iterator[Any]:
     """A fresh page; at its end nothing may have been said on the console, and nothing asked of another host."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, base_url=server.address)
     context.set_default_timeout(60_000)
-    found = context.new_page()
+    result = context.new_page()
     said: list[str] = []
-    found.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    found.on("pageerror", lambda error: said.append(str(error)))
-    found.on("request", lambda asked: None if asked.url.startswith(server.address) else said.append(asked.url))
-    yield found
+    result.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    result.on("pageerror", lambda error: said.append(str(error)))
+    result.on("request", lambda asked: None if asked.url.startswith(server.address) else said.append(asked.url))
+    yield result
     context.close()
     assert said == []

@@ -152,14 +152,14 @@ SLOW = (  # a process each: asked elsewhere
 def routes(client: TestClient) -> list[tuple[str, str, list[str]]]:
     """Method, path and parameters of every route of the OpenAPI, and of the pages, which take the same."""
     schema = client.get("/api/openapi.json").json()
-    found = [
-        (method.upper(), path, [each["name"] for each in route.get("parameters", [])])
+    results = [
+        (method.upper(), path, [item["name"] for item in route.get("parameters", [])])
         for path, methods in schema["paths"].items()
         for method, route in methods.items()
         if path not in SLOW
     ]
     return [
-        *found,
+        *results,
         *((("GET", path, [*fields])) for path, fields in 3 * [*PAGES.items()]),
         *(("GET", path, ["x"]) for path in PATHS),
     ]
@@ -205,9 +205,9 @@ def draw(chance: random.Random, route: tuple[str, str, list[str]]) -> dict[str, 
     for name in picked:
         values += [(name, draw_value(chance, name))] * chance.choice((1, 1, 1, 2))
     if "layout" in names and chance.random() < 0.5:  # a step that may well be legal
-        values = draw_step(chance) + [each for each in values if each[0] not in LEGAL][: chance.choice((0, 0, 1, 9))]
+        values = draw_step(chance) + [item for item in values if item[0] not in LEGAL][: chance.choice((0, 0, 1, 9))]
     if path.startswith("/api/ask"):  # without one it is a search
-        values = [("layout", chance.choice(WORDS["layout"])), *(each for each in values if each[0] != "layout")]
+        values = [("layout", chance.choice(WORDS["layout"])), *(item for item in values if item[0] != "layout")]
     if chance.random() < 0.05:
         values.append((chance.choice(JUNK) or "x", chance.choice(JUNK)))
     path = path.replace("{question}", chance.choice([*WORDS["question"], "x"])).replace(

@@ -29,9 +29,9 @@ CASES = [
 
 
 def printed(*words: str) -> Any:
-    found = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
-    assert found.exit_code == 0
-    return json.loads(found.stdout)
+    result = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0
+    return json.loads(result.stdout)
 
 
 @pytest.mark.slow
@@ -79,10 +79,10 @@ def test_search_is_what_the_command_prints(folder: Path) -> None:
         "where": "tp<=2 zero>=2 cp=1 pp=1",
         "top": 4,
     }
-    found = worker.search({"question": query, "root": str(folder), "local": "none"}, lambda done, total: None)
+    result = worker.search({"question": query, "root": str(folder), "local": "none"}, lambda done, total: None)
     expected = printed("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2 cp=1 pp=1", "--top", "4")
-    assert found.pop("seconds") > 0
-    assert found == {key: value for key, value in expected.items() if key != "seconds"}
+    assert result.pop("seconds") > 0
+    assert result == {key: value for key, value in expected.items() if key != "seconds"}
 
 
 @pytest.mark.parametrize(
@@ -157,8 +157,8 @@ NOT_BY_A_PAGE = {"chart", "write", "measure", "degrees"}  # writes files, trains
 def test_what_a_command_may_be_asked_so_may_the_page(command: str, question: type[About]) -> None:
     options = {
         name.removeprefix("--")
-        for each in get_command(cli).commands[command].params  # type: ignore[attr-defined]
-        for name in each.opts
+        for item in get_command(cli).commands[command].params  # type: ignore[attr-defined]
+        for name in item.opts
         if name.startswith("--")
     }
     names = {"2d": "two"}
@@ -179,9 +179,9 @@ def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
     question = {"model": "nano", "machine": "h100:4", "layout": "dp2 pp2 zero1", "gbs": 8}
     said: list[tuple[int, int, str]] = []
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
-    found = worker.dryrun(asked, lambda *how_far: said.append(how_far))
-    assert json.loads(json.dumps(found["data"])) == printed("dryrun", *words)
-    assert show_bytes(found["data"]["rehearsed"]["memory"]["peak_bytes"]) in found["html"]
+    result = worker.dryrun(asked, lambda *how_far: said.append(how_far))
+    assert json.loads(json.dumps(result["data"])) == printed("dryrun", *words)
+    assert show_bytes(result["data"]["rehearsed"]["memory"]["peak_bytes"]) in result["html"]
     assert [line for *_, line in said] == [
         "PyTorch and the training code are loaded",
         "rank 1 of 2 runs its step",

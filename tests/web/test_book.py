@@ -11,20 +11,20 @@ from fivefold.web.book import chapter, chapters
 
 @pytest.mark.parametrize("name", chapters())
 def test_a_chapter_is_whole(name: str, client: TestClient) -> None:
-    found = chapter(name)
-    assert f"<h1>{found.title}" in found.html.replace("&amp;", "&")
-    assert "$$" not in found.html
-    assert '.md"' not in found.html
-    for formula in re.findall(r"<math.*?</math>", found.html, re.DOTALL):
+    result = chapter(name)
+    assert f"<h1>{result.title}" in result.html.replace("&amp;", "&")
+    assert "$$" not in result.html
+    assert '.md"' not in result.html
+    for formula in re.findall(r"<math.*?</math>", result.html, re.DOTALL):
         ElementTree.fromstring(formula)  # well-formed
         assert "\\" not in formula
-    for target in set(re.findall(r'href="([^"]+)"', found.html)):
+    for target in set(re.findall(r'href="([^"]+)"', result.html)):
         assert target.startswith(("/learn/", "https://", "#"))
         if target.startswith("/learn/"):
             assert client.get(target).status_code == 200
     answer = client.get(f"/learn/{name}?seq=2048&gbs=8")
     assert answer.status_code == 200
-    assert ("Try it" in answer.text) == bool(found.live)
+    assert ("Try it" in answer.text) == bool(result.live)
 
 
 def test_formulas_are_drawn_by_the_browser() -> None:
@@ -38,7 +38,7 @@ def test_formulas_are_drawn_by_the_browser() -> None:
 def test_the_index_names_every_chapter() -> None:
     from importlib.resources import files
 
-    inside = {each.name.removesuffix(".md") for each in (files("fivefold.web") / "book").iterdir()}
+    inside = {path.name.removesuffix(".md") for path in (files("fivefold.web") / "book").iterdir()}
     assert set(chapters()) == inside | {"notation"}
 
 

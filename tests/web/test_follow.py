@@ -50,8 +50,8 @@ def settled(page: Any) -> None:
 @pytest.mark.parametrize("path", CHANGES)
 def test_every_control_follows_back_and_forward(page: Any, folder: Path, path: str) -> None:
     write([row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1")], folder / "followed.csv")
-    found = 'event: found\ndata: "<p class=dim>answered</p>"\n\n'
-    page.route("**/events?*", lambda route: route.fulfill(body=found, content_type="text/event-stream"))
+    result = 'event: found\ndata: "<p class=dim>answered</p>"\n\n'
+    page.route("**/events?*", lambda route: route.fulfill(body=result, content_type="text/event-stream"))
     page.goto(path)
     opened, changes = CHANGES[path]
     for text in opened:
@@ -122,7 +122,7 @@ def test_runs_appear_where_there_was_none(page: Any, tmp_path: Path) -> None:
         write_run(tmp_path / "a", steps=4, ended=False)
         page.clock.run_for(6_000)
         playwright.expect(rows).to_have_count(2)
-        assert [each.inner_text().split("\t")[0] for each in rows.all()] == ["a", "b"]  # still sorted by name
+        assert [item.inner_text().split("\t")[0] for item in rows.all()] == ["a", "b"]  # still sorted by name
 
 
 def test_a_bad_machine_leaves_no_empty_card(page: Any) -> None:
@@ -175,4 +175,4 @@ def test_a_picture_of_the_docs_is_whole(page: Any) -> None:
             """() => [...document.querySelectorAll(".role-axis-label")].map((each) =>
                 [...new Set([...each.children].map((text) => text.getAttribute("text-anchor")))])"""
         )
-        assert [each for each in anchors if len(each) > 1] == [], path.name
+        assert [anchor for anchor in anchors if len(anchor) > 1] == [], path.name

@@ -101,14 +101,14 @@ def test_a_pasted_config_is_a_model(page: Any) -> None:
 
 def children(process: int) -> list[str]:
     """The command lines of the processes that a process has started."""
-    found = []
-    for each in Path("/proc").glob("[0-9]*/stat"):
+    results = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if int(each.read_text().rpartition(")")[2].split()[1]) == process:
-                found.append((each.parent / "cmdline").read_text().replace("\0", " "))
+            if int(path.read_text().rpartition(")")[2].split()[1]) == process:
+                results.append((path.parent / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue  # it has ended meanwhile
-    return found
+    return results
 
 
 def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
@@ -123,10 +123,10 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     assert serious(page) == []
     rows = page.locator("#layouts tbody tr")
     exact = CliRunner().invoke(cli, [*words, "--exact", "--top", "20", "--json"], catch_exceptions=False).stdout
-    layouts = [each["step"]["layout"] for each in json.loads(exact)["best"]]
+    layouts = [item["step"]["layout"] for item in json.loads(exact)["best"]]
     assert [row.locator("a").inner_text() for row in rows.all()] == layouts
     page.locator("#layouts th", has_text="peak").first.click(position={"x": 3, "y": 3})  # beside the word
-    sizes = [float(each.get_attribute("data-value")) for each in page.locator("#layouts tbody td:nth-child(5)").all()]
+    sizes = [float(item.get_attribute("data-value")) for item in page.locator("#layouts tbody td:nth-child(5)").all()]
     assert sizes == sorted(sizes)
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("peak")
     page.get_by_placeholder("filter").fill("dp4")

@@ -25,5 +25,5 @@ def test_an_answer_says_what_was_asked(client: TestClient, path: str, more: dict
 
 @pytest.mark.parametrize(("path", "layout"), [("/plan", ["dp4"]), ("/compare", ["dp4", "dp8"])])
 def test_ranks_that_stay_idle_are_said(client: TestClient, path: str, layout: list[str]) -> None:
-    found = client.get(path, params={"model": "tiny", "machine": "h100:8", "layout": layout}).text
-    assert found.count("uses 4 of the 8 ranks of h100; 4 stay idle") == 1
+    text = client.get(path, params={"model": "tiny", "machine": "h100:8", "layout": layout}).text
+    assert text.count("uses 4 of the 8 ranks of h100; 4 stay idle") == 1

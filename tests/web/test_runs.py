@@ -61,31 +61,31 @@ def test_what_is_too_large_a_pipe_or_elsewhere_is_refused_at_once(tmp_path: Path
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("runs")
-    write_run(found / "runs" / "done", steps=20)
-    write_run(found / "runs" / "going", steps=3, ended=False)
-    (found / "runs" / "broken").mkdir()
-    (found / "runs" / "broken" / "log.jsonl").write_text('{"step": 1, "loss": NaN}\n[3]\n{"step": "x"}\n{"st')
-    (found / "runs" / "broken" / "step.json").write_text("{")
-    (found / "elsewhere").symlink_to(found / "runs")
-    return found
+    result = tmp_path_factory.mktemp("runs")
+    write_run(result / "runs" / "done", steps=20)
+    write_run(result / "runs" / "going", steps=3, ended=False)
+    (result / "runs" / "broken").mkdir()
+    (result / "runs" / "broken" / "log.jsonl").write_text('{"step": 1, "loss": NaN}\n[3]\n{"step": "x"}\n{"st')
+    (result / "runs" / "broken" / "step.json").write_text("{")
+    (result / "elsewhere").symlink_to(result / "runs")
+    return result
 
 
 def test_runs_are_listed_with_where_they_are(root: Path) -> None:
-    found = {each.folder: each for each in runs.find(Folder(root))}
-    assert sorted(found) == ["runs/broken", "runs/done", "runs/going"]
-    done, going = found["runs/done"], found["runs/going"]
+    result = {item.folder: item for item in runs.find(Folder(root))}
+    assert sorted(result) == ["runs/broken", "runs/done", "runs/going"]
+    done, going = result["runs/done"], result["runs/going"]
     assert (done.state, done.step, done.loss, done.heldout_loss) == ("finished", 20, 4.5, 4.75)
     assert done.tokens_per_second == pytest.approx(512 / 0.5)
     assert done.measured_seconds == pytest.approx(1.25 * (done.predicted_seconds or 0))
     assert (going.state, going.step, going.measured_seconds) == ("running", 3, None)
-    assert found["runs/broken"].state == "stopped"
+    assert result["runs/broken"].state == "stopped"
 
 
 def test_a_run_that_logs_nothing_more_has_stopped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = time.time() + 60
     monkeypatch.setattr(runs.time, "time", lambda: late)
-    assert {each.folder: each.state for each in runs.find(Folder(root))}["runs/going"] == "stopped"
+    assert {item.folder: item.state for item in runs.find(Folder(root))}["runs/going"] == "stopped"
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_the_pages_of_runs(root: Path) -> None:
         assert client.get("/runs", params={"folder": "runs/broken"}).status_code == 200
         for outside in ("../x", "/etc", "runs", "nothing"):
             assert 'role="alert"' in client.get("/runs", params={"folder": outside}).text
-        assert {each["folder"] for each in client.get("/api/runs").json()} >= {"runs/done", "runs/going"}
+        assert {item["folder"] for item in client.get("/api/runs").json()} >= {"runs/done", "runs/going"}
         compared = client.get("/api/show", params={"folder": "runs/done"}).json()
         assert {row["quantity"]: row["error"] for row in compared}["step time"] == pytest.approx(-0.2)
 

@@ -24,7 +24,7 @@ SOURCE = "deepseek_v3"
 
 
 def _seconds(row: Row) -> float:
-    """Of a step at the final batch."""
+    """Return the seconds of a step at the final batch size."""
     said = re.fullmatch(r"(\S+) H800 h / (\S+) tokens", row["value"])
     if not said:
         raise UserError(f"value {row['value']!r} is not read")

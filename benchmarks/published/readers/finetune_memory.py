@@ -29,7 +29,7 @@ NOT_A_PEAK = "a counter of unknown meaning in a log"
 
 
 class FinetuneSettings(NamedTuple):
-    """What a step of torchtune's ladder runs with."""
+    """The settings of one row in torchtune's table of memory optimizations."""
 
     compile: bool
     loss: Literal["plain", "fused"]

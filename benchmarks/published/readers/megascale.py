@@ -37,7 +37,7 @@ PARALLEL_BLOCK, WINDOW, TP, PP, DP, OPERATORS = range(1, 7)
 
 
 def _steps(row: Row) -> int:
-    """How many of MegaScale's techniques a row runs with."""
+    """Return how many of MegaScale's techniques a row uses."""
     if row["technique"]:
         if row["technique"] not in STEPS:
             raise UserError(f"technique {row['technique']!r} is none of table 3")

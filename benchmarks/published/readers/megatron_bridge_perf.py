@@ -80,7 +80,7 @@ def precision_of(text: str, *, chip: str) -> str:
 
 
 def recomputed_by_recipe(model: Model, *, chip: str, precision: str, pp: int = 1) -> str:
-    """What the performance recipes recompute, in our groups."""
+    """Return what the performance recipes recompute, as recomputation groups of a layout."""
     if model.name == "gpt-oss-120b" and precision == "bf16" and chip in ("gb200", "b200", "h100"):
         return "norm+act"  # ["layernorm", "moe_act"]
     if model.mtp and chip == "gb300":
@@ -91,7 +91,7 @@ def recomputed_by_recipe(model: Model, *, chip: str, precision: str, pp: int = 1
 
 
 class Experts(NamedTuple):
-    """How the experts of a run are launched and reached; the fields of a stack."""
+    """The dispatch and kernels of a run's experts, as fields of a stack."""
 
     cuda_graphs: Literal["none", "router", "partial", "full"]
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
@@ -130,7 +130,7 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
 
 
 def stack_of(model: Model, layout: Layout, *, precision: str, chip: str, release: str = "26.06") -> Stack:
-    """What the performance scripts set for all runs of a model; ``precision`` as printed."""
+    """Return the stack that the performance scripts set for all runs of a model; ``precision`` as printed."""
     precision = precision_of(precision, chip=chip)
     # Userbuffers serve the dense models except under NVFP4 (llama3_llm_pretrain.py); of the mixtures only H100's
     # Qwen3-235B has tp > 1, without them.
@@ -158,7 +158,7 @@ def _rule(row: Row) -> str:
 
 
 def _deepseek_recipe_read(row: Row, stages: int) -> bool:
-    """Whether deepseek_workload_base_configs.py at 0426418 (without MTP: 0fa501a) has the run's layout on its chip."""
+    """Return whether deepseek_workload_base_configs.py at 0426418 (without MTP: 0fa501a) has this layout and chip."""
     if stages != 16 or "tokendrop" in row["model"]:
         return False
     alone, late = "w/o MTP" in row["model"], row["release"] >= "26.06"

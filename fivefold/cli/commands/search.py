@@ -116,7 +116,7 @@ def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, 
 def draw_front(result: SearchResult, path: Path, *, of: str) -> None:
     """Draw the Pareto front of memory against time as a picture."""
     from fivefold.rendering.charts import save
-    from fivefold.rendering.drawn import draw_front_file
+    from fivefold.rendering.point_charts import draw_front_file
 
     save(draw_front_file(result, subtitle=of), path)
     say(f"drew {path}")

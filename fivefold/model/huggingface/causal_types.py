@@ -1,6 +1,6 @@
-"""What each causal language model of transformers needs that is not read, one reason each.
+"""List the causal language models of transformers that are not supported, each with the feature that is missing.
 
-``fivefold models --families`` lists them beside the families that are read. Source: modelling code and
+``fivefold models --families`` lists them next to the supported families. Source: modelling code and
 ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES`` of transformers 5.23, with which ``tests/model/huggingface/test_causal_types.py``
 compares the list.
 """

@@ -239,7 +239,7 @@ def _tight(known: Incumbents) -> TightLayout | None:
 def fits_any(
     *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
 ) -> bool:
-    """Whether any layout over all ranks fits; ``using`` as in ``fitting``."""
+    """Return whether any layout over all ranks fits; ``using`` has the same meaning as in ``fitting``."""
     return fitting(ANY, model=model, machine=machine, job=job, risk=risk, using=using) is not None
 
 
@@ -259,7 +259,7 @@ def fitting(
 
 
 def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:
-    """Of constraints under which nothing fits the one that has to give way, and the layout that then fits."""
+    """Return the constraint to relax when no layout fits, and a layout that fits without it."""
 
     def passing(admitted: Where) -> Layout | None:
         return fitting(admitted, model=model, machine=machine, job=job, risk=risk)

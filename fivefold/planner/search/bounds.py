@@ -74,12 +74,14 @@ class Bounds:
         )
 
     def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> tuple[Floats, Floats]:
-        """As ``without_zero``, for every order too; ``most`` as in ``Estimates``; ``bare``: for every recomputation."""
+        """Return a lower bound like ``without_zero`` that also holds for every order; ``most`` as in ``Estimates``.
+
+        With ``bare`` the bound also holds for every recomputation."""
         unit = self.estimates.nearest(candidates, most=most, bare=bare)
         return self._seconds(candidates, unit, bare=bare)
 
     def without_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
-        """As ``seconds``, for every ZeRO stage: without the messages of data parallelism."""
+        """Return a lower bound like ``seconds`` for every ZeRO stage: data-parallel messages are not counted."""
         return self._seconds(candidates, self.estimates.units(candidates), placed=True)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
@@ -206,7 +208,7 @@ class Bounds:
         return np.stack([gather, gather * twice + behind])
 
     def _exposed(self, sent: Floats, unit: Floats) -> Floats:
-        """Of ``_each_way`` those seconds that a unit's own compute does not hide, and by which the others slow it."""
+        """Return the exposed seconds of ``_each_way``, and the seconds by which overlapped messages slow compute."""
         if not self.planner.units.overlaps:
             return sent
         hidden = np.minimum(sent, np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
@@ -247,8 +249,9 @@ class Bounds:
         return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
 
     def floor(self, *, most: int, whole: bool = True) -> Floats:
-        """As ``resting``, seconds; ``most`` and ``whole`` as in ``Estimates``. The busiest rank does at least 1/pp of
-        the work.
+        """Return a lower bound in seconds like ``resting``; ``most`` and ``whole`` have the meaning of ``Estimates``.
+
+        The busiest rank does at least 1/pp of the work.
         """
         s, m, some = self.partials, self.micro_batches, self._any()
         seconds = self.estimates.model_seconds(some, most=most, whole=whole)

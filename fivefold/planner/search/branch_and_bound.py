@@ -213,7 +213,7 @@ class BranchAndBound:
             self.evaluate_waiting(bounds, most=EAGER)
 
     def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
-        """As ``_explore`` where time does not matter, or few layouts fit: memory is the same in every order."""
+        """Explore like ``_explore`` when time does not matter or few layouts fit: memory is the same in every order."""
         space, partials = bounds.space, bounds.partials
         for part in _parts(candidates):
             some = space.shard(partials, candidates.take(part))
@@ -285,7 +285,7 @@ class BranchAndBound:
         self.waiting = [(candidates.take(order), size[order], seconds[order], unplayed[order])] if len(order) else []
 
     def _times(self, bounds: Bounds, candidates: CandidateLayouts, left: str) -> Ints:
-        """How many layouts each row stands for; ``left``: columns not yet expanded (``zero``, ``order``, ``ac``)."""
+        """Return the number of layouts per row; ``left``: columns not yet expanded (``zero``, ``order``, ``ac``)."""
         partials, times = bounds.partials.take(candidates.partial), np.ones(len(candidates.partial), np.int64)
         if "ac" in left:
             times *= len(bounds.space.recomputations)

@@ -1,7 +1,7 @@
-"""Which constraint leaves nothing: the one that would have to give way the least, with the nearest layout that passes.
+"""Find the constraint that leaves no layout: the one that needs the smallest relaxation, and a layout that then passes.
 
-A number gives way by its ratio to what it may be, and a name as if by a factor of two. What has to hold beside the
-constraints is passed in: that layouts are legal, or that one fits.
+The relaxation of a number is its ratio to the limit; a name counts as a factor of two. The caller passes the other
+conditions, such as that layouts are legal or that one fits.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _instead(where: Where, ways: Sequence[Relaxation], passing: Passing) -> Bind
 
 
 def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Relaxation]]:
-    """By how many octaves a term may give way, and to what."""
+    """Return the octaves by which a term must be relaxed, and the value that it is relaxed to."""
     if term.field not in NUMBERS:
         yield NAME, Relaxation(term, None)
         return
@@ -91,7 +91,7 @@ def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float,
 
 
 def uneven_batch(layout: Layout, *, batch: int) -> str:
-    """What a global batch that shares few divisors with the ranks costs; "" if it is not what holds dp down.
+    """Return a note that the global batch shares few divisors with the ranks; "" if another rule limits dp.
 
     dp divides both.
     """

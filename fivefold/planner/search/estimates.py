@@ -30,7 +30,7 @@ FEW_RANKS = 2  # ranks of cp and ep from whose figures those of more are scaled
 
 
 class AllocatedGradients(IntEnum):
-    """Which gradients a backward allocates: none, the dense sums, all sums, or all gradients until it has ended."""
+    """The gradients that a backward pass allocates: none, dense accumulators, all accumulators, or all to its end."""
 
     NONE = 0
     DENSE = 1
@@ -58,7 +58,7 @@ class Estimates(Tables):
         self._dual = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
 
     def reduces_often(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
-        """Whether gradients are reduced after every backward, [n]."""
+        """Return whether gradients are reduced after every backward pass, [n]."""
         s, job = self.partials.take(candidates.partial), self.planner.job
         several = job.global_batch // (s.dp * s.mbs) > 1
         often = {"step": False, "micro_batch": True}.get(job.stack.reduce, s.pp == 1)
@@ -149,7 +149,7 @@ class Estimates(Tables):
         return np.asarray(totals * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
 
     def lightest(self, candidates: CandidateLayouts) -> Floats:
-        """As ``states``, the minimum over ZeRO stages and shard groups."""
+        """Return the minimum of ``states`` over ZeRO stages and shard groups."""
         s = self.partials.take(candidates.partial)
         replicas = s.dp * s.cp
         whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
@@ -195,7 +195,7 @@ class Estimates(Tables):
         return self._table("states", candidates, columns, lambda layout, _: self._states(layout).T)
 
     def _states(self, layout: Layout) -> Floats:
-        """Of ``states`` [units, figures]."""
+        """Compute the figures of ``states``, [units, figures]."""
         keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
         often = self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0  # at once into a bucket
         names = [self._representative_unit(run.name) for run in self.runs]
@@ -250,11 +250,12 @@ class Estimates(Tables):
         return max(parts) if at_once else sum(parts)
 
     def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
-        """As ``units``, were the ranks of each group next to one another; then, as halves of an FB, kernels with
-        exposed messages of forward and backward, and what is beside them without tp. ``most`` as in ``_multiples``;
-        ``bare``: of units of which nothing is recomputed alone.
+        """Return a bound like ``units`` for groups of adjacent ranks.
 
-        On a calibrated machine, and where two micro-batches hide each other's messages, of kernels alone.
+        Then, as halves of an FB, follow kernels with exposed messages of forward and backward, and the concurrent
+        work without tp. ``most`` as in ``_multiples``; ``bare``: only units without recomputation.
+
+        Messages are not counted on a calibrated machine, nor if two micro-batches overlap each other's messages.
         """
         if bare and not self.measured:
 

@@ -130,11 +130,11 @@ class Incumbents:
         return peak, planner.out_of_memory_risk(layout, ranks) if peak <= self.capacity else 1.0
 
     def score(self, seconds: Floats, size: Floats, space: Space) -> Floats:
-        """What the ranking is by, of layouts or of bounds."""
+        """Return the value that layouts or bounds are ranked by."""
         return {"time": seconds, "cost": seconds * space.world, "memory": size}[self.by]
 
     def can_win(self, seconds: Floats, size: Floats, space: Space) -> NDArray[np.bool_]:
-        """Which candidates could still be among the best, or the fastest within their memory budget."""
+        """Return a mask of the candidates that can still be among the best or the fastest within a memory budget."""
         budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
         score = self.score(seconds, size, space)
         wins = (score <= self.threshold) | (seconds < self.fastest[budget])

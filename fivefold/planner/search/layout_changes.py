@@ -20,7 +20,7 @@ DEGREES = {*RANKED, "v"}  # with which something else may no longer go
 
 
 def can_run(layout: Layout, planner: Planner) -> bool:
-    """Whether the layout is legal, and the config of the job's software has words for it."""
+    """Return whether the layout is legal and the configuration of the job's software can express it."""
     model, job = planner.model, planner.job
     return can_express(layout, model=model, job=job) and is_legal(layout, model=model, job=job, machine=planner.machine)
 

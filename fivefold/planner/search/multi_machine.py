@@ -154,7 +154,7 @@ def _fewest(
 
 
 def _has_layouts(offer: Offer) -> bool:
-    """Whether there are layouts of so many ranks, if only none that fits."""
+    """Return whether any legal layout has this number of ranks, even if none fits."""
     return offer.refused.startswith(NO_ROOM)
 
 

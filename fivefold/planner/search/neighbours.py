@@ -110,7 +110,7 @@ def _ranked(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[E
 
 
 def _better(planner: Planner, estimate: Estimate, *, than: Estimate, by: By) -> bool:
-    """Whether a change is worth making: it fits at last, or is smaller where nothing fits, or is faster."""
+    """Return whether a change helps: it makes the layout fit, needs less memory while nothing fits, or is faster."""
     fits, fitted = planner.fits(estimate.layout, estimate.ranks), planner.fits(than.layout, than.ranks)
     if fits != fitted:
         return fits

@@ -12,7 +12,7 @@ LATENT = "norm+up+rope+act"
 
 
 def recomputations_of(model: Model, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
-    """Those worth trying for a model: of its experts for its MLPs, and of what latent attention expands."""
+    """Return the recomputations to try for a model: experts instead of MLPs, and what latent attention expands."""
     swap = {"mlp": "moe"} if model.moe else {}
     choices = [swap.get(ac, ac) for ac in among]
     if model.mla and "norm+act" in choices:

@@ -1,4 +1,4 @@
-"""Which layout loses least if the machine or the run is otherwise than predicted.
+"""Find the layout with the smallest worst-case regret if the machine or the run differs from the prediction.
 
     regret of a layout in a scenario = its step time / that of the best layout in that scenario - 1
 

@@ -1,5 +1,6 @@
-"""How the network, the kernels, the experts and the ranks of a run may differ from what is predicted, within what was
-published: one of them at a time, and nothing but that.
+"""Scenarios of a robust search: network, kernels, experts or ranks differ from the prediction, one at a time.
+
+The size of each difference is within what was published.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Scenario(NamedTuple):
 
 
 def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
-    """As predicted first, then each that changes anything."""
+    """Return the predicted scenario first, then each scenario that changes anything."""
     uneven = job.replace(imbalance=job.imbalance * UNEVEN) if model.moe else job
     scenario_list = [
         Scenario("as predicted", "", machine, job),

@@ -40,12 +40,12 @@ class Evaluated(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Return the seconds of a step."""
         return self.time.seconds
 
 
 def complexity(layout: Layout, *, ranks_per_node: int, usual: bool = True) -> float:
-    """How much there is to understand, to tune and to go wrong; 0 for data parallelism alone.
+    """Return a score of how much a layout takes to understand and to tune; 0 for data parallelism alone.
 
     ``usual``: gradients are reduced as often as the job says.
     """
@@ -104,7 +104,7 @@ class Simplest:
         return None
 
     def _planners(self, layout: Layout) -> Sequence[Planner]:
-        """Of those under which the layout differs, all; ZeRO-0 and -1 reduce once a step, whatever the job says."""
+        """Return every planner whose answer differs for the layout; ZeRO-0 and ZeRO-1 always reduce once a step."""
         return self.planners if layout.zero > 1 else self.planners[:1]
 
     def _evaluate(self, layout: Layout, planner: Planner) -> Evaluated | None:

@@ -59,13 +59,13 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
 
 
 def _micro_batches(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
-    """Of a step of the full batch, which an estimate is of."""
+    """Return the micro-batches of a step with the full global batch, which an estimate describes."""
     s = bounds.partials.take(candidates.partial)
     return bounds.space.job.global_batch // (s.dp * s.mbs)
 
 
 def _times(counts: tuple[Mapping[Task, int], ...], tasks: tuple[Task, ...]) -> Floats:
-    """How often each rank runs each of ``tasks``, [ranks, tasks]."""
+    """Return how often each rank runs each of ``tasks``, [ranks, tasks]."""
     return np.array([[row.get(task, 0) for task in tasks] for row in counts], float)
 
 

@@ -131,7 +131,7 @@ class Space:
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
 
     def _admitted(self, rows: Ints, *, mbs: bool) -> NDArray[np.bool_]:
-        """Which rows meet the constraints on the micro-batch, or on degrees, kind of cp and sp."""
+        """Return a mask of the rows that meet the constraints on the micro-batch, or on degrees, kind of cp, and sp."""
         if mbs:
             return mapped(rows[:, 6], partial(self.where.admits, "mbs")).astype(bool)
         admitted = np.ones(len(rows), bool)
@@ -142,7 +142,7 @@ class Space:
         return np.asarray(admitted)
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
-        """Whether cp of each row is legal: a ring needs T divisible by 2·cp, ulysses heads per rank by cp."""
+        """Return whether cp of each row is legal: a ring needs T divisible by 2·cp, Ulysses heads per rank by cp."""
         tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
         kinds = self.stack.cp_kinds
         ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
@@ -150,7 +150,7 @@ class Space:
         return np.asarray(ring | (ulysses & whole))
 
     def _cuts(self, rows: Ints) -> NDArray[np.bool_]:
-        """Whether the planner counts tp = x·y of each row, with x and y above 1, or y = 1."""
+        """Return whether the planner supports tp = x·y of each row: x and y above 1, or y = 1."""
         tp, sp, inner = rows[:, 1], rows[:, 8], rows[:, 10]
 
         def is_supported(key: int) -> int:
@@ -181,7 +181,7 @@ class Space:
         return shapes
 
     def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
-        """Whether a schedule can run so many micro-batches."""
+        """Return whether a schedule can run this number of micro-batches."""
         enough = micro_batches >= shape.pipeline.min_rounds * shape.pp
         if shape.pp > 1:
             enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
@@ -263,7 +263,7 @@ class Space:
         return candidates._replace(order=mapped(patterns, lambda pattern: self._orders(pattern)[0]))
 
     def orders_each(self, partials: PartialLayouts) -> Ints:
-        """How many orders each partial layout has."""
+        """Return the number of orders of each partial layout."""
         return mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
 
     def _patterns(self, partials: PartialLayouts) -> Ints:
@@ -280,16 +280,16 @@ class Space:
 
     @cached_property
     def layouts(self) -> int:
-        """How many layouts there are."""
+        """Return the number of layouts."""
         stems = sum(int(self.candidates_of(stems).sum()) for stems in self.blocks) if self.shapes else 0
         return stems * len(self.recomputations)
 
     def candidates_of(self, partials: PartialLayouts) -> Ints:
-        """How many candidates each partial layout has."""
+        """Return the number of candidates of each partial layout."""
         return self.shapes_each(partials) * self.zeros_each(partials) * self.orders_each(partials)
 
     def shapes_each(self, partials: PartialLayouts) -> Ints:
-        """How many schedules each partial layout has."""
+        """Return the number of schedules of each partial layout."""
         micro_batches = self.micro_batches(partials)
         counts = np.zeros(len(partials.dp), np.int64)
         for shape in self.shapes:
@@ -297,7 +297,7 @@ class Space:
         return counts
 
     def zeros_each(self, partials: PartialLayouts) -> Ints:
-        """How many pairs of ZeRO stage and shard group each partial layout has."""
+        """Return the number of pairs of ZeRO stage and shard group of each partial layout."""
         return mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
     def any_layout(self, partials: PartialLayouts, partial: int) -> Layout:

@@ -58,7 +58,7 @@ def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
 
 
 def _by_rank(layout: Layout, planner: Planner) -> bool:
-    """Whether all pipeline ranks recompute, and some could do without."""
+    """Return whether all pipeline ranks recompute although some would fit without it."""
     able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and not layout.pipeline.enters_both_ends
     return able and planner.job.stack.runs.can_express(f"{layout.ac}@1", experts=planner.model.moe is not None)
 

@@ -64,8 +64,9 @@ class Tables:
         return np.asarray(scaled * scale[:, None, None])
 
     def _multiples(self, candidates: CandidateLayouts, *, most: int) -> Ints:
-        """For each micro-batch the largest one of at most ``most`` sequences that is a multiple of it, or if there is
-        none of the next rung of the ladder; itself if ``most`` is 1.
+        """Return for each micro-batch its largest multiple of at most ``most`` sequences.
+
+        Without one, the largest multiple of the next candidate size is returned; with ``most`` 1, the size itself.
         """
         mbs = self.partials.mbs[candidates.partial]
         if most == 1:

@@ -42,7 +42,7 @@ def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] =
 
 
 def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, planners: Sequence[Planner]) -> str:
-    """What an alternative costs; "" where it is illegal. One that ``where`` excludes is said to be."""
+    """Return what an alternative costs; "" if it is illegal. The text says if ``where`` excludes it."""
     planner = chosen.planner
     legal = [way for way in dict.fromkeys(ways) if way and way != chosen.layout and can_run(way, planner)]
     admitted = [candidate for candidate in legal if where.holds(candidate)]
@@ -56,9 +56,9 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
     fitting = [(by.estimate(candidate), by) for (candidate, by), excess in over.items() if not excess]
     out = "" if admitted else " (excluded)"
     if not fitting:
-        (least, _), excess = min(over.items(), key=lambda each: each[1])
+        (least, _), excess = min(over.items(), key=lambda item: item[1])
         return f"{_describe_alternative(name, least, chosen.layout)}{out} needs {show_bytes(excess)} less to fit"
-    best, by = min(fitting, key=lambda each: each[0].step_time.seconds)
+    best, by = min(fitting, key=lambda item: item[0].step_time.seconds)
     out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1
     node = planner.machine.ranks_per_node

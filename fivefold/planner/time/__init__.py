@@ -1,7 +1,7 @@
 """The time model: seconds of operations, messages, stages and the full step.
 
 constants                           the constants of the time model, as one record
-roofline · measured · compute       a kernel; a calibrated kernel; an operation
+roofline · measured_kernels · compute a kernel; a calibrated kernel; an operation
 eager_kernels                       operations that PyTorch runs as many kernels
 profiled                            units measured within a step, which take precedence over all curves
 network · small_messages            a collective by the placement of its ranks; messages other than model tensors

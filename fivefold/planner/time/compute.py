@@ -18,7 +18,7 @@ from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.eager_kernels import ROPE_APART, Passes, eager_passes
-from fivefold.planner.time.measured import Measured
+from fivefold.planner.time.measured_kernels import Measured
 from fivefold.units import Dtype, ceil_div
 
 KERNELS = {

@@ -1,4 +1,4 @@
-"""How far a predicted ratio of two speeds may be off: what two runs share cancels in their ratio.
+"""Estimate the error of a predicted ratio of two speeds: errors that two runs share cancel in their ratio.
 
     error of a pair = ln(predicted ratio / measured ratio), of two published runs of one source that differ in one thing
     half-width of an interval = √(Σ over the kinds of difference of (quantile of |error| of that kind)²)

@@ -1,4 +1,4 @@
-"""Where comparable published runs lie: nine tenths as a thin band, half as a thick one, the prediction as a mark."""
+"""Draw the range of comparable published runs: 90 % as a thin band, 50 % as a thick one, the prediction as a mark."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from typing import Any
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.rendering.charts import Chart, _altair, data, styled
 from fivefold.rendering.palette import BLUE, INK, RULE, SERIES
-from fivefold.rendering.sweep.measured import draw_measured
 from fivefold.rendering.sweep.panels import Panel, stacked
+from fivefold.rendering.sweep.predicted_vs_measured import draw_measured
 from fivefold.rendering.sweep.sequence import memory, sequence
 from fivefold.rendering.sweep.settings import (
     best,

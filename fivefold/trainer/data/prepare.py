@@ -116,7 +116,7 @@ class _Plan:
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def named(self) -> bool:
+    def is_built_in(self) -> bool:
         """Return whether the tokenizer is bytes or trained here, and not read from a file."""
         return self.tokenizer == "bytes" or self.tokenizer.startswith("bpe:")
 
@@ -125,7 +125,7 @@ class _Plan:
         """Return the sha256 of all that determines the shards: path, size and mtime of each file, and the settings."""
         determinants = [
             [[str(file.path.absolute()), file.size_bytes, file.changed_ns] for file in self.files],
-            self.tokenizer if self.named else load(Path(self.tokenizer)).fingerprint,
+            self.tokenizer if self.is_built_in else load(Path(self.tokenizer)).fingerprint,
             [self.holdout, self.key, self.shard_tokens],
         ]
         return hashlib.sha256(json.dumps(determinants).encode()).hexdigest()

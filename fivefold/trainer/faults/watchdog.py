@@ -90,7 +90,7 @@ class Watchdog:
         if self._path.stat().st_size == 0:
             self._path.unlink()
 
-    def at(self, step: int, doing: str) -> None:
+    def enter_phase(self, step: int, doing: str) -> None:
         """Record that the main thread starts ``doing`` after ``step`` steps; resets the timer.
 
         After an alarm it does not return: a rank that was stopped is woken for its stacks, and no rank may train on

@@ -215,7 +215,7 @@ def _cached_core(
     keys_B: Tensor | None,
 ) -> Tensor:
     """Compute the attention core: causal in the first call, as many queries as keys; then one query on all keys."""
-    rule = rule.drawn(k_BSKH.shape[1], training=False)
+    rule = rule.apply_dropout(k_BSKH.shape[1], training=False)
     if not rule.plain or sinks_N is not None:
         out, lse = attend(q_BTNH, k_BSKH, v_BSKH, rule, offset=k_BSKH.shape[1] - q_BTNH.shape[1])
         if sinks_N is not None:

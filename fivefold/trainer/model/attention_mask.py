@@ -51,7 +51,7 @@ class AttentionMask(NamedTuple):
         """Return whether PyTorch's flash kernels support the rule: no window, no softcap, no dropout."""
         return self.window is None and self.softcap is None and not self.dropout
 
-    def drawn(self, tokens: int, *, training: bool) -> AttentionMask:
+    def apply_dropout(self, tokens: int, *, training: bool) -> AttentionMask:
         """Return ``over(tokens)``, with dropout only in training.
 
         The kernel with dropout is the sliding-window kernel, so the window is set to all tokens.

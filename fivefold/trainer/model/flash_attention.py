@@ -84,7 +84,7 @@ class Flash:
         each head; with Ulysses, for the heads of all ranks. ``keys_B``: keys of the sequences for dropout; None: no
         dropout.
         """
-        rule = self.rule.drawn(q_BTNH.shape[1], training=keys_B is not None)
+        rule = self.rule.apply_dropout(q_BTNH.shape[1], training=keys_B is not None)
         # SDPA has a flash kernel for these; on CPU it materializes the scores if q and v differ in head dim
         has_kernel = q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda
         if documents_BT is None and sinks_N is None and rule.plain and has_kernel:

@@ -137,7 +137,7 @@ class Ring:
         ``documents_BT``: document id of each token of the full sequences, preferably on the CPU; None: one document.
         """
         tokens = q_BTNH.shape[1]
-        rule = self.rule.drawn(tokens * self.axis.size, training=keys_B is not None)
+        rule = self.rule.apply_dropout(tokens * self.axis.size, training=keys_B is not None)
         hops = ring_hops(self.axis, rule, sequences=len(q_BTNH), tokens=tokens, documents_BT=documents_BT)
         noise = None
         if rule.dropout and keys_B is not None:

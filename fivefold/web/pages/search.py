@@ -13,8 +13,8 @@ from pydantic import Field, TypeAdapter
 
 from fivefold.machine.catalog import resolve
 from fivefold.rendering.drawing import scatter
-from fivefold.rendering.drawn import draw_front
 from fivefold.rendering.grid import make_grid
+from fivefold.rendering.point_charts import draw_front
 from fivefold.rendering.robust import make_scenario_grid, regrets, worded
 from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
 from fivefold.rendering.step_view import list_key_figures

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fivefold.record import UserError
 from fivefold.rendering.drawing import heat, scatter
-from fivefold.rendering.drawn import draw_rows
+from fivefold.rendering.point_charts import draw_rows
 from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.requests.fields import MAX_LENGTH
 from fivefold.results.sweep_row import Row

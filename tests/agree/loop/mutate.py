@@ -43,15 +43,15 @@ def locate(mutation: Mutation) -> Place:
 def plant(*mutations: Mutation) -> None:
     """Make each of ``mutations``, wherever the package has the function by its name."""
     for mutation in mutations:
-        module, owner, last, found, text = locate(mutation)
+        module, owner, last, result, text = locate(mutation)
         assert text.count(mutation.old) == 1, f"{mutation.place} holds {text.count(mutation.old)} of {mutation.old!r}"
         names: dict[str, Any] = {}
         code = "from __future__ import annotations\n" + text.replace(mutation.old, mutation.new)
         exec(compile(code, f"<{mutation.name}>", "exec"), vars(module), names)
-        modules = [each for name, each in sys.modules.items() if name.startswith("fivefold")]
+        modules = [item for name, item in sys.modules.items() if name.startswith("fivefold")]
         for holder in [owner] if owner is not module else modules:
-            if vars(holder).get(last) is found:
+            if vars(holder).get(last) is result:
                 setattr(holder, last, names[last])
-        for kernels in {each for held in modules for each in vars(held).values() if inspect.isclass(each)}:
-            if getattr(vars(kernels).get(last), "__func__", None) is found:  # as a static method of a class of kernels
+        for kernels in {item for held in modules for item in vars(held).values() if inspect.isclass(item)}:
+            if getattr(vars(kernels).get(last), "__func__", None) is result:  # as a static method of a class of kernels
                 setattr(kernels, last, staticmethod(names[last]))

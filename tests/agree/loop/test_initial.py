@@ -53,17 +53,17 @@ def drawn(model: Model, line: str, sabotage: Callable[[], None] | None) -> list[
     gc.freeze()
     if sabotage is not None:
         sabotage()
-    layout, found = Layout.parse(line), []
+    layout, results = Layout.parse(line), []
     for seed in (1, 2):
         job = Job(sequence=32, global_batch=4, precision=recipe("fp32"), seed=seed)
         built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-        found.append({name: weight.numpy() for name, weight in full_weights(built, model=model).items()})
-    return found
+        results.append({name: weight.numpy() for name, weight in full_weights(built, model=model).items()})
+    return results
 
 
 def start(model: Model, line: str, sabotage: Callable[[], None] | None = None) -> list[Drawn]:
-    found: list[Drawn] = forked(Layout.parse(line).world, drawn, model, line, sabotage)[0]
-    return found
+    result: list[Drawn] = forked(Layout.parse(line).world, drawn, model, line, sabotage)[0]
+    return result
 
 
 @lru_cache
@@ -79,11 +79,11 @@ def spread(name: str) -> float:
 
 def wrong(weights: Drawn) -> list[str]:
     """What is not as the documentation says."""
-    found, matrices = [], {}
+    results, matrices = [], {}
     for name, weight in weights.items():
         if "norm" in name or name.endswith(".bias"):
             if not (weight == (1.0 if name.endswith("weight") else 0.0)).all():
-                found.append(f"{name} is not constant")
+                results.append(f"{name} is not constant")
             continue
         x = matrices[name] = weight.astype(np.float64).ravel() / spread(name)
         n = x.size
@@ -93,12 +93,12 @@ def wrong(weights: Drawn) -> list[str]:
             ("share within one deviation", (abs(x) < 1).mean() - math.erf(0.5**0.5), 0.47 * n**-0.5),
         ):
             if abs(value) > ERRORS * error:
-                found.append(f"{name}: {what} is off by {value:.3f}")
+                results.append(f"{name}: {what} is off by {value:.3f}")
     for (one, x), (other, y) in combinations(matrices.items(), 2):
         n = min(x.size, y.size)
         if abs(np.mean(x[:n] * y[:n])) > ERRORS * n**-0.5:
-            found.append(f"{one} is as {other}")
-    return found
+            results.append(f"{one} is as {other}")
+    return results
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

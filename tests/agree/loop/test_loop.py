@@ -55,7 +55,7 @@ def test_the_cases_are_not_idle() -> None:
 
 def test_the_reference_is_not_ours() -> None:
     tree = ast.parse(Path(reference.__file__).read_text())
-    found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} | {
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)} | {
         alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     }
-    assert [name for name in found if name and name.startswith(("fivefold", "tests"))] == []
+    assert [name for name in modules if name and name.startswith(("fivefold", "tests"))] == []

@@ -134,6 +134,6 @@ def test_every_mistake_finds_its_text() -> None:
 
 def test_what_is_planted_unchanged_is_not(tmp_path: Path) -> None:
     """So what is seen above is the mistake, not the planting."""
-    every = {found.place: found._replace(new=found.old) for _, found in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]}
+    every = {result.place: result._replace(new=result.old) for _, result in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]}
     ours = logged(EXPERTS, folder_of(tmp_path / "run"), partial(plant, *every.values()))
     assert distance(ours, expected(EXPERTS)) <= TOLERANCE

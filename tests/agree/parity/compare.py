@@ -55,23 +55,23 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
             (error, f"{name} (step {step + 1})")
             for step in whole
             for name, error in errors(
-                [part for each in told for part in each.gradients[step]], whole[step], still=without_gradient(model)
+                [part for item in told for part in item.gradients[step]], whole[step], still=without_gradient(model)
             ).items()
         )
     )
-    moved = [name for each in told for name, bias in each.biases.items() if not np.array_equal(bias, like.biases[name])]
+    moved = [name for item in told for name, bias in item.biases.items() if not np.array_equal(bias, like.biases[name])]
     runs = model.layers * job.global_batch // layout.mbs
     # the kernels of CPUs
     blocks = job if job.stack.attention == "unfused" else job.replace(attention="blocks")
     return Verdict(
-        loss_error=max(_apart(each.losses, like.losses) for each in told),
-        norm_error=max(_apart(each.norms, like.norms) for each in told),
+        loss_error=max(_apart(item.losses, like.losses) for item in told),
+        norm_error=max(_apart(item.norms, like.norms) for item in told),
         gradient_error=inf if moved else worst[0],
         weight=moved[0] if moved else worst[1],
         said=differences(spoken(told), planned(model, layout, job)),
-        flops=(sum(each.flops for each in told), work(model, layout=layout, job=blocks).hardware_flops),
-        forwards=sum(each.forwards for each in told) / runs / (layout.tp * layout.cp),
-        cores=sum(each.cores for each in told) / runs / (layout.tp * layout.cp),
+        flops=(sum(item.flops for item in told), work(model, layout=layout, job=blocks).hardware_flops),
+        forwards=sum(item.forwards for item in told) / runs / (layout.tp * layout.cp),
+        cores=sum(item.cores for item in told) / runs / (layout.tp * layout.cp),
     )
 
 
@@ -140,7 +140,7 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
 
 def spoken(told: list[Told]) -> Said:
     """What all ranks said, added up."""
-    return add_up((line.axis, line.collective, line.messages, line.bytes) for each in told for line in each.traffic)
+    return add_up((line.axis, line.collective, line.messages, line.bytes) for item in told for line in item.traffic)
 
 
 def planned(model: Model, layout: Layout, job: Job) -> Said:

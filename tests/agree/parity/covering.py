@@ -64,29 +64,31 @@ def covering(*, seed: int = 5) -> tuple[tuple[Case, ...], tuple[Pair, ...]]:
         best = max(
             drawn, key=lambda choice: sum(p in missing for p in _pairs(choice)) / (4 + _case(choice).layout.world)
         )
-        for found in _pairs(best):
-            missing.pop(found, None)
+        for result in _pairs(best):
+            missing.pop(result, None)
         cases.append(_case(best))
     return tuple(cases), tuple(impossible)
 
 
 def _draw(pair: Pair, skeletons: list[Choice], chance: random.Random) -> list[Choice]:
     fixed = dict(pair)
-    fitting = [each for each in skeletons if all(each.get(name, value) == value for name, value in fixed.items())]
-    found: list[Choice] = []
+    fitting = [
+        skeleton for skeleton in skeletons if all(skeleton.get(name, value) == value for name, value in fixed.items())
+    ]
+    results: list[Choice] = []
     for _ in range(TRIES if fitting else 0):
         rest = {name: chance.choice(values) for name, values in FACTORS.items() if name not in SKELETON}
         choice = {**rest, **chance.choice(fitting), **fixed}
         if _legal(choice):
-            found.append(choice)
-        if len(found) == KEPT:
+            results.append(choice)
+        if len(results) == KEPT:
             break
-    return found
+    return results
 
 
 def _skeletons() -> list[Choice]:
     rest = {name: values[0] for name, values in FACTORS.items() if name not in SKELETON}
-    found = []
+    results = []
     for values in itertools.product(*(FACTORS[name] for name in ("dp", "tp", "cp", "pp"))):
         degrees = dict(zip(("dp", "tp", "cp", "pp"), values, strict=True))
         try:
@@ -97,8 +99,8 @@ def _skeletons() -> list[Choice]:
         for others in itertools.product(*(FACTORS[name] for name in SKELETON[4:])):
             choice = {**degrees, **dict(zip(SKELETON[4:], others, strict=True))}
             if _legal({**rest, **choice}):
-                found.append(choice)
-    return found
+                results.append(choice)
+    return results
 
 
 def _pairs(choice: Choice) -> list[Pair]:
@@ -127,14 +129,14 @@ def _case(choice: Choice) -> Case:
 
 def cross() -> tuple[Case, ...]:
     """Every schedule × recomputation × compilation, dense and with experts, on two or four pipeline ranks."""
-    found = []
+    results = []
     schedules = ("gpipe", "1f1b", "interleaved v2", "zb1p", "zb2p", "zbv v2", "dualpipe", "dualpipev v2")
     for number, (schedule, ac, compiled, model) in enumerate(
         itertools.product(schedules, ("none", "selective", "full"), (False, True), ("dense", "moe"))
     ):
         pp = 4 if number % 7 == 0 and not compiled else 2
-        found.append(Case(model, str(Layout.parse(f"dp1 pp{pp} {schedule} ac={ac}")), compiled))
-    return tuple(found)
+        results.append(Case(model, str(Layout.parse(f"dp1 pp{pp} {schedule} ac={ac}")), compiled))
+    return tuple(results)
 
 
 def compiled() -> tuple[Case, ...]:

@@ -71,13 +71,13 @@ def play(model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | 
 
 def _gradients(built: Built) -> list[Part]:
     """Reduced and clipped, as the optimizer has seen them."""
-    found = []
+    results = []
     for shard in built.shards:
         for box in shard.boxes():
             gradient = shard.weight.grad
             assert gradient is not None, shard.name
-            found.append(Part(shard.name, box.offsets, gradient[box.rows].float().reshape(box.sizes).numpy().copy()))
-    return found
+            results.append(Part(shard.name, box.offsets, gradient[box.rows].float().reshape(box.sizes).numpy().copy()))
+    return results
 
 
 class _Watch(Meter):

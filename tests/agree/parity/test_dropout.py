@@ -58,10 +58,10 @@ def test_places_have_rates_of_their_own(rates: dict[str, float], layout: str, at
 
 def dropped_alike(model: Model, layout: str, *, attention: str) -> None:
     """Whether ``layout`` equals one process."""
-    found = Layout.parse(layout)
-    job = job_for(found).replace(attention=attention)
-    case = Compared(model, found, job)
-    verdict = judge(case, forked(found.world, play, *case, seconds=240.0))
+    result = Layout.parse(layout)
+    job = job_for(result).replace(attention=attention)
+    case = Compared(model, result, job)
+    verdict = judge(case, forked(result.world, play, *case, seconds=240.0))
     assert verdict.equal, verdict
     assert verdict.said == (), verdict.said
     assert verdict.flops[0] == verdict.flops[1]

@@ -39,9 +39,9 @@ class Compared(NamedTuple):
     ids=str,
 )
 def test_cut_norms_are_those_of_one_process(model: Model, layout: str) -> None:
-    found = Layout.parse(layout)
-    case = Compared(model, found, job_for(found))
-    verdict = judge(case, forked(found.world, play, *case, seconds=240.0))
+    result = Layout.parse(layout)
+    case = Compared(model, result, job_for(result))
+    verdict = judge(case, forked(result.world, play, *case, seconds=240.0))
     assert verdict.equal, verdict
     assert verdict.said == (), verdict.said
     assert verdict.flops[0] == verdict.flops[1]

@@ -61,12 +61,12 @@ class Verdict(NamedTuple):
     @property
     def error(self) -> float:
         """Of the fullest rank."""
-        return max(each.planned for each in self.stages) / max(each.rehearsed for each in self.stages) - 1
+        return max(stage.planned for stage in self.stages) / max(stage.rehearsed for stage in self.stages) - 1
 
     @property
     def worst_stage(self) -> float:
         """Of the rank that is farthest off."""
-        return max((each.error for each in self.stages), key=abs)
+        return max((stage.error for stage in self.stages), key=abs)
 
 
 def run(case: ComparedOnMachine) -> Verdict:
@@ -78,23 +78,23 @@ def run(case: ComparedOnMachine) -> Verdict:
         rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams)
         for rank in representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job))
     ]
-    stages_of = [pipeline_rank(each.rank, layout) for each in tapes]
+    stages_of = [pipeline_rank(tape.rank, layout) for tape in tapes]
     first = [tapes[stages_of.index(stage)] for stage in range(layout.pp)]
-    memories = [stage_memory(each.steady, stage) for stage, each in enumerate(first)]
+    memories = [stage_memory(item.steady, stage) for stage, item in enumerate(first)]
     by_stage = stages_held(layout, micro_batches=layout.micro_batches(job))
     held = [by_stage[stage] for stage in stages_of]
     unequal = [
         *(line for ours, plan in zip(memories, step.memory.stages, strict=True) for line in _bytes(ours, plan)),
         *(
             line
-            for each, stages in zip(first, by_stage, strict=True)
-            if (line := _inputs(each.steady, case, planner.counts, stages=stages))
+            for item, stages in zip(first, by_stage, strict=True)
+            if (line := _inputs(item.steady, case, planner.counts, stages=stages))
         ),
         *_totals(tapes, model, layout, job, flops=step.work.hardware_flops),
         *(
-            f"rank {each.rank} {line}"
-            for each, stages in zip(tapes, held, strict=True)
-            for line in differences(spoken(each.steady), planned(planner.counts, layout, stages=stages))
+            f"rank {tape.rank} {line}"
+            for tape, stages in zip(tapes, held, strict=True)
+            for line in differences(spoken(tape.steady), planned(planner.counts, layout, stages=stages))
         ),
     ]
     stages = tuple(
@@ -134,9 +134,9 @@ def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tupl
 def _totals(tapes: list[RankTapes], model: Model, layout: Layout, job: Job, *, flops: int) -> list[str]:
     """Of all ranks: the representatives stand for equally many."""
     alike = layout.world // len(tapes)
-    done = sum(alike * work(each.steady) for each in tapes)
+    done = sum(alike * work(tape.steady) for tape in tapes)
     lines = [f"flops: {done} rehearsed, {flops} planned"] if done != flops else []
-    parameters = round(alike * sum(each.parameters for each in tapes))
+    parameters = round(alike * sum(tape.parameters for tape in tapes))
     padded = padded_vocab(model, job, tp=layout.tp) != model.vocab  # the last tp rank holds fewer rows than the first
     if not padded and layout.shards == 1 and layout.expert_shards == 1 and parameters != model.parameters:
         lines.append(f"parameters: {parameters} rehearsed, {model.parameters} planned")

@@ -31,7 +31,7 @@ def unmet(case: Drawn) -> list[str]:
         rehearse_rank(model=case.model, layout=case.layout, job=job, rank=rank, streams=streams)
         for rank in range(case.layout.world)
     ]
-    steps = ([each.first for each in tapes], [each.steady for each in tapes])
+    steps = ([tape.first for tape in tapes], [tape.steady for tape in tapes])
     return [line for step in steps for line in findings(step, streams=streams)]
 
 
@@ -75,10 +75,10 @@ def main() -> int:
         cases = list(covering(cases)) if options.pairs else cases
         for done, case in enumerate(cases):
             report(str(case.layout), done, len(cases))
-            found = [*unmet(case), *miscounted(case)]
-            wrong += bool(found)
-            if found:
-                print("\n  ".join((str(case), *found)), flush=True)
+            results = [*unmet(case), *miscounted(case)]
+            wrong += bool(results)
+            if results:
+                print("\n  ".join((str(case), *results)), flush=True)
     print(f"{len(cases) - wrong} of {len(cases)} meet and are counted")
     return 1 if wrong else 0
 

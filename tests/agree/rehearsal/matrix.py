@@ -176,7 +176,7 @@ def _row(line: Line) -> str:
 
 
 def _short(unequal: Iterable[str]) -> list[str]:
-    return [each.replace(" rehearsed", "").replace(" planned", " planned") for each in unequal]
+    return [item.replace(" rehearsed", "").replace(" planned", " planned") for item in unequal]
 
 
 def _bold(error: float) -> str:

@@ -154,18 +154,18 @@ def run(case: Case) -> Verdict:
     ran: list[Told] = forked(layout.world, play, model, layout, job)
     ranks = range(layout.world) if case.every else representatives(layout)
     with patch.dict(op_implementations_dict, dict.fromkeys(BAGS, _in_bags)):
-        found = [rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]
-    said = [spoken(each.steady) for each in found]
-    memory = [stage_memory(each.steady, 0) for each in found]
+        results = [rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]
+    said = [spoken(result.steady) for result in results]
+    memory = [stage_memory(result.steady, 0) for result in results]
     return Verdict(
-        unequal=tuple(line for each in found for line in unequal(each, ran[each.rank])),
-        ranks=len(found),
-        events=sum(len(tape) for each in found for tape in (each.first, each.steady)),
-        messages=sum(count for each in said for count, _ in each.values()),
-        sent_bytes=sum(size for each in said for _, size in each.values()),
-        flops=sum(work(each.steady) for each in found),
-        states=max(each.parameters_bytes + each.optimizer_bytes + each.gradients_bytes for each in memory),
-        peak=max(each.peak_bytes for each in memory),
+        unequal=tuple(line for result in results for line in unequal(result, ran[result.rank])),
+        ranks=len(results),
+        events=sum(len(tape) for result in results for tape in (result.first, result.steady)),
+        messages=sum(count for item in said for count, _ in item.values()),
+        sent_bytes=sum(size for item in said for _, size in item.values()),
+        flops=sum(work(result.steady) for result in results),
+        states=max(item.parameters_bytes + item.optimizer_bytes + item.gradients_bytes for item in memory),
+        peak=max(item.peak_bytes for item in memory),
     )
 
 
@@ -202,7 +202,7 @@ def _in_bags(mode: Any, _func: Any, rows: Tensor, _indices: Tensor, offsets: Ten
 
 def _grouped(tape: Tape) -> Tape:
     """Process groups are named in order: their names differ from one world to another."""
-    names = {group: str(place) for place, group in enumerate(dict.fromkeys(each.group for each in tape.messages))}
+    names = {group: str(place) for place, group in enumerate(dict.fromkeys(message.group for message in tape.messages))}
     tape.messages[:] = [message._replace(group=names[message.group]) for message in tape.messages]
     return tape
 

@@ -55,11 +55,11 @@ def error(case: Case) -> float:
     """Return planned over rehearsed bytes, less one, of the rank that reserves most."""
     planned = Planner(model=case.model, machine=case.machine, job=case.job).step(case.layout).memory.reserved_bytes
     assert planned is not None
-    found = []
+    results = []
     for rank in representatives(case.layout):
         tapes = rehearse_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=case.streams)
-        found.append(reserved([tapes.first, tapes.steady], expandable=False).reserved_bytes)
-    return planned / max(found) - 1
+        results.append(reserved([tapes.first, tapes.steady], expandable=False).reserved_bytes)
+    return planned / max(results) - 1
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ def test_casts_are_in_the_peak() -> None:
     each with one scale."""
     case = CASES[0]
     peaks = [
-        Planner(model=each.model, machine=each.machine, job=each.job).step(each.layout).memory.peak_bytes
-        for each in (case, case._replace(precision="bf16"))
+        Planner(model=item.model, machine=item.machine, job=item.job).step(item.layout).memory.peak_bytes
+        for item in (case, case._replace(precision="bf16"))
     ]
     assert peaks[0] - peaks[1] == 1536 * (11008 + 4096) + 2 * 4

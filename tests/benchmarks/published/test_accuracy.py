@@ -91,14 +91,14 @@ def test_no_source_is_worse_than_its_bound(report: Report) -> None:
 
 def test_repeats_of_a_run_lie_as_far_apart_as_the_resolution_says(report: Report) -> None:
     repeats: dict[tuple[object, ...], list[Score]] = {}
-    for each in report.scores:
-        if each.quantity == "time":  # equal runs have equal predictions
-            alike = each.source, each.rivals, each.model, each.chip, each.layout, each.precision, each.predicted
-            repeats.setdefault(alike, []).append(each)
+    for score in report.scores:
+        if score.quantity == "time":  # equal runs have equal predictions
+            alike = score.source, score.rivals, score.model, score.chip, score.layout, score.precision, score.predicted
+            repeats.setdefault(alike, []).append(score)
     spreads: dict[str, list[float]] = {}
     for (source, *_), runs in repeats.items():
         if len(runs) > 1:
-            times = [each.measured for each in runs]
+            times = [item.measured for item in runs]
             spreads.setdefault(str(source), []).append(max(times) / min(times) - 1)
     assert len(spreads) >= 9
     assert median(map(median, spreads.values())) == pytest.approx(RESOLUTION, rel=0.1)
@@ -126,9 +126,9 @@ def test_the_readme_has_the_sentences_of_this_commit(report: Report) -> None:
 
 def test_the_sentences_count_what_they_say(report: Report) -> None:
     """Against numpy's quantiles of the errors."""
-    errors = [abs(each.predicted / each.measured - 1) for each in report.scores if each.quantity == "time"]
+    errors = [abs(score.predicted / score.measured - 1) for score in report.scores if score.quantity == "time"]
     half, most = np.quantile(errors, (0.5, 0.9), method="inverted_cdf")
-    sources = len({each.source for each in report.scores if each.quantity == "time"})
+    sources = len({score.source for score in report.scores if score.quantity == "time"})
     assert f"{len(errors):,} step times of {sources} sources" in headline(report)
     assert f"half within {half:.1%}, nine tenths within {most:.0%}" in headline(report)
 
@@ -167,15 +167,15 @@ def test_ratios_are_closer_than_times(report: Report) -> None:
 
 
 def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: Report) -> None:
-    found = exclusions.shares(report.scores, ((each.source, each.row, each.rule) for each in report.excluded))
-    table = "".join(exclusions.markdown(found)).rstrip("\n")
+    result = exclusions.shares(report.scores, ((item.source, item.row, item.rule) for item in report.excluded))
+    table = "".join(exclusions.markdown(result)).rstrip("\n")
     assert_or_freeze(PAGE, table, begin="| source | scored |", end="\n\n")
-    scored, words = (sum(each[at] for each in found) for at in (1, -1))
+    scored, words = (sum(item[at] for item in result) for at in (1, -1))
     assert scored / (scored + words) >= 0.95
-    told = {each.rule for each in report.excluded}
+    told = {item.rule for item in report.excluded}
     assert {*exclusions.OTHER, *exclusions.WORDS} <= told  # none that no row breaks
-    rows = {(each.source, each.row.partition(" ")[0]) for each in (*report.scores, *report.excluded)}
-    assert sum(sum(each[1:]) for each in found) == sum(source != "nccl_logs" for source, _ in rows)
+    rows = {(score.source, score.row.partition(" ")[0]) for score in (*report.scores, *report.excluded)}
+    assert sum(sum(item[1:]) for item in result) == sum(source != "nccl_logs" for source, _ in rows)
 
 
 def test_rankings_hold(report: Report) -> None:
@@ -190,14 +190,14 @@ def test_rankings_hold(report: Report) -> None:
 @pytest.mark.parametrize("quantity", ["time", "peak"])
 def test_sources_left_out_fall_inside_the_intervals_that_the_others_teach(report: Report, quantity: str) -> None:
     """Mean over sources, and over runs."""
-    found = [each for each in coverage(report.scores) if each.quantity == quantity]
-    assert len(found) >= 8
-    assert 0.40 <= fmean(each.half for each in found) <= 0.60
-    assert fmean(each.most for each in found) >= 0.85
-    runs = sum(each.runs for each in found)
+    results = [item for item in coverage(report.scores) if item.quantity == quantity]
+    assert len(results) >= 8
+    assert 0.40 <= fmean(result.half for result in results) <= 0.60
+    assert fmean(result.most for result in results) >= 0.85
+    runs = sum(result.runs for result in results)
     # Of peaks 138 of 163: when three rows of ultrascale_playbook came nearer (9.1 to 4.7 %), the interval's lower end
     # rose from 0.938 to 0.9421 of the prediction, past a run of prime_rl that is listed twice (0.9420).
-    assert sum(each.most * each.runs for each in found) / runs >= 0.84
+    assert sum(result.most * result.runs for result in results) / runs >= 0.84
 
 
 def test_errors_of_sources_left_out_are_told_with_all_others(report: Report) -> None:

@@ -21,9 +21,9 @@ def test_errors_by_another_field_than_the_source(
     assert ["megatron", "time", "12"] in words
     assert ["torch", "time", "15"] in words
     published(["nemo_perf"], by="model", json=True)
-    found = json.loads(capsys.readouterr().out)["summaries"]
-    assert sum(row["cases"] for row in found) == 12
-    assert "llama3-70b" in {row["source"] for row in found}
+    result = json.loads(capsys.readouterr().out)["summaries"]
+    assert sum(row["cases"] for row in result) == 12
+    assert "llama3-70b" in {row["source"] for row in result}
 
 
 @pytest.mark.slow

@@ -65,6 +65,6 @@ def test_rules_of_all_sources_come_first(change: dict[str, str], rule: str, monk
     one = next(iter(rows("kempnerforge")))
     monkeypatch.setattr(convert, "rows", lambda source: [one | change, one | {"kind": "formula"}])
     never: Callable[[convert.Row], Case] = lambda row: pytest.fail("an excluded row became a case")  # noqa: E731
-    found = list(convert.read("kempnerforge", rule=lambda row: "of the source", case=never))
+    result = list(convert.read("kempnerforge", rule=lambda row: "of the source", case=never))
     formula = "not measured: formula"
-    assert found == [Excluded("kempnerforge", "kempnerforge-0001", each) for each in (rule, formula)]
+    assert result == [Excluded("kempnerforge", "kempnerforge-0001", item) for item in (rule, formula)]

@@ -33,9 +33,9 @@ def cases(source: str) -> dict[str, Case]:
     ],
 )
 def test_nothing_is_lost(source: str, scored: int, left_out: int) -> None:
-    found = list(reader(source)())
-    assert sum(isinstance(case, Case) for case in found) == scored
-    assert sum(isinstance(case, Excluded) for case in found) == left_out
+    result = list(reader(source)())
+    assert sum(isinstance(case, Case) for case in result) == scored
+    assert sum(isinstance(case, Excluded) for case in result) == left_out
 
 
 def test_every_row_has_its_commit_or_its_issue() -> None:
@@ -46,8 +46,8 @@ def test_every_row_has_its_commit_or_its_issue() -> None:
 
 
 def test_reinforcement_learning_is_scored_by_its_memory_alone() -> None:
-    found = cases("prime_rl")
-    tuned, learnt = found["prime_rl-0062"], found["prime_rl-0045"]
+    result = cases("prime_rl")
+    tuned, learnt = result["prime_rl-0062"], result["prime_rl-0045"]
     assert (tuned.memory, tuned.memory_bytes, tuned.left_out) == ("reserved", 54.6 * GIB, ())
     assert tuned.step_seconds == pytest.approx(2 * 8 * 16384 / 53140)  # two micro-batches on eight GPUs
     assert (tuned.job.stack.loss, tuned.job.stack.attention) == ("plain", "flash2")
@@ -56,20 +56,20 @@ def test_reinforcement_learning_is_scored_by_its_memory_alone() -> None:
 
 
 def test_nanotron_logs_tell_whose_memory_only_without_a_pipeline() -> None:
-    found = cases("nanotron_bench")
-    assert found["nanotron_bench-0005"].memory_bytes == 25808.34 * MIB
-    piped = found["nanotron_bench-0003"]
+    result = cases("nanotron_bench")
+    assert result["nanotron_bench-0005"].memory_bytes == 25808.34 * MIB
+    piped = result["nanotron_bench-0003"]
     assert (piped.memory_bytes, piped.layout.stages) == (None, (14, 10))
     assert [quantity for quantity, _ in piped.left_out] == ["peak"]
     assert not piped.job.stack.async_tp
 
 
 def test_paddle_has_no_sequence_parallelism_and_16_bit_gradients() -> None:
-    found = cases("paddlenlp")
-    assert {str(case.layout) for case in found.values()} == {"dp4 tp2 zero2 mbs1 nosp", "dp4 tp2 zero2 mbs2 nosp"}
-    assert {case.job.precision.name for case in found.values()} == {"bf16-grad16"}
-    assert [row for row, case in found.items() if case.model.qkv_bias] == ["paddlenlp-0011"]
-    assert cases("flagperf")["flagperf-0001"].job.stack == found["paddlenlp-0001"].job.stack
+    result = cases("paddlenlp")
+    assert {str(case.layout) for case in result.values()} == {"dp4 tp2 zero2 mbs1 nosp", "dp4 tp2 zero2 mbs2 nosp"}
+    assert {case.job.precision.name for case in result.values()} == {"bf16-grad16"}
+    assert [row for row, case in result.items() if case.model.qkv_bias] == ["paddlenlp-0011"]
+    assert cases("flagperf")["flagperf-0001"].job.stack == result["paddlenlp-0001"].job.stack
 
 
 def test_embedding_and_loss_take_the_room_of_two_layers() -> None:

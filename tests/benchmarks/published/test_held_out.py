@@ -19,29 +19,29 @@ HALVED = ("nccl_logs", "prime_rl", "nanotron_bench", "paddlenlp", "flagperf", "x
 
 
 def messages() -> dict[str, Message]:
-    return {each.row: each for each in reader("nccl_logs")() if isinstance(each, Message)}
+    return {item.row: item for item in reader("nccl_logs")() if isinstance(item, Message)}
 
 
 @pytest.mark.parametrize("source", HALVED)
 def test_the_half_is_told_by_the_row_alone(source: str) -> None:
     """CRC-32 of the row's id, even: whatever the row says, and about as many on either side."""
-    found = [each for each in reader(source)() if not isinstance(each, Excluded)]
-    assert found
-    assert all(each.held_out == (crc32(each.row.encode()) % 2 == 0) for each in found)
+    results = [item for item in reader(source)() if not isinstance(item, Excluded)]
+    assert results
+    assert all(result.held_out == (crc32(result.row.encode()) % 2 == 0) for result in results)
     halves = [case.held_out(row["row_id"]) for row in rows(source)]
     assert 0.25 < sum(halves) / len(halves) < 0.75
 
 
 def test_other_sources_hold_nothing_out() -> None:
-    assert not any(each.held_out for each in reader("simumax_b200")() if isinstance(each, Case))
+    assert not any(item.held_out for item in reader("simumax_b200")() if isinstance(item, Case))
 
 
 def test_a_held_out_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, *_) = (each for each in reader("simumax_b200")() if isinstance(each, Case))
+    (one, *_) = (item for item in reader("simumax_b200")() if isinstance(item, Case))
     step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
-    seen = [each for _ in range(6) for each in score(one, step)]
-    unseen = [each.replace(held_out=True) for each in seen]
-    assert [each.held_out for each in score(one._replace(held_out=True), step)] == [True] * (len(seen) // 6)
+    seen = [item for _ in range(6) for item in score(one, step)]
+    unseen = [item.replace(held_out=True) for item in seen]
+    assert [item.held_out for item in score(one._replace(held_out=True), step)] == [True] * (len(seen) // 6)
     assert {row.quantity for row in summarise([*unseen, *seen])} == {"time", "time, held out", "peak", "peak, held out"}
     assert learn(unseen) == ()
     assert learn([*unseen, *seen]) == learn(seen) != ()
@@ -51,7 +51,7 @@ def test_a_held_out_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.
 
 
 def test_a_composed_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    (one, *_) = (each for each in reader("simumax_b200")() if isinstance(each, Case))
+    (one, *_) = (item for item in reader("simumax_b200")() if isinstance(item, Case))
     made = one._replace(composed=True, memory_bytes=None)
     step = predict(model=one.model, machine=one.machine, layout=one.layout, job=one.job)
     (scored,) = score(made, step, {"time": 2.0})
@@ -63,11 +63,11 @@ def test_a_composed_row_is_scored_apart_and_teaches_nothing(monkeypatch: pytest.
 
 
 def test_a_message_is_priced_over_all_ranks_of_its_machine() -> None:
-    found = messages()
-    assert {each.collective for each in found.values()} == {"all_reduce"}
-    assert {each.machine.ranks for each in found.values()} == {16, 32, 64, 128, 256}
-    one = found["nccl_logs-0055"]
-    nics = {each.machine.links[-1].bandwidth for each in found.values()}
+    result = messages()
+    assert {item.collective for item in result.values()} == {"all_reduce"}
+    assert {item.machine.ranks for item in result.values()} == {16, 32, 64, 128, 256}
+    one = result["nccl_logs-0055"]
+    nics = {item.machine.links[-1].bandwidth for item in result.values()}
     assert nics >= {50e9 / 8, 200e9 / 8, 400e9 / 8}  # of p4de, a3-megagpu and p5
     scored: Score = score_message(one)
     assert scored.measured == one.seconds
@@ -77,10 +77,10 @@ def test_a_message_is_priced_over_all_ranks_of_its_machine() -> None:
 def test_a_bandwidth_that_nccl_tests_prints_is_that_of_the_seconds() -> None:
     """busbw = bytes / seconds · 2 (n - 1) / n (NVIDIA/nccl-tests:doc/PERFORMANCE.md): the rows were copied right."""
     printed = {row["row_id"]: float(row["busbw_gbps"] or 0) for row in rows("nccl_logs")}
-    for row, each in messages().items():
+    for row, message in messages().items():
         if printed[row] > 1:
-            ranks = each.machine.ranks
-            bus = each.payload / each.seconds * 2 * (ranks - 1) / ranks / 1e9
+            ranks = message.machine.ranks
+            bus = message.payload / message.seconds * 2 * (ranks - 1) / ranks / 1e9
             assert bus == pytest.approx(printed[row], rel=0.01), row
 
 

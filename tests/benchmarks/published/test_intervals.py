@@ -39,10 +39,10 @@ def test_a_source_is_covered_by_what_the_others_teach() -> None:
     """Three sources that agree, and one whose runs take twice as long: it alone lies outside."""
     alike = [scored(1 + at / 100, source=name) for name in ("a", "b", "c") for at in range(-10, 11)]
     far = [scored(2.0, source="d")] * 30
-    found = {each.source: each for each in coverage([*alike, *far])}
-    assert (found["d"].half, found["d"].most, found["d"].runs) == (0, 0, 30)
-    assert 0.4 <= found["a"].half <= 0.8
-    assert found["a"].most == 1
+    result = {item.source: item for item in coverage([*alike, *far])}
+    assert (result["d"].half, result["d"].most, result["d"].runs) == (0, 0, 30)
+    assert 0.4 <= result["a"].half <= 0.8
+    assert result["a"].most == 1
 
 
 def test_written_in_one_order_and_read_again(tmp_path: Path) -> None:

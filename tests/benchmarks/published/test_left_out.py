@@ -28,10 +28,10 @@ AGAIN = "nemo_perf"  # the source whose fit is made anew here
 
 @pytest.mark.parametrize("constant", REGISTRY, ids=lambda constant: constant.name)
 def test_a_constant_stands_within_its_bounds_and_was_set_on_sources_that_there_are(constant: object) -> None:
-    found = next(each for each in REGISTRY if each is constant)
-    low, high = found.factors
+    result = next(item for item in REGISTRY if item is constant)
+    low, high = result.factors
     assert low <= 1 <= high
-    assert found.set_on == ALL or set(found.set_on) <= set(SOURCES)
+    assert result.set_on == ALL or set(result.set_on) <= set(SOURCES)
 
 
 def test_host_and_device_are_no_less_even_than_exponential_times() -> None:
@@ -46,7 +46,11 @@ def test_host_and_device_are_no_less_even_than_exponential_times() -> None:
         for at in range(launches):
             end = np.maximum(end, host[:, at]) + device[:, at]
         worst = max(worst, float(end.mean()) / (launches + 1))
-    assert 1.23 < worst < 2 ** (1 / next(each for each in CONSTANTS if each.name == "host_device_exponent").between[0])
+    assert (
+        1.23
+        < worst
+        < 2 ** (1 / next(constant for constant in CONSTANTS if constant.name == "host_device_exponent").between[0])
+    )
 
 
 def test_a_constant_is_found_again_from_the_runs_of_others() -> None:
@@ -55,9 +59,9 @@ def test_a_constant_is_found_again_from_the_runs_of_others() -> None:
     runs = prepared([*cases_of(["megatron2021"])][:3] + [*cases_of(["bloom_prequel"])][:3])
     made = [run._replace(case=run.case._replace(step_seconds=step_seconds(run, true))) for run in runs]
     problem = Problem("korthikanti2022", {"others": made, "korthikanti2022": prepared([*cases_of([AGAIN])][:1])})
-    problem.time = [each for each in problem.time if each.name in true]
+    problem.time = [item for item in problem.time if item.name in true]
     problem.memory = []
-    problem.factors = {name: each for name, each in problem.factors.items() if name in true}
+    problem.factors = {name: factor for name, factor in problem.factors.items() if name in true}
     (fit,) = problem.solve()
     assert (fit.constant, fit.runs) == ('AMPERE_JOULE["bf16"]', 6)
     assert fit.factor == pytest.approx(1.05, abs=0.012)
@@ -67,9 +71,9 @@ def test_the_file_has_every_constant_of_every_source_that_it_was_set_on() -> Non
     fits = read()
     for source in SOURCES:
         if any(case.step_seconds or case.memory_bytes for case in cases_of([source])):
-            expected = {each.name for each in REGISTRY if not each.set_without(source)}
+            expected = {item.name for item in REGISTRY if not item.set_without(source)}
             assert set(factors_without(source, fits)) == expected, f"benchmarks.published --left-out FILE {source}"
-    bounds = {each.name: each.factors for each in REGISTRY}
+    bounds = {item.name: item.factors for item in REGISTRY}
     for fit in fits:
         low, high = bounds[fit.constant]
         assert low - 1e-3 <= fit.factor <= high + 1e-3

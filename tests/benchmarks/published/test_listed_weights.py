@@ -51,7 +51,7 @@ def played(reuse: int, *, full: bool) -> Counter[int]:
             here.add(use)
         following = uses[step + 1 :]
         between = following[: following.index(use)] if use in following else None
-        if between is None or sum(size[each] for each in between) >= reuse:
+        if between is None or sum(size[item] for item in between) >= reuse:
             here.discard(use)
     return gathered
 
@@ -77,7 +77,11 @@ def test_weights_are_gathered_one_by_one_as_often_as_the_hooks_miss_them(ac: str
 
 def test_gradients_of_all_weights_are_reduced_one_by_one_and_small_weights_stay() -> None:
     counts, layout = Counts(MODEL, job()), Layout.parse("dp8 zero3 mbs1 ac=full")
-    reduced = sum(each.times for each in sent_messages(counts, layout) if each.collective == "reduce_scatter")
+    reduced = sum(
+        sent_message.times
+        for sent_message in sent_messages(counts, layout)
+        if sent_message.collective == "reduce_scatter"
+    )
     matrices, vectors = 3 * 4 + 2, 3 * 8 + 2  # with the tables, of which the head reads one; norms and biases
     assert reduced == 2 * (matrices + vectors)
     ((message, parts),) = list_staying(counts, layout)

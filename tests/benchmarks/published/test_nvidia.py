@@ -33,9 +33,9 @@ def cases(source: str) -> dict[str, Case]:
     ],
 )
 def test_nothing_is_lost(module: object, scored: int, left_out: int) -> None:
-    found = list(module.cases())  # type: ignore[attr-defined]
-    assert sum(isinstance(case, Case) for case in found) == scored
-    assert sum(isinstance(case, Excluded) for case in found) == left_out
+    result = list(module.cases())  # type: ignore[attr-defined]
+    assert sum(isinstance(case, Case) for case in result) == scored
+    assert sum(isinstance(case, Excluded) for case in result) == left_out
 
 
 def test_deepseek_v3s_hours_are_the_seconds_that_it_printed_later() -> None:
@@ -82,17 +82,17 @@ def test_dgx_cloud_seconds_and_tokens_agree() -> None:
 
 
 def test_facts_of_the_hydra_files() -> None:
-    found = cases("dgxc_benchmarking")
-    grok, nemotron, gpt = (found[f"dgxc_benchmarking-{row}"] for row in ("0007", "0092", "0065"))
+    result = cases("dgxc_benchmarking")
+    grok, nemotron, gpt = (result[f"dgxc_benchmarking-{row}"] for row in ("0007", "0092", "0065"))
     assert str(grok.layout) == "dp8 tp4 cp2 pp8 ep8 etp4 v8 zero1 interleaved mbs1"
     assert "tp" not in grok.job.stack.overlap
     assert grok.model.moe is not None
     assert grok.model.moe.capacity == 1.0
-    assert (nemotron.layout.ac, found["dgxc_benchmarking-0310"].layout.ac) == ("selective", "none")
+    assert (nemotron.layout.ac, result["dgxc_benchmarking-0310"].layout.ac) == ("selective", "none")
     assert {"pp", "tp"} < set(gpt.job.stack.overlap)
     # grad_sync_dtype is bf16 in GPT-3's file and left to its fp32 default in Nemotron 15B's.
-    assert (gpt.job.precision.summed_bytes, found["dgxc_benchmarking-0075"].job.precision.summed_bytes) == (2, 4)
-    assert found["dgxc_benchmarking-0255"].job.precision.summed_bytes == 2
+    assert (gpt.job.precision.summed_bytes, result["dgxc_benchmarking-0075"].job.precision.summed_bytes) == (2, 4)
+    assert result["dgxc_benchmarking-0255"].job.precision.summed_bytes == 2
 
 
 def test_bridge_counts_visible_pairs() -> None:
@@ -102,40 +102,40 @@ def test_bridge_counts_visible_pairs() -> None:
         for row in rows("megatron_bridge_perf")
         if ".01" not in row["release"] and "26.08" not in row["release"] and "OSS" not in row["model"]
     }
-    found = {row: case for row, case in cases("megatron_bridge_perf").items() if row in exact}
-    assert len(found) > 60
-    for row, case in found.items():
+    result = {row: case for row, case in cases("megatron_bridge_perf").items() if row in exact}
+    assert len(result) > 60
+    for row, case in result.items():
         assert flops(case, causal=True) / case.job.tokens_per_step == pytest.approx(exact[row], rel=8e-3), row
 
 
 @pytest.mark.slow
 def test_bridge_facts() -> None:
-    found = cases("megatron_bridge_perf")
-    rack, nvfp4, drop = (found[f"megatron_bridge_perf-{row}"] for row in ("0036", "0079", "0293"))
+    result = cases("megatron_bridge_perf")
+    rack, nvfp4, drop = (result[f"megatron_bridge_perf-{row}"] for row in ("0036", "0079", "0293"))
     assert (rack.machine.ranks_per_node, [link.span for link in rack.machine.links]) == (64, [64, 256])
     assert ("tp" in rack.job.stack.overlap, "tp" in nvfp4.job.stack.overlap) == (True, False)
     assert drop.model.moe is not None
     assert drop.model.moe.capacity == 1.0
-    assert found["megatron_bridge_perf-0267"].job.precision.name == "fp8-grad16"
-    assert found["megatron_bridge_perf-0266"].job.precision.name == "mxfp8-grad16"
+    assert result["megatron_bridge_perf-0267"].job.precision.name == "fp8-grad16"
+    assert result["megatron_bridge_perf-0266"].job.precision.name == "mxfp8-grad16"
     legacy, whole, hopper, flat = (
-        found[f"megatron_bridge_perf-{row}"].job.stack for row in ("0098", "0048", "0151", "0258")
+        result[f"megatron_bridge_perf-{row}"].job.stack for row in ("0098", "0048", "0151", "0258")
     )
     assert (legacy.cuda_graphs, legacy.dispatcher, legacy.pairs) == ("router", "fused", False)
     assert (whole.cuda_graphs, whole.dispatcher, whole.pairs) == ("full", "fused", True)
     assert (hopper.cuda_graphs, hopper.dispatcher, hopper.pairs) == ("none", "all_to_all", True)
     assert (flat.cuda_graphs, flat.dispatcher, flat.pairs) == ("none", "all_to_all", False)
-    deepseek = found["megatron_bridge_perf-0247"]
+    deepseek = result["megatron_bridge_perf-0247"]
     assert (deepseek.layout.ac, deepseek.layout.stages) == ("up+rope", (*[4] * 15, 1))
-    assert found["megatron_bridge_perf-0228"].step_seconds == pytest.approx(51.3, abs=0.1)  # a regression: scored
+    assert result["megatron_bridge_perf-0228"].step_seconds == pytest.approx(51.3, abs=0.1)  # a regression: scored
     left_out = {case.row: case.rule for case in megatron_bridge_perf.cases() if isinstance(case, Excluded)}
     assert left_out["megatron_bridge_perf-0037"] == megatron_bridge_perf.EMPTY_STAGE  # 128 stages of 126 layers
     assert left_out["megatron_bridge_perf-0077"] == megatron_bridge_perf.OFFLOADED
 
 
 def test_moonlight_is_sixteen_billion_and_its_gb_decimal() -> None:
-    found = cases("megatron_bridge_memory")
-    runs = [case for case in found.values() if case.rivals == "moonlight recomputation"]
+    result = cases("megatron_bridge_memory")
+    runs = [case for case in result.values() if case.rivals == "moonlight recomputation"]
     assert [case.layout.ac for case in runs] == ["none", "selective", "up+rope+mlp", "act"]
     assert runs[0].model.parameters / 1e9 == pytest.approx(15.96, rel=1e-3)
     assert runs[0].memory_bytes == pytest.approx(36.618e9)

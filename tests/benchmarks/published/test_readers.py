@@ -19,12 +19,12 @@ WRITTEN = [source for source in SOURCES if find_spec(f"benchmarks.published.read
 
 @pytest.mark.parametrize("source", WRITTEN)
 def test_every_case_is_a_run_that_can_be(source: str) -> None:
-    found = list(reader(source)())
+    result = list(reader(source)())
     names = {row["row_id"] for row in rows(source)}
-    assert {case.source for case in found} == {source}
-    assert all(case.row.partition(" ")[0] in names for case in found)
-    assert len({case.row for case in found}) == len(found)
-    for case in found:
+    assert {case.source for case in result} == {source}
+    assert all(case.row.partition(" ")[0] in names for case in result)
+    assert len({case.row for case in result}) == len(result)
+    for case in result:
         if isinstance(case, Excluded):
             assert case.rule
         elif isinstance(case, Message):

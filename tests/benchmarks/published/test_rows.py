@@ -35,12 +35,12 @@ ELSEWHERE = {
 
 def mutated(source: str, draw: random.Random, *, cells_of_a_row: int = 1) -> list[Row]:
     """The rows of a source, each with cells changed."""
-    found = list(rows(source))
-    columns = [key for key in found[0] if key not in ("row_id", "source", "note")]
+    result = list(rows(source))
+    columns = [key for key in result[0] if key not in ("row_id", "source", "note")]
     changed = []
-    for row in found:
+    for row in result:
         for key in draw.sample(columns, cells_of_a_row):
-            pool = [*NONSENSE, *ELSEWHERE.get(key, ()), *(draw.choice(found)[key] for _ in range(5))]
+            pool = [*NONSENSE, *ELSEWHERE.get(key, ()), *(draw.choice(result)[key] for _ in range(5))]
             row = row | {key: draw.choice(pool)}
         changed.append(row)
     return changed
@@ -56,9 +56,9 @@ def put(folder: Path, source: str, found: list[Row]) -> None:
 
 def accounted(found: list[Case | Excluded], source: list[Row]) -> None:
     """Each row once, but for a figure that is several cases."""
-    assert {each.row.partition(" ")[0] for each in found} == {row["row_id"] for row in source}
-    assert len({each.row for each in found}) == len(found)
-    assert all(each.rule for each in found if isinstance(each, Excluded))
+    assert {item.row.partition(" ")[0] for item in found} == {row["row_id"] for row in source}
+    assert len({item.row for item in found}) == len(found)
+    assert all(item.rule for item in found if isinstance(item, Excluded))
 
 
 @pytest.mark.slow
@@ -69,12 +69,12 @@ def test_no_row_is_lost_and_none_ends_a_reader(source: str, tmp_path: Path, monk
     monkeypatch.setattr(case, "DATA", tmp_path)
     for changed in rounds:
         put(tmp_path, source, changed)
-        found = list(reader(source)())
-        accounted(found, changed)
-        for each in found:
-            if isinstance(each, Case):
-                assert each.layout.world == each.machine.ranks
-                assert Layout.parse(str(each.layout)) == each.layout
+        result = list(reader(source)())
+        accounted(result, changed)
+        for item in result:
+            if isinstance(item, Case):
+                assert item.layout.world == item.machine.ranks
+                assert Layout.parse(str(item.layout)) == item.layout
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -97,11 +97,11 @@ def test_what_the_planner_refuses_is_excluded_too(tmp_path: Path, monkeypatch: p
     sources = ("dgxc_benchmarking", "torchtitan", "megatron_bridge_memory", "zero_bubble", "kempnerforge")
     changed = {source: mutated(source, draw) for source in sources}
     monkeypatch.setattr(case, "DATA", tmp_path)
-    for source, found in changed.items():
-        put(tmp_path, source, found)
+    for source, result in changed.items():
+        put(tmp_path, source, result)
     report = run(sources)
-    ends = {each.row.partition(" ")[0] for each in (*report.scores, *report.excluded)}
-    assert ends == {row["row_id"] for found in changed.values() for row in found}
+    ends = {score.row.partition(" ")[0] for score in (*report.scores, *report.excluded)}
+    assert ends == {row["row_id"] for outcome in changed.values() for row in outcome}
 
 
 def test_what_is_measured_beside_is_listed() -> None:
@@ -143,13 +143,13 @@ MEMORIES = (
 def test_what_a_scored_row_prints_is_scored_or_listed(source: str) -> None:
     """A row that is a case loses neither its time nor its memory in silence."""
     printed = {row["row_id"]: row for row in rows(source)}
-    for each in reader(source)():
-        if isinstance(each, Case) and each.quantity == "peak":
-            row, listed = printed[each.row], dict(each.left_out)
+    for item in reader(source)():
+        if isinstance(item, Case) and item.quantity == "peak":
+            row, listed = printed[item.row], dict(item.left_out)
             time = any(row.get(key) for key in TIMES) or " h / " in row.get("value", "")  # hours of so many tokens
             memory = any(row.get(key) for key in MEMORIES)
-            assert (each.step_seconds is not None) + ("time" in listed) == time, each.row
-            assert (each.memory_bytes is not None) + ("peak" in listed) == memory, each.row
+            assert (item.step_seconds is not None) + ("time" in listed) == time, item.row
+            assert (item.memory_bytes is not None) + ("peak" in listed) == memory, item.row
 
 
 def only(source: str, row_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> Case | Excluded:
@@ -158,8 +158,8 @@ def only(source: str, row_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(case, "DATA", folder)
         put(folder, source, [row])
-        (found,) = reader(source)()
-    return found
+        (result,) = reader(source)()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -196,16 +196,16 @@ def test_a_row_is_read_from_its_own_columns(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = only(source, row, tmp_path, monkeypatch, **changes)
-    assert isinstance(found, Case), found
+    result = only(source, row, tmp_path, monkeypatch, **changes)
+    assert isinstance(result, Case), result
     read = {
-        "machine": found.machine.name,
-        "precision": found.job.precision.name,
-        "sums": found.job.precision.summed_bytes,
-        "ac": found.layout.ac,
-        "schedule": found.layout.schedule,
-        "model": found.model.name,
-        "batch": found.job.global_batch,
+        "machine": result.machine.name,
+        "precision": result.job.precision.name,
+        "sums": result.job.precision.summed_bytes,
+        "ac": result.layout.ac,
+        "schedule": result.layout.schedule,
+        "model": result.model.name,
+        "batch": result.job.global_batch,
     }
     assert expected.items() <= read.items()
 
@@ -231,9 +231,9 @@ def test_a_row_is_read_from_its_own_columns(
 def test_what_cannot_be_read_is_left_out_with_its_cell(
     source: str, row: str, changes: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = only(source, row, tmp_path, monkeypatch, **changes)
-    assert isinstance(found, Excluded), found
-    assert words in found.rule
+    result = only(source, row, tmp_path, monkeypatch, **changes)
+    assert isinstance(result, Excluded), result
+    assert words in result.rule
 
 
 def test_a_part_of_another_size_is_no_part_of_ours() -> None:

@@ -84,8 +84,8 @@ def test_a_case_scores_what_it_measured() -> None:
 )
 def test_each_meter_has_its_prediction(changes: dict[str, object], predicted: int) -> None:
     case = CASE._replace(memory_bytes=50.0, step_seconds=None, **changes)  # type: ignore[arg-type]
-    (found,) = score(case, step(seconds=1, peak=100, reserved=120))
-    assert found.predicted == predicted
+    (result,) = score(case, step(seconds=1, peak=100, reserved=120))
+    assert result.predicted == predicted
 
 
 def test_a_summary_is_signed_where_it_says_so() -> None:

@@ -39,17 +39,17 @@ def cases(source: str) -> dict[str, Case]:
     ],
 )
 def test_nothing_is_lost(module: object, scored: int, left_out: int) -> None:
-    found = list(module.cases())  # type: ignore[attr-defined]
-    assert sum(isinstance(case, Case) for case in found) == scored
-    assert sum(isinstance(case, Excluded) for case in found) == left_out
+    result = list(module.cases())  # type: ignore[attr-defined]
+    assert sum(isinstance(case, Case) for case in result) == scored
+    assert sum(isinstance(case, Excluded) for case in result) == left_out
 
 
 def test_table_5_is_interleaved_and_figure_1_is_of_the_first_stage() -> None:
-    found = cases("korthikanti2022")
-    run = found["korthikanti2022-0009"]
+    result = cases("korthikanti2022")
+    run = result["korthikanti2022-0009"]
     assert str(run.layout) == "dp1 tp8 pp8 v3 zero0 interleaved mbs1 ac=selective"
     assert run.step_seconds == 13.75
-    figure = [case for row, case in found.items() if row.startswith("korthikanti2022-0017 ")]
+    figure = [case for row, case in result.items() if row.startswith("korthikanti2022-0017 ")]
     assert [case.quantity for case in figure] == ["states", "activations", "activations"]
     assert figure[0].memory_bytes == 45.5625 * GIB
     # Their count: layers only, 18 bytes per parameter.
@@ -76,9 +76,9 @@ def test_days_for_300b_tokens_agree_with_the_seconds() -> None:
 
 def test_megascale_counts_full_attention_until_the_window_comes() -> None:
     """Table 2 prints seconds and MFU: of Megatron-LM's rows by full attention, of MegaScale's by half of it."""
-    found = cases("megascale")
+    result = cases("megascale")
     for row in rows("megascale"):
-        if row["iteration_s"] and (case := found.get(row["row_id"])):
+        if row["iteration_s"] and (case := result.get(row["row_id"])):
             done = work(case.model, layout=Layout(), job=case.job)
             flops = done.model_flops_full if row["framework"] == "Megatron-LM" else done.model_flops_causal
             mfu = flops / case.step_seconds / case.machine.ranks / 312e12
@@ -108,34 +108,34 @@ def test_llama_3s_ends_are_one_layer_short() -> None:
 
 
 def test_bloom_lays_uneven_stages_as_the_notes_say() -> None:
-    found = cases("bloom_prequel")
-    assert found["bloom_prequel-0094"].layout.stages == (*[7] * 11, 1)
-    assert found["bloom_prequel-0118"].layout.stages == (8, *[9] * 10, 8)
-    assert found["bloom_prequel-0057"].layout.stages == ()
-    assert found["bloom_prequel-0057"].machine.links[-1].bandwidth == 6.25e9  # four 100 Gbit/s links for 8 GPUs
-    assert found["bloom_prequel-0057"].memory_bytes == 55 * GIB
-    assert found["bloom_prequel-0004"].job.precision.name == "bf16-grad16"
+    result = cases("bloom_prequel")
+    assert result["bloom_prequel-0094"].layout.stages == (*[7] * 11, 1)
+    assert result["bloom_prequel-0118"].layout.stages == (8, *[9] * 10, 8)
+    assert result["bloom_prequel-0057"].layout.stages == ()
+    assert result["bloom_prequel-0057"].machine.links[-1].bandwidth == 6.25e9  # four 100 Gbit/s links for 8 GPUs
+    assert result["bloom_prequel-0057"].memory_bytes == 55 * GIB
+    assert result["bloom_prequel-0004"].job.precision.name == "bf16-grad16"
 
 
 def test_zero_bubble_shortens_both_ends() -> None:
-    found = cases("zero_bubble")
-    assert found["zero_bubble-0010"].layout.stages == (1, *[2] * 30, 1)
-    assert {case.layout.schedule for case in found.values()} == {"1f1b", "zb1p", "zb2p"}
+    result = cases("zero_bubble")
+    assert result["zero_bubble-0010"].layout.stages == (1, *[2] * 30, 1)
+    assert {case.layout.schedule for case in result.values()} == {"1f1b", "zb1p", "zb2p"}
 
 
 def test_vtrain_runs_few_micro_batches_as_gpipe() -> None:
-    found = cases("vtrain")
-    assert found["vtrain-0190"].layout.schedule == "gpipe"  # 2 micro-batches in 4 stages
-    assert found["vtrain-0096"].layout.schedule == "1f1b"
-    assert found["vtrain-0096"].step_seconds == pytest.approx(55.1096)
-    assert found["vtrain-0096"].machine.links[-1].bandwidth == 12.5e9
+    result = cases("vtrain")
+    assert result["vtrain-0190"].layout.schedule == "gpipe"  # 2 micro-batches in 4 stages
+    assert result["vtrain-0096"].layout.schedule == "1f1b"
+    assert result["vtrain-0096"].step_seconds == pytest.approx(55.1096)
+    assert result["vtrain-0096"].machine.links[-1].bandwidth == 12.5e9
 
 
 def test_vtrain_never_ran_the_steps_of_one_node() -> None:
     """To the nanosecond, micro-batches add up: with 16 beyond 8 come twice as many seconds as with 8 beyond 4."""
-    found, printed = cases("vtrain"), dict[tuple[str, ...], dict[str, float]]()
+    result, printed = cases("vtrain"), dict[tuple[str, ...], dict[str, float]]()
     for row in rows("vtrain"):
-        assert found[row["row_id"]].composed == (row["set"] == "single-node")
+        assert result[row["row_id"]].composed == (row["set"] == "single-node")
         if row["set"] == "single-node":
             same = tuple(row[key] for key in ("layers", "hidden", "dp", "tp", "pp", "mbs"))
             printed.setdefault(same, {})[row["microbatches"]] = float(row["iteration_ms"])
@@ -155,11 +155,11 @@ def test_vtrain_composes_as_its_predictor_does() -> None:
 
 
 def test_simumax_models_are_the_shortened_ones() -> None:
-    found = cases("simumax_b200")
-    llama, deepseek = found["simumax_b200-0025"].model, found["simumax_b200-0005"].model
+    result = cases("simumax_b200")
+    llama, deepseek = result["simumax_b200-0025"].model, result["simumax_b200-0005"].model
     assert (llama.layers, llama.kv_heads) == (4, 16)
     assert deepseek.mla is not None
     assert deepseek.moe is not None
     assert (deepseek.moe.experts, deepseek.moe.shared_experts, deepseek.moe.dense_layers) == (160, 2, 1)
     assert deepseek.moe.capacity == 1.0
-    assert found["simumax_b200-0037"].layout.cp_kind == "ulysses"
+    assert result["simumax_b200-0037"].layout.cp_kind == "ulysses"

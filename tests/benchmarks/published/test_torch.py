@@ -43,31 +43,31 @@ def mfu(case: Case, *, peak_flops: float, embedding: bool = False) -> float:
     ],
 )
 def test_nothing_is_lost(module: object, scored: int, left_out: int) -> None:
-    found = list(module.cases())  # type: ignore[attr-defined]
-    assert sum(isinstance(case, Case) for case in found) == scored
-    assert sum(isinstance(case, Excluded) for case in found) == left_out
+    result = list(module.cases())  # type: ignore[attr-defined]
+    assert sum(isinstance(case, Case) for case in result) == scored
+    assert sum(isinstance(case, Excluded) for case in result) == left_out
 
 
 def test_torchtitan_mfu_is_the_printed_one() -> None:
     """6N + 12 L T D with the embedding in N, of A100's 312 TFLOP/s and H100's 989 or, with float8, 1979."""
     printed = {row["row_id"]: float(row["mfu_pct"]) for row in rows("torchtitan") if row["mfu_pct"]}
-    found = {row: case for row, case in cases("torchtitan").items() if row in printed}
-    assert len(found) == 6
-    for row, case in found.items():
+    result = {row: case for row, case in cases("torchtitan").items() if row in printed}
+    assert len(result) == 6
+    for row, case in result.items():
         peak = 312e12 if case.machine.name == "a100" else 1979e12 if case.job.precision.narrow else 989e12
         assert mfu(case, peak_flops=peak, embedding=True) == pytest.approx(printed[row], rel=0.01), row
 
 
 def test_torchtitan_facts() -> None:
-    found = cases("torchtitan")
-    vanilla, hidden = found["torchtitan-0021"], found["torchtitan-0022"]
+    result = cases("torchtitan")
+    vanilla, hidden = result["torchtitan-0021"], result["torchtitan-0022"]
     assert ("tp" in vanilla.job.stack.overlap, "tp" in hidden.job.stack.overlap) == (False, True)
     assert vanilla.machine.chip.memory_bandwidth == 2.4e12
     assert (vanilla.job.precision.weights_bytes, vanilla.job.stack.reduce) == (1, "unpipelined")
-    assert found["torchtitan-0037"].layout.ac == "full/2"
-    assert (found["torchtitan-0011"].memory_bytes, found["torchtitan-0011"].memory) == (71.9 * GIB, "reserved")
-    assert all(case.memory_bytes is None for case in found.values() if case.layout.cp > 1)  # disputed: issue 1344
-    assert found["torchtitan-0010"].left_out == (("peak", torchtitan.DISPUTED),)
+    assert result["torchtitan-0037"].layout.ac == "full/2"
+    assert (result["torchtitan-0011"].memory_bytes, result["torchtitan-0011"].memory) == (71.9 * GIB, "reserved")
+    assert all(case.memory_bytes is None for case in result.values() if case.layout.cp > 1)  # disputed: issue 1344
+    assert result["torchtitan-0010"].left_out == (("peak", torchtitan.DISPUTED),)
 
 
 def test_kempnerforge_mfu_and_parameters() -> None:
@@ -81,8 +81,8 @@ def test_kempnerforge_mfu_and_parameters() -> None:
 
 
 def test_kempnerforge_sums_gradients_in_fp32_only_under_fsdp() -> None:
-    found = cases("kempnerforge")
-    single, sharded = found["kempnerforge-0001"], found["kempnerforge-0002"]
+    result = cases("kempnerforge")
+    single, sharded = result["kempnerforge-0001"], result["kempnerforge-0002"]
     assert (single.job.precision.total_bytes, single.layout.zero) == (8, 0)
     assert (sharded.job.precision.summed_bytes, sharded.job.stack.reduce, sharded.layout.zero) == (4, "step", 3)
     # Two thirds of six bytes' states and the whole sums fit, with room, below the peak that was measured.
@@ -104,10 +104,10 @@ def test_mpt_parameters_and_seconds() -> None:
 
 
 def test_mpt_precision() -> None:
-    found = cases("llm_foundry")
-    pure, default, fp8 = (found[f"llm_foundry-{row}"].job.precision.name for row in ("0139", "0003", "0072"))
+    result = cases("llm_foundry")
+    pure, default, fp8 = (result[f"llm_foundry-{row}"].job.precision.name for row in ("0139", "0003", "0072"))
     assert (pure, default, fp8) == ("bf16-grad16", "bf16", "fp8")
-    assert found["llm_foundry-0013"].layout.zero == 2
+    assert result["llm_foundry-0013"].layout.zero == 2
 
 
 def test_playbook_parameters_and_seconds() -> None:
@@ -119,20 +119,20 @@ def test_playbook_parameters_and_seconds() -> None:
 
 def test_playbook_stages_share_layers_and_head() -> None:
     """1B: sixteen layers and a head worth four; the eleventh is the first to exceed ten. 80B: 81.1 layers over 16."""
-    found = cases("ultrascale_playbook")
-    assert found["ultrascale_playbook-0001"].layout.stages == (11, 5)
-    assert found["ultrascale_playbook-0025"].layout.stages == (6, *[5] * 13, 6, 3)
-    buckets = {row[-4:] for row, case in found.items() if case.job.stack.wgrad_accumulation == "deferred_buckets"}
+    result = cases("ultrascale_playbook")
+    assert result["ultrascale_playbook-0001"].layout.stages == (11, 5)
+    assert result["ultrascale_playbook-0025"].layout.stages == (6, *[5] * 13, 6, 3)
+    buckets = {row[-4:] for row, case in result.items() if case.job.stack.wgrad_accumulation == "deferred_buckets"}
     assert buckets == {"0006", "0013", "0020"}  # data parallel without ZeRO
 
 
 def test_internevo_shards_in_groups() -> None:
-    found = cases("misc_throughput")
-    layouts = [str(found[f"misc_throughput-{row}"].layout) for row in ("0017", "0018", "0015", "0039")]
+    result = cases("misc_throughput")
+    layouts = [str(result[f"misc_throughput-{row}"].layout) for row in ("0017", "0018", "0015", "0039")]
     assert layouts == ["dp8 zero1 mbs2", "dp16 zero1/8 mbs2", "dp512 zero1 mbs2", "dp256 tp2 zero1/4 mbs4 nosp"]
-    assert found["misc_throughput-0015"].machine.links[-1].bandwidth == 6.25e9
-    rivals = found["misc_throughput-0015"].rivals
-    assert sum(case.rivals == rivals for case in found.values()) == 4  # two ZeRO groups, with and without tp
+    assert result["misc_throughput-0015"].machine.links[-1].bandwidth == 6.25e9
+    rivals = result["misc_throughput-0015"].rivals
+    assert sum(case.rivals == rivals for case in result.values()) == 4  # two ZeRO groups, with and without tp
 
 
 def test_torchtune_ladder() -> None:

@@ -20,11 +20,11 @@ def runs() -> list[Run]:
 @pytest.mark.slow
 def test_a_slower_machine_is_found_from_its_steps(runs: list[Run]) -> None:
     made = [run._replace(case=run.case._replace(step_seconds=seconds(run, SLOW))) for run in runs]
-    found = tune(made)
+    result = tune(made)
     assert error(made, Factors()) > 0.2
-    assert error(made, found) < 0.02
-    assert found.matmul < 0.9  # bandwidth takes its part of it: narrow layers cannot tell them apart
-    assert found.launch == pytest.approx(SLOW.launch, rel=0.1)
+    assert error(made, result) < 0.02
+    assert result.matmul < 0.9  # bandwidth takes its part of it: narrow layers cannot tell them apart
+    assert result.launch == pytest.approx(SLOW.launch, rel=0.1)
 
 
 @pytest.mark.slow

@@ -53,27 +53,27 @@ def with_these(modules: tuple[str, ...]) -> nn.Module:
 def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
     plain = examine(Net, loss)
     budget = int(share * plain.peak_bytes)
-    found = examine(Net, loss, budget_bytes=budget).advice
-    assert found is not None
-    assert found.fits
-    assert found.modules
-    assert found.predicted_peak_bytes == pytest.approx(found.peak_bytes, rel=0.01)
-    proved = examine(lambda: with_these(found.modules), loss)
-    assert proved.peak_bytes == found.peak_bytes <= budget
-    assert proved.recomputed_flops == found.extra_flops > 0
+    advice = examine(Net, loss, budget_bytes=budget).advice
+    assert advice is not None
+    assert advice.fits
+    assert advice.modules
+    assert advice.predicted_peak_bytes == pytest.approx(advice.peak_bytes, rel=0.01)
+    proved = examine(lambda: with_these(advice.modules), loss)
+    assert proved.peak_bytes == advice.peak_bytes <= budget
+    assert proved.recomputed_flops == advice.extra_flops > 0
     # no choice of whole blocks and of their mlps does it with fewer FLOPs
-    for count in range(len(found.modules)):
+    for count in range(len(advice.modules)):
         for blocks in combinations(range(LAYERS), count):
             for inside in ("", ".mlp"):
                 tried = examine(lambda b=blocks, i=inside: with_these(tuple(f"blocks.{n}{i}" for n in b)), loss)
-                assert tried.peak_bytes > budget or tried.recomputed_flops >= found.extra_flops
+                assert tried.peak_bytes > budget or tried.recomputed_flops >= advice.extra_flops
 
 
 def test_the_proof_is_the_real_run() -> None:
     budget = int(0.7 * examine(Net, loss).peak_bytes)
-    found = examine(Net, loss, budget_bytes=budget).advice
-    assert found is not None
-    model = with_these(found.modules)
+    advice = examine(Net, loss, budget_bytes=budget).advice
+    assert advice is not None
+    model = with_these(advice.modules)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     peaks = []
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_the_proof_is_the_real_run() -> None:
             optimizer.zero_grad()
             del value
         peaks.append(meter.peak_bytes)
-    assert max(peaks) == found.peak_bytes
+    assert max(peaks) == advice.peak_bytes
 
 
 def test_nothing_to_do_and_nothing_that_helps() -> None:
@@ -104,10 +104,10 @@ def test_a_peak_in_the_update_is_no_matter_of_activations() -> None:
     def little(model: nn.Module) -> Tensor:
         return model(torch.randn(2, WIDTH)).square().mean()
 
-    found = examine(Net, little, budget_bytes=1000).advice
-    assert found is not None
-    assert "it peaks in the update" in found.reason
-    assert "AdamW(fused=True) needs none" in found.reason
+    advice = examine(Net, little, budget_bytes=1000).advice
+    assert advice is not None
+    assert "it peaks in the update" in advice.reason
+    assert "AdamW(fused=True) needs none" in advice.reason
 
 
 class Counting(Block):
@@ -128,10 +128,10 @@ def test_what_cannot_run_twice_is_said() -> None:
         model.blocks = nn.ModuleList(Counting() for _ in range(LAYERS))
         return model
 
-    found = examine(make, loss, budget_bytes=1000).advice  # the least is asked for: whole blocks are tried first
-    assert found is not None
-    assert len(found.refused) == 1
-    assert found.refused[0].startswith("blocks.* cannot be run twice: ")
-    assert found.modules
-    assert all(path.endswith((".mlp", ".norm")) for path in found.modules)
-    assert found.peak_bytes < examine(make, loss).peak_bytes
+    advice = examine(make, loss, budget_bytes=1000).advice  # the least is asked for: whole blocks are tried first
+    assert advice is not None
+    assert len(advice.refused) == 1
+    assert advice.refused[0].startswith("blocks.* cannot be run twice: ")
+    assert advice.modules
+    assert all(path.endswith((".mlp", ".norm")) for path in advice.modules)
+    assert advice.peak_bytes < examine(make, loss).peak_bytes

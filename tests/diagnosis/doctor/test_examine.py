@@ -64,21 +64,21 @@ CASES = {"mlp": (mlp, mlp_loss), "cnn": (Cnn, cnn_loss), "tied": (Tied, tied_los
 @pytest.mark.parametrize("case", CASES)
 def test_states_by_formula(case: str) -> None:
     make, loss = CASES[case]
-    found, weights = examine(make, loss), list(make().parameters())
+    result, weights = examine(make, loss), list(make().parameters())
     numel = sum(weight.numel() for weight in weights)
-    assert found.parameters == found.trainable == numel
-    assert found.parameters_bytes == found.gradients_bytes == 4 * numel
-    assert found.optimizer_bytes == 8 * numel + 4 * len(weights)  # two moments and a count of steps each
+    assert result.parameters == result.trainable == numel
+    assert result.parameters_bytes == result.gradients_bytes == 4 * numel
+    assert result.optimizer_bytes == 8 * numel + 4 * len(weights)  # two moments and a count of steps each
 
 
 def test_what_an_mlp_keeps_by_hand() -> None:
-    found = examine(mlp, mlp_loss)
+    result = examine(mlp, mlp_loss)
     # the input is none of its; each ReLU keeps its output, which the next layer keeps too; then the last output
     # for the square; the loss, and the 1 that its backward begins with
-    assert found.kept_bytes == 4 * 16 * (64 + 48 + 8) + 4 + 4
-    assert found.forward_flops == 2 * 16 * (32 * 64 + 64 * 48 + 48 * 8)
-    assert found.backward_flops == 2 * found.forward_flops - 2 * 16 * 32 * 64  # nobody asks for the input's gradient
-    kept = {part.module: part.kept_bytes for part in found.parts}
+    assert result.kept_bytes == 4 * 16 * (64 + 48 + 8) + 4 + 4
+    assert result.forward_flops == 2 * 16 * (32 * 64 + 64 * 48 + 48 * 8)
+    assert result.backward_flops == 2 * result.forward_flops - 2 * 16 * 32 * 64  # nobody asks for the input's gradient
+    kept = {part.module: part.kept_bytes for part in result.parts}
     assert (kept["1"], kept["3"], kept["0"] + kept["2"]) == (4 * 16 * 64, 4 * 16 * 48, 0)
 
 
@@ -102,18 +102,18 @@ def real_peaks(case: str, steps: int = 2) -> list[int]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_that_of_the_real_run(case: str) -> None:
-    found = examine(*CASES[case])
-    assert [found.first.peak_bytes, found.steady.peak_bytes] == real_peaks(case)
+    result = examine(*CASES[case])
+    assert [result.first.peak_bytes, result.steady.peak_bytes] == real_peaks(case)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_flops_are_those_of_torch(case: str) -> None:
     make, loss = CASES[case]
-    model, found = make(), examine(make, loss)
+    model, result = make(), examine(make, loss)
     with FlopCounterMode(display=False) as counter:
         loss(model).backward()
-    mine = found.forward_flops + found.backward_flops
-    assert found.recomputed_flops == 0
+    mine = result.forward_flops + result.backward_flops
+    assert result.recomputed_flops == 0
     assert mine == counter.get_total_flops() - (DEPTHWISE if case == "cnn" else 0)
 
 
@@ -156,20 +156,20 @@ def test_narrow_weights_and_autocast() -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return tied_loss(model)
 
-    found = examine(Tied, for_a_gpu)
-    assert found.kept_bytes == examine(Tied, tied_loss).kept_bytes
-    assert any("autocast('cuda') does nothing" in remark for remark in found.remarks)
+    result = examine(Tied, for_a_gpu)
+    assert result.kept_bytes == examine(Tied, tied_loss).kept_bytes
+    assert any("autocast('cuda') does nothing" in remark for remark in result.remarks)
 
 
 @pytest.mark.parametrize("options", [{}, {"foreach": False}, {"amsgrad": True}], ids=str)
 def test_optimizers(options: dict[str, bool]) -> None:
-    found = examine(mlp, mlp_loss, make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), **options))
-    numel = found.parameters
+    result = examine(mlp, mlp_loss, make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), **options))
+    numel = result.parameters
     states = 3 if options.get("amsgrad") else 2
-    assert found.optimizer_bytes == 4 * states * numel + 4 * 6
+    assert result.optimizer_bytes == 4 * states * numel + 4 * 6
     # square roots of the moments: of all at once; of one with their quotient, and what is left of the one before
     roots = 4 * (2 * 64 * 48 + 64) if options.get("foreach") is False else 4 * numel
-    assert found.steady.temporary_bytes == roots
+    assert result.steady.temporary_bytes == roots
 
 
 def test_frozen_weights_have_neither_gradient_nor_moments() -> None:
@@ -178,9 +178,9 @@ def test_frozen_weights_have_neither_gradient_nor_moments() -> None:
         model[0].requires_grad_(False)
         return model
 
-    found = examine(frozen, mlp_loss)
-    assert found.parameters - found.trainable == 33 * 64
-    assert found.gradients_bytes == 4 * found.trainable
+    result = examine(frozen, mlp_loss)
+    assert result.parameters - result.trainable == 33 * 64
+    assert result.gradients_bytes == 4 * result.trainable
 
 
 def test_ones_own_checkpointing_is_seen() -> None:
@@ -216,21 +216,21 @@ def test_hugging_face() -> None:
         tokens = torch.randint(VOCABULARY, (2, 16))
         return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
-    found = examine(make, loss)
+    result = examine(make, loss)
     layer = 4 * 64 * 64 + 3 * 64 * 128
-    assert found.forward_flops == 2 * 32 * (2 * layer + 64 * VOCABULARY) + 2 * 4 * 32 * 16 * 64
-    assert found.remarks == ()
+    assert result.forward_flops == 2 * 32 * (2 * layer + 64 * VOCABULARY) + 2 * 4 * 32 * 16 * 64
+    assert result.remarks == ()
 
 
 def test_the_peak_is_made_of_its_categories_and_known_places() -> None:
-    found = examine(Tied, tied_loss)
-    at = found.steady
-    assert Diagnosis.model_validate_json(found.model_dump_json()) == found
+    result = examine(Tied, tied_loss)
+    at = result.steady
+    assert Diagnosis.model_validate_json(result.model_dump_json()) == result
     assert at.phase == "backward"
-    assert at.parameters_bytes == found.parameters_bytes
-    assert at.optimizer_bytes == found.optimizer_bytes
-    assert sum(each.all_bytes for each in at.largest) <= at.peak_bytes
-    weight = next(each for each in at.largest if each.category == "parameters" and each.name == "embedding.weight")
+    assert at.parameters_bytes == result.parameters_bytes
+    assert at.optimizer_bytes == result.optimizer_bytes
+    assert sum(item.all_bytes for item in at.largest) <= at.peak_bytes
+    weight = next(item for item in at.largest if item.category == "parameters" and item.name == "embedding.weight")
     assert weight.all_bytes == 4 * VOCABULARY * 32
-    lines = {each.line for each in at.largest if each.category == "activations" and not each.name}
+    lines = {item.line for item in at.largest if item.category == "activations" and not item.name}
     assert {line.partition(":")[0] for line in lines} == {"tests/diagnosis/doctor/test_examine.py"}

@@ -95,9 +95,9 @@ def test_what_was_written_down_is_known() -> None:
     def loss(model: nn.Module) -> Tensor:
         return model(torch.ones(int(torch.tensor(3).item()), 4)).sum()
 
-    found = examine(linear, loss)
-    assert found.remarks == ()
-    assert found.forward_flops == 2 * 3 * 4 * 4
+    result = examine(linear, loss)
+    assert result.remarks == ()
+    assert result.forward_flops == 2 * 3 * 4 * 4
 
 
 def test_nothing_is_left_behind() -> None:

@@ -60,7 +60,7 @@ def test_fsdp2_is_that_of_two_real_processes(tmp_path: Path, reshard: bool) -> N
         real = two_ranks(folder, body)
         if real["memory"]["stages"][0]["peak_bytes"] <= cost.peak_bytes * 1.005:
             break
-    assert [each.model_dump() for each in cost.traffic] == real["traffic"]
+    assert [item.model_dump() for item in cost.traffic] == real["traffic"]
     (stage,) = real["memory"]["stages"]
     assert cost.states_bytes == sum(stage[f"{part}_bytes"] for part in ("parameters", "gradients", "optimizer"))
     assert cost.peak_bytes == pytest.approx(stage["peak_bytes"], rel=0.005)
@@ -75,7 +75,7 @@ def test_tensor_parallelism_by_a_plan() -> None:
     assert cost.flops * 4 == found().forward_flops + found().backward_flops
     payload = 4 * ROWS * WIDTH
     # the first block's input needs no gradient
-    assert [(each.collective, each.messages) for each in cost.traffic] == [("all_reduce", 2 * BLOCKS - 1)]
+    assert [(item.collective, item.messages) for item in cost.traffic] == [("all_reduce", 2 * BLOCKS - 1)]
     assert cost.traffic[0].bytes == (2 * BLOCKS - 1) * 2 * 3 * payload // 4
     same = found(tp=4, plan=lambda _: PLAN | {"*.0": ColwiseParallel()}).costs[-1]
     assert same == cost

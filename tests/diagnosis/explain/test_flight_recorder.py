@@ -56,13 +56,13 @@ def test_two_real_processes(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]  # processes of their own: a fork would have what this one has recorded before
     children = [subprocess.Popen([sys.executable, "-c", call % rank], cwd=root) for rank in range(2)]
     assert [child.wait(timeout=120) for child in children] == [0, 0]
-    (found,) = explain_files([tmp_path / "trace_0", tmp_path / "trace_1"])
-    assert found.verdict.startswith("rank 1 did not come to collective 2, all_reduce [4, 3] float, of default_pg, ")
-    assert "in which rank 0 waits, at " in found.verdict
-    assert "test_flight_recorder.py:" in found.verdict
-    assert found.verdict.endswith(" rank_of_a_hang")
-    assert [at.rank for at in found.ranks] == ["0", "1"]
-    assert found.ranks[1].state.endswith(" collective 1, all_reduce [4, 3] float, of default_pg")
+    (result,) = explain_files([tmp_path / "trace_0", tmp_path / "trace_1"])
+    assert result.verdict.startswith("rank 1 did not come to collective 2, all_reduce [4, 3] float, of default_pg, ")
+    assert "in which rank 0 waits, at " in result.verdict
+    assert "test_flight_recorder.py:" in result.verdict
+    assert result.verdict.endswith(" rank_of_a_hang")
+    assert [at.rank for at in result.ranks] == ["0", "1"]
+    assert result.ranks[1].state.endswith(" collective 1, all_reduce [4, 3] float, of default_pg")
     (bare,) = explain_files(sorted(tmp_path.glob("*.json")))  # the JSON has no stacks
     assert bare.verdict.startswith("rank 1 did not come to collective 2, all_reduce")
     with pytest.raises(UserError, match="rank 1 has another dump"):
@@ -117,7 +117,7 @@ def played(programs: dict[int, list[tuple[str, str, int]]]) -> dict[int, dict[st
         moved = False
         for group, (_, ranks) in GROUPS.items():
             at = [programs[r][places[r]] if places[r] < len(programs[r]) else None for r in ranks]
-            if at[0] is None or at[0][0] != group or any(each != at[0] for each in at):
+            if at[0] is None or at[0][0] != group or any(item != at[0] for item in at):
                 continue
             moved = True
             for rank in ranks:
@@ -135,13 +135,13 @@ def _call(rank: int, step: tuple[str, str, int], calls: Any, numbers: Any) -> No
 
 
 def programs(draw: random.Random) -> dict[int, list[tuple[str, str, int]]]:
-    found: dict[int, list[tuple[str, str, int]]] = {rank: [] for rank in range(4)}
+    result: dict[int, list[tuple[str, str, int]]] = {rank: [] for rank in range(4)}
     for _ in range(draw.randint(3, 12)):
         group = draw.choice(list(GROUPS))
         step = (group, draw.choice(OPERATIONS), 8 * draw.randint(1, 9))
         for rank in GROUPS[group][1]:
-            found[rank].append(step)
-    return found
+            result[rank].append(step)
+    return result
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -154,11 +154,11 @@ def test_drawn_jobs_in_which_one_rank_stops(seed: int) -> None:
     group = job[rank][place][0]
     number = sum(step[0] == group for step in job[rank][: place + 1])
     broken = job | {rank: job[rank][:place]}
-    found = explain(played(broken), files=("x",))
-    assert found.verdict.startswith(f"rank {rank} did not come to collective "), found.verdict
-    assert f"rank {rank} waits meanwhile" not in " ".join(found.findings)
+    result = explain(played(broken), files=("x",))
+    assert result.verdict.startswith(f"rank {rank} did not come to collective "), result.verdict
+    assert f"rank {rank} waits meanwhile" not in " ".join(result.findings)
     if all(step[0] == group for step in job[rank][place:]):
-        assert f"collective {number}, " in found.verdict
+        assert f"collective {number}, " in result.verdict
     whole = explain(played(job), files=("x",))
     assert "has ended on every rank" in whole.verdict
 
@@ -170,13 +170,13 @@ def test_drawn_jobs_in_which_one_rank_calls_another_collective(seed: int) -> Non
     rank = draw.choice([r for r, of in job.items() if of])
     place = draw.randrange(len(job[rank]))
     group, name, size = job[rank][place]
-    other = draw.choice([each for each in OPERATIONS if each != name])
+    other = draw.choice([operation for operation in OPERATIONS if operation != name])
     job[rank][place] = (group, other, size) if seed % 2 else (group, name, size + 8)
     number = sum(step[0] == group for step in job[rank][: place + 1])
-    found = explain(played(job), files=("x",))
-    assert found.verdict.startswith(f"collective {number} of {GROUPS[group][0]} ")
-    assert f"rank {rank} calls {job[rank][place][1]}" in found.verdict
-    assert f"at train.py:{place + 1}" in found.verdict.replace("/job/", "")
+    result = explain(played(job), files=("x",))
+    assert result.verdict.startswith(f"collective {number} of {GROUPS[group][0]} ")
+    assert f"rank {rank} calls {job[rank][place][1]}" in result.verdict
+    assert f"at train.py:{place + 1}" in result.verdict.replace("/job/", "")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -189,14 +189,14 @@ def test_torchs_own_analysis_names_the_same_rank(seed: int, monkeypatch: pytest.
     rank, place = draw.randrange(4), draw.randrange(len(steps))
     del job[rank][place:]
     dumps = played(job)
-    details = {str(r): {"rank": r, "host_name": "x", **copy.deepcopy(each)} for r, each in dumps.items()}
-    for each in details.values():
-        each["pg_config"] = {"0": each["pg_config"]["0"]}
-        for entry in each["entries"]:
+    details = {str(r): {"rank": r, "host_name": "x", **copy.deepcopy(item)} for r, item in dumps.items()}
+    for detail in details.values():
+        detail["pg_config"] = {"0": detail["pg_config"]["0"]}
+        for entry in detail["entries"]:
             entry["process_group"] = tuple(entry["process_group"])
     options = argparse.Namespace(verbose=False, just_print_entries=False, allow_incomplete_ranks=False, mismatch_cap=10)
-    found = builder.build_db(details, options, "2.10").collectives
-    missing = [each for each in found if each.missing_ranks]
+    collectives = builder.build_db(details, options, "2.10").collectives
+    missing = [collective for collective in collectives if collective.missing_ranks]
     ours = explain(dumps, files=("x",)).verdict
     assert missing[0].missing_ranks == {rank}
     assert ours.startswith(f"rank {rank} did not come to collective {missing[0].collective_seq_id}, ")
@@ -204,16 +204,16 @@ def test_torchs_own_analysis_names_the_same_rank(seed: int, monkeypatch: pytest.
 
 def test_groups_in_another_order_are_a_circle() -> None:
     job = {0: [("1", "all_reduce", 8), ("0", "all_reduce", 8)], 2: [("0", "all_reduce", 8), ("1", "all_reduce", 8)]}
-    found = explain(played({1: [("0", "all_reduce", 8)], 3: [("0", "all_reduce", 8)], **job}), files=("x",))
-    assert any("in a different order" in line for line in found.findings)
+    result = explain(played({1: [("0", "all_reduce", 8)], 3: [("0", "all_reduce", 8)], **job}), files=("x",))
+    assert any("in a different order" in line for line in result.findings)
 
 
 def test_all_came_and_it_did_not_end() -> None:
     calls = [("0", 1, "all_reduce", 8, True), ("0", 2, "all_reduce", 8, False)]
     dumps = {rank: dump(calls, rank) for rank in range(3)}
-    found = explain(dumps, files=("x",))
-    assert found.verdict.startswith("all 3 ranks came to collective 2")
-    assert "no dump of rank 3: it may have ended, or never come to write one" in found.findings
+    result = explain(dumps, files=("x",))
+    assert result.verdict.startswith("all 3 ranks came to collective 2")
+    assert "no dump of rank 3: it may have ended, or never come to write one" in result.findings
 
 
 def test_it_ended_on_some_ranks_only() -> None:

@@ -31,7 +31,7 @@ def test_a_folder_is_explained_beside_its_other_files(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(
         "step,loss\n" + "".join(f"{at},{3 - at / 100}\n" for at in range(40)) + "40,nan\n"
     )
-    (found,) = explain([tmp_path])
-    assert found.kind == "losses"
+    (result,) = explain([tmp_path])
+    assert result.kind == "losses"
     with pytest.raises(UserError, match=r"train\.py: neither"):
         explain([tmp_path / "train.py", tmp_path / "log.csv"])

@@ -54,9 +54,9 @@ def drawn(seed: int, count: int = 400) -> list[Point]:
 
 
 def events(points: list[Point]) -> list[LossEvent]:
-    found = explain(points, files=("x",))
-    assert found is not None
-    return list(found.losses)
+    result = explain(points, files=("x",))
+    assert result is not None
+    return list(result.losses)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -93,10 +93,10 @@ def test_a_divergence_begins_where_the_loss_turns(seed: int, slow: bool) -> None
     at = 250
     rise = 0.004 if slow else 0.5
     broken = points[:at] + [p._replace(loss=points[at].loss + rise * n) for n, p in enumerate(points[at:], start=1)]
-    found = [event for event in events(broken) if event.kind == "divergence"]
-    assert len(found) == 1
-    assert abs(found[0].step - at) <= (100 if slow else 8)
-    assert found[0].last == 400
+    results = [event for event in events(broken) if event.kind == "divergence"]
+    assert len(results) == 1
+    assert abs(results[0].step - at) <= (100 if slow else 8)
+    assert results[0].last == 400
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -115,19 +115,19 @@ def test_a_run_of_our_own(tmp_path: Path) -> None:
     lines[20:20] = [{"step": 20, "heldout_loss": 3.0}, {"step": 20, "event": "resumed"}]
     lines += [{"step": 30, "loss": 3.1, "gradient_norm": 1.0}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (found,) = explain_files([path])
-    assert any("goes back 1 times, first from step 40 to 30" in line for line in found.findings)
+    (result,) = explain_files([path])
+    assert any("goes back 1 times, first from step 40 to 30" in line for line in result.findings)
 
 
 def test_a_gradient_that_ends_as_no_number() -> None:
     """A short log of Hugging Face's whose loss is 0 then; one that was so once, as fp16's scale finds itself, falls."""
     line = "{{'loss': {}, 'grad_norm': {}, 'learning_rate': 2e-05, 'epoch': 0.01}}\n"
-    short = "".join(line.format(*each) for each in ((2.1, 1.2), (2.0, 1.1), (1.9, 1.0), (0.0, "nan")))
-    found = explain(read(short), files=("log",))
-    assert found is not None
-    assert found.verdict == "the gradient's norm is no number at step 4, 1 of 4 in all"
+    short = "".join(line.format(*item) for item in ((2.1, 1.2), (2.0, 1.1), (1.9, 1.0), (0.0, "nan")))
+    result = explain(read(short), files=("log",))
+    assert result is not None
+    assert result.verdict == "the gradient's norm is no number at step 4, 1 of 4 in all"
     long = line.format(9.0, "inf") + "".join(line.format(8.5 - 0.1 * n, 1.0) for n in range(30))
-    found = explain(read(long), files=("log",))
-    assert found is not None
-    assert found.verdict.startswith("31 losses fall")
-    assert any("1 of 31" in each for each in found.findings)
+    result = explain(read(long), files=("log",))
+    assert result is not None
+    assert result.verdict.startswith("31 losses fall")
+    assert any("1 of 31" in finding for finding in result.findings)

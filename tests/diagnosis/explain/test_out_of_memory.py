@@ -58,23 +58,23 @@ POSTED = {
 
 
 def read(text: str) -> Explanation:
-    found = explain(text, files=("log",))
-    assert found is not None
-    assert found.memory is not None
-    return found
+    result = explain(text, files=("log",))
+    assert result is not None
+    assert result.memory is not None
+    return result
 
 
 @pytest.mark.parametrize("source", POSTED)
 def test_what_people_have_posted(source: str) -> None:
     message, wanted, held, reserved, free, capacity, word = POSTED[source]
-    found = read(message)
-    memory = found.memory
+    result = read(message)
+    memory = result.memory
     assert memory is not None
     assert (memory.wanted_bytes, memory.held_bytes) == (round(wanted), round(held))
     assert memory.reserved_bytes == pytest.approx(reserved, abs=2)
     assert memory.free_bytes == round(free)
     assert memory.capacity_bytes == round(capacity)
-    assert word in found.findings[0]
+    assert word in result.findings[0]
     assert sum(memory.parts.values()) == pytest.approx(capacity, rel=0.01), "who holds what adds up to the device"
 
 
@@ -112,9 +112,11 @@ LOG = """[rank1]: Traceback (most recent call last):
 
 
 def test_each_rank_has_its_own_traceback() -> None:
-    found = read(LOG)
-    assert found.verdict.startswith("rank 1, GPU 1 ran out of memory in the forward, at /job/train.py:5 step: 2.00 GiB")
-    assert "2 ranks ran out of memory (0, 1); this is of rank 1, the first" in found.findings
+    result = read(LOG)
+    assert result.verdict.startswith(
+        "rank 1, GPU 1 ran out of memory in the forward, at /job/train.py:5 step: 2.00 GiB"
+    )
+    assert "2 ranks ran out of memory (0, 1); this is of rank 1, the first" in result.findings
     alone = read("\n".join(line for line in LOG.splitlines() if "[rank0]" in line))
     assert "in the optimizer's step, at /job/train.py:7 update" in alone.verdict
 
@@ -137,10 +139,10 @@ def test_each_rank_has_its_own_traceback() -> None:
     ],
 )  # fmt: skip
 def test_other_backends(text: str, device: str, word: str) -> None:
-    found = read(text)
-    assert found.memory is not None
-    assert found.memory.device == device
-    assert word in found.verdict
+    result = read(text)
+    assert result.memory is not None
+    assert result.memory.device == device
+    assert word in result.verdict
 
 
 def test_a_log_without_it_is_none() -> None:

@@ -43,8 +43,8 @@ class History(TorchDispatchMode):
     def made(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
         self.known[key] = size
-        found = traceback.extract_stack()[:-2][::-1]
-        frames = [{"filename": each.filename, "line": each.lineno, "name": each.name} for each in found]
+        result = traceback.extract_stack()[:-2][::-1]
+        frames = [{"filename": item.filename, "line": item.lineno, "name": item.name} for item in result]
         if torch._C._current_graph_task_id() != -1 and not self.backward_stacks:
             frames = []  # as on a GPU: the engine's thread runs no Python
         self.add("alloc", key, size, frames)
@@ -116,9 +116,9 @@ def test_stacks_tell_what_each_block_was(backward_stacks: bool) -> None:
 
 def test_a_shortage_in_a_forward_shows_what_lived_then() -> None:
     trace, _, known = real_step(backward_stacks=False, stop="forward")
-    found = explain({"segments": [], "device_traces": [trace]}, files=("x",), top=50)
-    assert found.verdict.startswith("GPU 0 ran out of memory, at /job/train.py:7 step: 1.00 GiB were asked for")
-    memory = found.memory
+    result = explain({"segments": [], "device_traces": [trace]}, files=("x",), top=50)
+    assert result.verdict.startswith("GPU 0 ran out of memory, at /job/train.py:7 step: 1.00 GiB were asked for")
+    memory = result.memory
     assert memory is not None
     assert {part: memory.parts[part] for part in ("parameters", "optimizer")} == {
         part: known[part] for part in ("parameters", "optimizer")
@@ -181,15 +181,15 @@ def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> N
     from fivefold.model.catalog import resolve as model
 
     chips = machine("h100:2", local=tmp_path)
-    found = dryrun(
+    result = dryrun(
         model=model("nano"), machine=chips, layout=Layout.parse("dp2 zero3 mbs2"), job=Job(sequence=128, global_batch=8)
     )
-    tapes = found.tapes[0]
+    tapes = result.tapes[0]
     save((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False)
     memory = explain(safe_pickle.load(tmp_path / "x.pickle"), files=("x",), top=99).memory
     assert memory is not None
-    assert found.step is not None
-    assert memory.held_bytes == found.step.memory.peak_bytes
+    assert result.step is not None
+    assert memory.held_bytes == result.step.memory.peak_bytes
     assert memory.parts == moment(tapes).parts
     assert sum(line.bytes for line in memory.lines) == memory.held_bytes
     save((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False, capacity_bytes=2 * 2**20)
@@ -213,7 +213,7 @@ def test_what_is_no_snapshot_is_one_line(data: Any, word: str) -> None:
 def test_a_snapshot_without_history_is_what_lives_at_its_end() -> None:
     block = {"size": 1024, "requested_size": 1000, "state": "active_allocated", "frames": []}
     data = [{"device": 1, "address": 7, "total_size": 4096, "blocks": [block, {"size": 3072, "state": "inactive"}]}]
-    found = explain(data, files=("x",), top=1)  # of 1.x: a list of segments
-    assert found.memory is not None
-    assert (found.memory.device, found.memory.held_bytes, found.memory.reserved_bytes) == ("GPU 1", 1000, 4096)
-    assert "no history" in found.findings[0]
+    result = explain(data, files=("x",), top=1)  # of 1.x: a list of segments
+    assert result.memory is not None
+    assert (result.memory.device, result.memory.held_bytes, result.memory.reserved_bytes) == ("GPU 1", 1000, 4096)
+    assert "no history" in result.findings[0]

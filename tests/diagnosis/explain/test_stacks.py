@@ -57,27 +57,27 @@ def test_pythons_own_faulthandler(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert is_stacks(path.read_text())
-    (found,) = explain_files([path])
-    assert found.ranks[0].rank == "0"
-    assert found.ranks[0].line.startswith(("tests/diagnosis/explain/test_stacks.py:", "test_stacks.py:"))
-    assert found.ranks[0].line.endswith("test_pythons_own_faulthandler")
+    (result,) = explain_files([path])
+    assert result.ranks[0].rank == "0"
+    assert result.ranks[0].line.startswith(("tests/diagnosis/explain/test_stacks.py:", "test_stacks.py:"))
+    assert result.ranks[0].line.endswith("test_pythons_own_faulthandler")
 
 
 @pytest.mark.parametrize("state", OTHER)
 def test_the_rank_that_does_not_wait_for_peers_is_named(state: str) -> None:
     there = WAITS.format(line=31).replace("    all_reduce (torch/distributed/distributed_c10d.py:1992)\n", OTHER[state])
     there = there.replace("    wrapper (torch/distributed/c10d_logger.py:47)\n", "")
-    found = explain({"0": WAITS.format(line=31), "1": there, "2": WAITS.format(line=31)}, files=("x",))
+    result = explain({"0": WAITS.format(line=31), "1": there, "2": WAITS.format(line=31)}, files=("x",))
     where = "job/data.py:7 tokenize" if state == "runs" else "job/train.py:31 sync"
     line = f"rank 1 did not come: it {state} at {where}, while ranks 0, 2 wait in all_reduce at job/train.py:31 sync"
-    assert found.verdict == line
-    assert [at.state for at in found.ranks] == ["waits in all_reduce", state, "waits in all_reduce"]
+    assert result.verdict == line
+    assert [at.state for at in result.ranks] == ["waits in all_reduce", state, "waits in all_reduce"]
 
 
 def test_ranks_in_different_collectives() -> None:
     other = WAITS.format(line=31).replace("all_reduce", "barrier")
-    found = explain({"0": WAITS.format(line=31), "1": other}, files=("x",))
-    assert found.verdict.startswith(
+    result = explain({"0": WAITS.format(line=31), "1": other}, files=("x",))
+    assert result.verdict.startswith(
         "the ranks wait in different collectives: rank 0 waits in all_reduce at job/train.py"
     )
     lines = explain({"0": WAITS.format(line=31), "1": WAITS.format(line=32)}, files=("x",))
@@ -87,13 +87,13 @@ def test_ranks_in_different_collectives() -> None:
 
 
 def test_one_file_of_many_processes() -> None:
-    found = explain(
+    result = explain(
         {"log": WAITS.format(line=31) + WAITS.format(line=31).replace("Process 7", "Process 8")}, files=("x",)
     )
-    assert [at.rank for at in found.ranks] == ["process 7", "process 8"]
+    assert [at.rank for at in result.ranks] == ["process 7", "process 8"]
 
 
 def test_what_people_have_posted() -> None:
-    found = explain({"log": POSTED}, files=("x",))
-    assert found.ranks[0].state == "runs the backward"
-    assert "one process alone" in found.findings[0]
+    result = explain({"log": POSTED}, files=("x",))
+    assert result.ranks[0].state == "runs the backward"
+    assert "one process alone" in result.findings[0]

@@ -17,13 +17,17 @@ LINE = (
 def test_the_rank_behind_is_named(tmp_path: Path) -> None:
     ranks = [(5, 1790, "ALLREDUCE"), (2, 1789, "_ALLGATHER_BASE"), (5, 1791, "ALLREDUCE"), (7, 1790, "ALLREDUCE")]
     path = tmp_path / "log.txt"
-    path.write_text("".join(LINE.format(*each) for each in ranks))
-    (found,) = explain_files([path])
-    assert found.verdict == (
+    path.write_text("".join(LINE.format(*rank) for rank in ranks))
+    (result,) = explain_files([path])
+    assert result.verdict == (
         "rank 2 waited 600 s for allgather_base 1789 of 7,340,032 numbers, and not all of its group came"
     )
-    assert found.findings[0] == "2 of 3 ranks wait for a later one, if theirs is the same group"
-    assert [(rank.rank, rank.state.split()[1]) for rank in found.ranks] == [("2", "1789"), ("5", "1790"), ("7", "1790")]
+    assert result.findings[0] == "2 of 3 ranks wait for a later one, if theirs is the same group"
+    assert [(rank.rank, rank.state.split()[1]) for rank in result.ranks] == [
+        ("2", "1789"),
+        ("5", "1790"),
+        ("7", "1790"),
+    ]
 
 
 def test_a_log_without_them_is_none() -> None:

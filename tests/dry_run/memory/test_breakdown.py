@@ -54,16 +54,16 @@ def step() -> Tape:
 
 def test_a_small_tape_by_hand() -> None:
     tape = step()
-    found = levels(tape)
-    top = max(found, key=lambda level: level.live_bytes)
+    result = levels(tape)
+    top = max(result, key=lambda level: level.live_bytes)
     assert top.live_bytes == 3040 + 64 + 300 + 500 + 400 + 90 + 64
     assert top[1:7] == (3040, 400, 64 + 300, 90, 500, 64)
     assert top.cause == "backward of micro-batch 0, stage 1, blocks.2.mlp.down mm (model/linear.py:7 fused_linears)"
     assert tape.events[4 * int(top.seconds) : 4 * int(top.seconds) + 2].tolist() == [ALLOC, 8]
-    before = next(level for level in found if level.live_bytes == 3104)  # the buffer of what has not come yet
+    before = next(level for level in result if level.live_bytes == 3104)  # the buffer of what has not come yet
     assert (before.activations_bytes, before.temporary_bytes) == (0, 64)
-    assert found[0].live_bytes == 3040  # not what the tape lists before it begins
-    assert found[-1][1:7] == (3040, 400, 0, 0, 0, 0)
+    assert result[0].live_bytes == 3040  # not what the tape lists before it begins
+    assert result[-1][1:7] == (3040, 400, 0, 0, 0, 0)
 
 
 def test_the_parts_of_a_stage() -> None:
@@ -82,14 +82,14 @@ def test_the_parts_of_a_stage() -> None:
 
 def test_the_largest_that_live_at_the_peak() -> None:
     tape = step()
-    found = largest(tape, 4)
-    assert [(one.bytes, one.category) for one in found] == [
+    result = largest(tape, 4)
+    assert [(one.bytes, one.category) for one in result] == [
         (2000, "optimizer"),
         (1000, "parameters"),
         (500, "logits"),
         (400, "gradients"),
     ]
-    assert found[2] == LiveStorage(500, "logits", LOGITS, FORWARD)
+    assert result[2] == LiveStorage(500, "logits", LOGITS, FORWARD)
     assert sum(one.bytes for one in largest(tape, 100)) == stage_memory(tape, 0).peak_bytes
 
 
@@ -112,7 +112,7 @@ def test_a_million_events_in_seconds_and_the_peak_is_kept() -> None:
         tape.add(ALLOC, key, size, place)
         tape.add(FREE, key)
     begin = time.perf_counter()
-    found, memory = levels(tape), stage_memory(tape, 0)
+    result, memory = levels(tape), stage_memory(tape, 0)
     assert time.perf_counter() - begin < 10  # about 1 s on a core of its own
-    assert len(found) <= 20_002
-    assert memory.peak_bytes == max(level.live_bytes for level in found) == 7 + sizes.max()
+    assert len(result) <= 20_002
+    assert memory.peak_bytes == max(level.live_bytes for level in result) == 7 + sizes.max()

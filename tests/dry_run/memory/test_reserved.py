@@ -53,20 +53,20 @@ def held(*sizes: int, expandable: bool = False, capacity: int | None = None) -> 
     ],
 )
 def test_rounding_and_segments(sizes: tuple[int, ...], allocated: int, total: int) -> None:
-    found = held(*sizes)
-    assert (found.requested_bytes, found.allocated_bytes, found.reserved_bytes) == (sum(sizes), allocated, total)
+    result = held(*sizes)
+    assert (result.requested_bytes, result.allocated_bytes, result.reserved_bytes) == (sum(sizes), allocated, total)
 
 
 def test_a_cache_that_was_split_cannot_hold_what_it_held() -> None:
     """20 comes and goes, 12 takes its place; the next 20 needs a segment, and 8 lie idle."""
-    found = held(20 * MIB, -0, 12 * MIB, 20 * MIB)
-    assert found[:4] == (32 * MIB, 32 * MIB, 40 * MIB, 8 * MIB)
-    assert (found.tape, found.event, found.site) == (0, 5, SITE)
+    result = held(20 * MIB, -0, 12 * MIB, 20 * MIB)
+    assert result[:4] == (32 * MIB, 32 * MIB, 40 * MIB, 8 * MIB)
+    assert (result.tape, result.event, result.site) == (0, 5, SITE)
 
 
 def test_the_smallest_block_that_fits_is_taken_whole_if_little_is_left() -> None:
-    found = held(30 * MIB, 20 * MIB, 12 * MIB, -0, -1, 19 * MIB)
-    assert found.reserved_bytes == 62 * MIB
+    result = held(30 * MIB, 20 * MIB, 12 * MIB, -0, -1, 19 * MIB)
+    assert result.reserved_bytes == 62 * MIB
     blocks = Allocator(expandable=False)
     first, second = blocks.allocate(30 * MIB), blocks.allocate(20 * MIB)
     assert first is not None
@@ -121,11 +121,11 @@ def test_before_it_gives_up_it_gives_back() -> None:
 
 
 def test_a_job_that_does_not_fit_is_a_finding() -> None:
-    found = held(20 * MIB, 12 * MIB, capacity=30 * MIB)
-    assert found.reserved_bytes == 20 * MIB
-    assert found.shortage is not None
-    assert found.shortage[1:8] == (0, 3, SITE, 12 * MIB, 20 * MIB, 20 * MIB, 30 * MIB)
-    assert str(found.shortage) == (
+    result = held(20 * MIB, 12 * MIB, capacity=30 * MIB)
+    assert result.reserved_bytes == 20 * MIB
+    assert result.shortage is not None
+    assert result.shortage[1:8] == (0, 3, SITE, 12 * MIB, 20 * MIB, 20 * MIB, 30 * MIB)
+    assert str(result.shortage) == (
         "rank 5 runs out of memory in step 1: blocks.3.mlp mm (fivefold/trainer/model/mlp.py:31 Mlp.forward) asks for "
         "12.00 MiB, but 20.00 MiB of 30.00 MiB are used; try ac=full, a smaller mbs, or zero3 or tp over more ranks"
     )
@@ -150,8 +150,8 @@ def test_steps_follow_one_another() -> None:
 
 
 def test_residents_live_besides() -> None:
-    found = reserved([tape(12 * MIB)], expandable=False, resident=(32 * MIB, 32 * MIB))
-    assert found[:3] == (76 * MIB, 76 * MIB, 76 * MIB)
+    result = reserved([tape(12 * MIB)], expandable=False, resident=(32 * MIB, 32 * MIB))
+    assert result[:3] == (76 * MIB, 76 * MIB, 76 * MIB)
 
 
 # What holds for all

@@ -52,22 +52,22 @@ def tapes() -> list[Tape]:
 def written(folder: Path, *, expandable: bool) -> dict[str, Any]:
     path = folder / "new" / "rank0.pickle"
     save(tapes(), path, expandable=expandable)
-    assert [each.name for each in path.parent.iterdir()] == ["rank0.pickle"]
+    assert [item.name for item in path.parent.iterdir()] == ["rank0.pickle"]
     assert {opcode.name for opcode, *_ in pickletools.genops(path.read_bytes())} <= OPCODES
-    found: dict[str, Any] = pickle.loads(path.read_bytes())
-    return found
+    result: dict[str, Any] = pickle.loads(path.read_bytes())
+    return result
 
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
 def test_torchs_own_readers_find_the_totals(tmp_path: Path, expandable: bool) -> None:
-    found = written(tmp_path, expandable=expandable)
+    result = written(tmp_path, expandable=expandable)
     # segments: 40, 30 that later hold 12 and 4, 30 anew, 2 for the 300 bytes; pages: 2, 2 (10 too many), 1, 2 MiB
     total = 40 + 40 + 20 + 2 if expandable else 40 + 30 + 30 + 2
-    text = viz.segsum(found)
+    text = viz.segsum(result)
     assert f"total_reserved: {total:.1f}MiB" in text
     assert "total_allocated: 56.0MiB" in text  # of tensors
     assert f"total_free: {total - 56:.1f}MiB" in text
-    segments = found["segments"]
+    segments = result["segments"]
     assert sum(segment["total_size"] for segment in segments) == total * MIB
     assert reserved(tapes(), expandable=expandable).reserved_bytes == total * MIB
     assert sum(segment["allocated_size"] for segment in segments) == 56 * MIB + 512
@@ -76,8 +76,8 @@ def test_torchs_own_readers_find_the_totals(tmp_path: Path, expandable: bool) ->
 
 
 def test_the_trace_tells_the_step(tmp_path: Path) -> None:
-    found = written(tmp_path, expandable=False)
-    lines = viz.trace(found).splitlines()
+    result = written(tmp_path, expandable=False)
+    lines = viz.trace(result).splitlines()
     assert lines[0] == "Device 0 ----------------"
     assert lines[1] == "14 entries"
     assert [re.sub(r".* = |\(.*|\[.*", "", line) for line in lines[2:7]] == [
@@ -87,7 +87,7 @@ def test_the_trace_tells_the_step(tmp_path: Path) -> None:
         "c",
         "del d # 30.0MiB",
     ]
-    (trace,) = found["device_traces"]
+    (trace,) = result["device_traces"]
     assert [entry["time_us"] for entry in trace] == list(range(14))
     live = peak = 0
     for entry in trace:
@@ -98,8 +98,8 @@ def test_the_trace_tells_the_step(tmp_path: Path) -> None:
 
 
 def test_frames_are_operation_line_and_module(tmp_path: Path) -> None:
-    found = written(tmp_path, expandable=True)
-    text = viz.memory(found, format_flamegraph=str).splitlines()
+    result = written(tmp_path, expandable=True)
+    text = viz.memory(result, format_flamegraph=str).splitlines()
     mine = "stream_0;active_allocated;module:0:blocks.0.mlp;linear.py:144:_FusedLinears.forward;torch:0:aten::mm"
     assert f"{mine} {4 * MIB}" in text
     assert f"stream_0;active_allocated;module:0:parameters {40 * MIB}" in text
@@ -114,10 +114,10 @@ def test_categories_are_those_that_the_viewer_can_show(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plot", [viz.trace_plot, viz.segment_plot])
 def test_pictures_hold_the_snapshot(tmp_path: Path, plot: Any) -> None:
-    found = written(tmp_path, expandable=False)
-    page = plot(found)
+    result = written(tmp_path, expandable=False)
+    page = plot(result)
     (held,) = json.loads(re.search(r"local_files = (.*)\n", page)[1])  # type: ignore[index]
-    assert pickle.loads(base64.b64decode(held["base64"])) == found
+    assert pickle.loads(base64.b64decode(held["base64"])) == result
 
 
 def test_addresses_lie_in_segments_when_they_are_used() -> None:
@@ -129,17 +129,17 @@ def test_addresses_lie_in_segments_when_they_are_used() -> None:
             if entry["action"] in ("segment_alloc", "segment_map"):
                 assert all(end <= begin or start >= stop for begin, stop in mapped)
                 before = [(begin, stop) for begin, stop in mapped if stop == start]
-                mapped = [each for each in mapped if each not in before] + [(before[0][0] if before else start, end)]
+                mapped = [item for item in mapped if item not in before] + [(before[0][0] if before else start, end)]
             elif entry["action"] == "alloc":
                 assert any(begin <= start and end <= stop for begin, stop in mapped)
 
 
 def test_it_ends_where_memory_does() -> None:
-    found = snapshot(tapes(), expandable=False, capacity_bytes=80 * MIB)
-    last = found["device_traces"][0][-1]
+    result = snapshot(tapes(), expandable=False, capacity_bytes=80 * MIB)
+    last = result["device_traces"][0][-1]
     # 40 and the 30 with 12 in it cannot be given back
     assert (last["action"], last["size"], last["device_free"]) == ("oom", 30 * MIB, 10 * MIB)
-    assert "raise OutOfMemoryError # 30.0MiB requested, 10.0MiB free in CUDA" in viz.trace(found)
+    assert "raise OutOfMemoryError # 30.0MiB requested, 10.0MiB free in CUDA" in viz.trace(result)
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,5 +152,5 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("fivefold.dry_run.memory.snapshot.pickle.dump", full)
     with pytest.raises(RunFailure, match="cannot write the snapshot: No space left on device; free some space"):
         save(tapes(), path, expandable=False)
-    assert [each.name for each in tmp_path.iterdir()] == ["rank0.pickle"]
+    assert [item.name for item in tmp_path.iterdir()] == ["rank0.pickle"]
     assert path.read_bytes() == b"former"

@@ -74,9 +74,9 @@ def told(tape: Tape) -> list[Any]:
                 assert kind == SCOPE
                 yield kind, tape.scopes[first]
 
-    found = list(events())
-    kernels = [event for event in found if event[0] in (KERNEL, START, WAIT)]
-    return [event for event in found if event[0] != KERNEL] + kernels
+    result = list(events())
+    kernels = [event for event in result if event[0] in (KERNEL, START, WAIT)]
+    return [event for event in result if event[0] != KERNEL] + kernels
 
 
 def job_for(layout: Layout) -> Job:

@@ -18,23 +18,23 @@ TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
 def test_a_picture_shows_the_whole_step(layout: str) -> None:
-    found = dryrun(
+    result = dryrun(
         model=TINY,
         machine=resolve("h100:4", local=Path()),
         layout=Layout.parse(layout),
         job=Job(sequence=64, global_batch=8),
     )
-    assert found.played is not None
-    assert found.table is not None
-    for rank, row in zip(found.ranks, found.table.rows, strict=True):
-        tape = found.steady[rank]
-        drawn = spans(found.played, tape, row)
+    assert result.played is not None
+    assert result.table is not None
+    for rank, row in zip(result.ranks, result.table.rows, strict=True):
+        tape = result.steady[rank]
+        drawn = spans(result.played, tape, row)
         assert [span.name for span in drawn] == [*map(str, row), "update"]
         assert all(0 <= one.start <= one.end <= two.start + 1e-12 for one, two in pairwise(drawn))
-        assert drawn[-1].end <= found.played.step_seconds
+        assert drawn[-1].end <= result.played.step_seconds
         assert all(0 <= span.messages <= span.end - span.start for span in drawn)
-        lives = levels(found.played, tape)
-        share = next(each for each in found.rank_summaries if each.rank == rank)
+        lives = levels(result.played, tape)
+        share = next(rank_summary for rank_summary in result.rank_summaries if rank_summary.rank == rank)
         assert max(level.live_bytes for level in lives) == share.steady.peak_bytes
         assert len(lives) <= 3 * (LEVELS + 1)
         assert all(one.seconds <= two.seconds for one, two in pairwise(lives))

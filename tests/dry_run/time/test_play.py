@@ -33,24 +33,24 @@ COUNTS = SUM._replace(dtype="int64", axis="ep", group="e")
 
 def tape(rank: int, text: str, message: Message = SUM) -> Tape:
     """k: a kernel, s and w: start a message and wait for the oldest, u: the update begins."""
-    found = Tape(rank)
-    found.site(Site("", "own.py:1 run", "aten::mm"))
-    found.kernel(Kernel("moving", (), "bfloat16", 0, 8, 1, 0))
-    found.message(message)
-    found.add(SCOPE, found.scope(Scope("forward", 0, 0)))
+    result = Tape(rank)
+    result.site(Site("", "own.py:1 run", "aten::mm"))
+    result.kernel(Kernel("moving", (), "bfloat16", 0, 8, 1, 0))
+    result.message(message)
+    result.add(SCOPE, result.scope(Scope("forward", 0, 0)))
     started = waited = 0
     for letter in text:
         if letter == "k":
-            found.add(KERNEL, 0)
+            result.add(KERNEL, 0)
         elif letter == "s":
-            found.add(START, started, 0, -1)
+            result.add(START, started, 0, -1)
             started += 1
         elif letter == "w":
-            found.add(WAIT, waited)
+            result.add(WAIT, waited)
             waited += 1
         else:
-            found.add(SCOPE, found.scope(Scope("update")))
-    return found
+            result.add(SCOPE, result.scope(Scope("update")))
+    return result
 
 
 def costs(*, kernel: float = 1.0, message: float = 3.0, launch: float = 0.0, drag: float = 0.0, **also: bool) -> Costs:
@@ -73,9 +73,9 @@ def played(*tapes: Tape, streams: bool = True, each: list[Costs] | None = None, 
     ],
 )
 def test_messages_run_beside_compute(text: str, seconds: float) -> None:
-    found = played(tape(0, text))
-    assert found.step_seconds == seconds
-    (rank,) = found.ranks
+    result = played(tape(0, text))
+    assert result.step_seconds == seconds
+    (rank,) = result.ranks
     assert rank.compute == text.count("k")
     assert rank.exposed.get("dp", 0.0) == seconds - text.count("k")
     assert rank.bubble == rank.update == 0
@@ -86,24 +86,24 @@ def test_on_gloo_a_message_takes_the_time_of_who_waits() -> None:
 
 
 def test_a_collective_begins_when_the_last_has_come() -> None:
-    found = played(tape(0, "ksw"), tape(1, "kkkkksw"))
-    early, late = found.ranks
-    assert found.step_seconds == 8.0
+    result = played(tape(0, "ksw"), tape(1, "kkkkksw"))
+    early, late = result.ranks
+    assert result.step_seconds == 8.0
     assert (early.compute, early.bubble, early.exposed["dp"]) == (1.0, 4.0, 3.0)
     assert (late.compute, late.bubble, late.exposed["dp"]) == (5.0, 0.0, 3.0)
-    assert found.time().compute_seconds == 5.0
+    assert result.time().compute_seconds == 5.0
 
 
 def test_a_pipeline_waits_in_its_bubble() -> None:
-    found = played(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
-    first, second = found.ranks
-    assert found.step_seconds == 8.0  # 2 + 3 + 1 + 2
+    result = played(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
+    first, second = result.ranks
+    assert result.step_seconds == 8.0  # 2 + 3 + 1 + 2
     assert (first.compute, first.bubble) == (2.0, 6.0)
     assert (second.compute, second.bubble, second.update) == (1.0, 5.0, 2.0)
-    assert all(rank.seconds == found.step_seconds for rank in found.ranks)
-    late = found.seconds_at(1)
+    assert all(rank.seconds == result.step_seconds for rank in result.ranks)
+    late = result.seconds_at(1)
     assert late.tolist() == [0.0, 0.0, 5.0, 6.0, 6.0, 7.0, 8.0]
-    spans = [(span.kind, span.start, span.end) for span in found.spans(1) if span.kind in (START, SCOPE)]
+    spans = [(span.kind, span.start, span.end) for span in result.spans(1) if span.kind in (START, SCOPE)]
     assert spans == [(START, 2.0, 5.0), (SCOPE, 0.0, 6.0), (SCOPE, 6.0, 8.0)]
 
 
@@ -195,11 +195,11 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
 def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, rehearsed: Rehearsed) -> None:
     """With kernels that do not launch in vain: a model wide enough, of which shapes alone are needed."""
-    model, found = build_model("llama3-8b").replace(layers=2), Layout.parse(layout)
+    model, result = build_model("llama3-8b").replace(layers=2), Layout.parse(layout)
     job = Job(sequence=4096, global_batch=4)
     tapes = rehearsed(layout, model, job=job, all_ranks=False)
-    step = play(tapes, machine=H100, job=job, world=found.world)
-    planned = predict(model=model, machine=H100, layout=found, job=job).time
+    step = play(tapes, machine=H100, job=job, world=result.world)
+    planned = predict(model=model, machine=H100, layout=result, job=job).time
     assert step.step_seconds == pytest.approx(planned.step_seconds, rel=0.15)
     assert step.time().compute_seconds == pytest.approx(planned.compute_seconds, rel=0.2)
 
@@ -207,7 +207,7 @@ def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, rehearsed: 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tp2 pp2", "pp2 zbv"])
 def test_twins_are_in_lockstep(layout: str, rehearsed: Rehearsed) -> None:
-    every, some = (rehearsed(layout, all_ranks=each) for each in (True, False))
+    every, some = (rehearsed(layout, all_ranks=item) for item in (True, False))
     world = Layout.parse(layout).world
     whole, short = (play(tapes, machine=H100, job=Job(), world=world) for tapes in (every, some))
     assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-3)  # vocabularies are cut unevenly
@@ -229,10 +229,10 @@ def test_the_seconds_of_every_rank_are_the_step(machine: object, rehearsed: Rehe
 @pytest.mark.slow
 def test_a_million_events_in_seconds() -> None:
     tapes = [tape(rank, "kkskkw" * 50_000) for rank in (0, 1)]
-    for each in tapes:
+    for item in tapes:
         for storage in range(200_000):
-            each.add(ALLOC, storage, 8, 0)
+            item.add(ALLOC, storage, 8, 0)
     begin = time.perf_counter()
-    found = played(*tapes)
+    result = played(*tapes)
     assert time.perf_counter() - begin < 20  # 2 on one core that does nothing else
-    assert found.step_seconds == pytest.approx(50_000 * 5)
+    assert result.step_seconds == pytest.approx(50_000 * 5)

@@ -25,9 +25,9 @@ def played(rehearsed: Callable[..., list[Tape]]) -> Played:
 
 def saved(played: Played, path: Path, *ranks: int) -> list[dict[str, Any]]:
     trace.save(played, path, ranks=ranks, about={"model": "tiny"})
-    found = json.loads(path.read_text())
-    assert found["otherData"] == {"model": "tiny"}
-    events: list[dict[str, Any]] = found["traceEvents"]
+    result = json.loads(path.read_text())
+    assert result["otherData"] == {"model": "tiny"}
+    events: list[dict[str, Any]] = result["traceEvents"]
     return events
 
 

@@ -115,7 +115,7 @@ def test_what_was_assumed_of_remote_code_is_said() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UsageWarning)
         from_values(config, name="x", source="x")
-    (line,) = (str(each.message) for each in caught)
+    (line,) = (str(item.message) for item in caught)
     assert line == (
         "x: model_type 'made-up' is not known: read as LlamaForCausalLM; assumed as there: rope_theta=10000.0, "
         "rms_norm_eps=1e-06, hidden_act='silu'"

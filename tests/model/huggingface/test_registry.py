@@ -42,9 +42,9 @@ def test_keys_and_defaults_name_fields_of_a_config(kind: str) -> None:
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_tensors_of_every_family_hold_every_weight(kind: str, stacked: bool) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
-    found = list(parts(model, family=kind, stacked=stacked))
-    tensors = {part.name: part.numel for part in found}
-    biases = sum(part.numel for part in found if part.ours.endswith(".moe.bias"))
+    result = list(parts(model, family=kind, stacked=stacked))
+    tensors = {part.name: part.numel for part in result}
+    biases = sum(part.numel for part in result if part.ours.endswith(".moe.bias"))
     assert sum(tensors.values()) - biases == model.parameters
     assert {part.ours for part in parts(model, family=kind)} >= {weight.name for weight in weights(model)}
 

@@ -23,10 +23,10 @@ PUBLISHED = {
 def test_as_many_tensors_as_are_published(name: str) -> None:
     family, tensors = PUBLISHED[name]
     model = build_model(name)
-    found = list(parts(model, family=family))
-    assert len({part.name for part in found}) == len(found) == tensors
-    biases = sum(part.numel for part in found if part.ours.endswith(".moe.bias"))
-    assert sum(part.numel for part in found) == model.parameters + biases
+    result = list(parts(model, family=family))
+    assert len({part.name for part in result}) == len(result) == tensors
+    biases = sum(part.numel for part in result if part.ours.endswith(".moe.bias"))
+    assert sum(part.numel for part in result) == model.parameters + biases
     assert biases == (58 * 256 if family == "deepseek_v3" else 0)
 
 

@@ -119,7 +119,7 @@ def test_adapters_alone_are_reduced(zero: int) -> None:
     chosen, layout = job("qlora:8"), Layout.parse(f"dp4 zero{zero} mbs1")
     assert chosen.adapter is not None
     trained = count_adapters(SMALL, chosen.adapter)
-    sent = {(each.axis, each.collective): each.bytes for each in traffic(Counts(SMALL, chosen), layout)}
+    sent = {(item.axis, item.collective): item.bytes for item in traffic(Counts(SMALL, chosen), layout)}
     reduces = 2 if zero >= 2 else 1  # micro-batches
     if zero == 0:
         assert sent["dp", "all_reduce"] == 2 * 3 * 4 * trained // 4
@@ -143,8 +143,8 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
     sharded = count_adapters(SMALL, chosen.adapter) - whole
     (rank,) = memory(Counts(SMALL, chosen), layout)
     assert rank.updated == whole + sharded // 2
-    adapters = {each.collective: each.bytes for each in traffic(Counts(SMALL, chosen), layout) if each.axis == "tp"}
-    plain = {each.collective: each.bytes for each in traffic(Counts(SMALL, job(None)), layout) if each.axis == "tp"}
+    adapters = {item.collective: item.bytes for item in traffic(Counts(SMALL, chosen), layout) if item.axis == "tp"}
+    plain = {item.collective: item.bytes for item in traffic(Counts(SMALL, job(None)), layout) if item.axis == "tp"}
     norms = 256 * (2 * 4 + 1)  # that a full run all-reduces, since each rank sees its rows
     assert adapters["all_reduce"] - 4 * whole == plain["all_reduce"] - 4 * norms
 

@@ -32,11 +32,11 @@ def job(micro_batches: int = 1, **facts: object) -> Job:
 
 def sent(text: str, asked: Job) -> Counter[tuple[str, int]]:
     """How often each collective of so many elements is sent over dp."""
-    found: Counter[tuple[str, int]] = Counter()
+    result: Counter[tuple[str, int]] = Counter()
     for message in messages(Counts(MODEL, asked), Layout.parse(text)):
         if message.axis == "dp":
-            found[message.collective, message.payload // 4] += message.times
-    return found
+            result[message.collective, message.payload // 4] += message.times
+    return result
 
 
 def all_of(collective: str, *sizes: int, times: int = 1) -> Counter[tuple[str, int]]:
@@ -57,17 +57,17 @@ def test_zero3_gathers_modules_and_ahead_of_them() -> None:
     usual = Counter({("all_gather", size): times for size, times in (NORMS | BLOCKS).items() if size < 100_000})
     assert sent("dp2 zero3 mbs2", job()) == reduced + usual + all_of("all_gather", 2 * 131072)
     assert sent("dp2 zero3 mbs2", job(param_persistence_threshold=0)) == reduced + all_of("all_gather", WHOLE)
-    each = Counter({("all_gather", size): 2 * times for size, times in (NORMS | BLOCKS).items()})
-    assert sent("dp2 zero3 mbs2", job(**LEAST_PREFETCH)) == reduced + each
+    item = Counter({("all_gather", size): 2 * times for size, times in (NORMS | BLOCKS).items()})
+    assert sent("dp2 zero3 mbs2", job(**LEAST_PREFETCH)) == reduced + item
 
 
 def test_what_lives_gathered_follows_from_the_limits() -> None:
     counts = Counts(MODEL, job(param_persistence_threshold=0))
-    found = fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
-    assert found is not None
+    result = fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    assert result is not None
     block = 184_576
-    assert found.forward == (WHOLE,) * 6  # all is ahead, and near
-    assert found.backward == (*(131072 + block * layers for layers in range(5)), WHOLE)  # freed as it is used
+    assert result.forward == (WHOLE,) * 6  # all is ahead, and near
+    assert result.backward == (*(131072 + block * layers for layers in range(5)), WHOLE)  # freed as it is used
     few = fetches(Counts(MODEL, job(**LEAST_PREFETCH)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert few is not None
     assert few.forward == (131072, 45056, 45056, 45056, 45056, 131072) == few.backward  # the largest weight of each

@@ -118,11 +118,11 @@ def test_activations_in_flight_are_those_of_figure_1(
     model = GPT.replace(layers=layers, width=width, heads=heads, kv_heads=heads, head_dim=width // heads, ffn=4 * width)
     counts = Counts(model, Job(sequence=2048, global_batch=global_batch, attention="unfused"))
     for text, published in (("nosp", none), ("ac=selective", selective)):
-        found = Layout.parse(f"{layout} {text}")
-        table = schedule(found.schedule, pp=found.pp, v=found.v, micro_batches=found.micro_batches(counts.job))
+        result = Layout.parse(f"{layout} {text}")
+        table = schedule(result.schedule, pp=result.pp, v=result.v, micro_batches=result.micro_batches(counts.job))
         alive = max(passed.total() for passed, _ in live(table, rank=0))
-        blocks = alive * layers // (found.pp * found.v)
-        part = part_of(found)
+        blocks = alive * layers // (result.pp * result.v)
+        part = part_of(result)
         statistics = 2 * 2 * 4 * counts.local(part).stream_rows
         assert blocks * (counts.profile(part, Kind(False, False)).kept_bytes - statistics) == published * 2**30
 

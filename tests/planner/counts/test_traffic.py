@@ -31,11 +31,11 @@ def said(text: str, *, axis: str, model: Model = DENSE, job: Job = JOB) -> Count
     """How often a rank takes part in each collective, by its payload in bytes; all stages on one rank."""
     layout = Layout.parse(text)
     chunks = tuple(range(layout.pp * layout.v))
-    found: Counter[tuple[str, int]] = Counter()
+    result: Counter[tuple[str, int]] = Counter()
     for message in messages(Counts(model, job), layout, chunks=chunks):
         if message.axis == axis:
-            found[message.collective, message.payload] += message.times
-    return found
+            result[message.collective, message.payload] += message.times
+    return result
 
 
 # ---- tensor parallelism
@@ -110,9 +110,9 @@ def test_gradients_of_what_tensor_ranks_hold_alike_are_added_up(text: str) -> No
     expected = Counter({("all_reduce", 4 * (whole + norms) // shards): L, ("all_reduce", 4 * keys // shards): L})
     expected += Counter({("all_reduce", 4 * 2 * D // shards): 1} if layout.sp else {})
     expected += Counter({("all_reduce", T * 4): 3 * layout.micro_batches(JOB)})  # of the loss
-    found = said(text, axis="tp", model=model)
-    del found["all_reduce", T * D * 2]  # the stream
-    assert Counter({key: n for key, n in found.items() if key[0] == "all_reduce"}) == expected
+    result = said(text, axis="tp", model=model)
+    del result["all_reduce", T * D * 2]  # the stream
+    assert Counter({key: n for key, n in result.items() if key[0] == "all_reduce"}) == expected
     kv = [m for m in messages(Counts(model, JOB), layout) if m.payload == 4 * keys // shards]
     assert {message.ranks for message in kv} == {2}
 
@@ -120,10 +120,10 @@ def test_gradients_of_what_tensor_ranks_hold_alike_are_added_up(text: str) -> No
 @pytest.mark.parametrize(("text", "said_back"), [("tp2", "reduce_scatter"), ("tp2 nosp", "all_reduce")])
 def test_latent_attention_shares_its_rotary_key(text: str, said_back: str) -> None:
     model = DENSE.replace(mla=MLA(q_rank=None, kv_rank=24, nope_dim=16, rope_dim=6, v_dim=16))
-    found = said(text, axis="tp", model=model)
+    result = said(text, axis="tp", model=model)
     key = T * 6 * 2
-    assert found[said_back, key] == 16 * L
-    assert found["all_gather", key] == (16 * L if said_back == "reduce_scatter" else 0)
+    assert result[said_back, key] == 16 * L
+    assert result["all_gather", key] == (16 * L if said_back == "reduce_scatter" else 0)
 
 
 # ---- context and expert parallelism
@@ -158,9 +158,9 @@ def test_ulysses_swaps_q_k_v_and_the_output_each_way(cp: int) -> None:
 def test_ulysses_repeats_key_heads_that_cp_does_not_divide() -> None:
     wide = 2 * T // 4 * 8 * H * 2
     for heads, sent in ((1, 4), (2, 4), (4, 4), (8, 8)):
-        found = said("cp4 cp=ulysses mbs2", axis="cp", model=DENSE.replace(kv_heads=heads))
+        result = said("cp4 cp=ulysses mbs2", axis="cp", model=DENSE.replace(kv_heads=heads))
         expected = Counter({("all_to_all", wide): 8 * L * 2 * 2})
-        assert found == expected + Counter({("all_to_all", wide * sent // 8): 8 * L * 2 * 2})
+        assert result == expected + Counter({("all_to_all", wide * sent // 8): 8 * L * 2 * 2})
 
 
 @pytest.mark.parametrize("ep", [2, 4, 8])
@@ -201,10 +201,10 @@ def test_recomputed_experts_travel_again_but_are_announced_again_only_with_the_w
     """And what they have made need not come home a second time."""
     routed, numbers = T * D * 2 * 2, ("all_to_all", 8 * 8)
     for ac, again, told in (("", 0, 1), ("ac=moe", 1, 1), ("ac=full", 1, 2)):
-        found = said(f"dp2 ep2 {ac}", axis="ep", model=EXPERTS)
-        assert found["all_to_all", routed] == 8 * L * (4 + again)
-        assert found["all_to_all", routed // D * 2] == 8 * L * (2 + again)
-        assert found[numbers] == 8 * L * told
+        result = said(f"dp2 ep2 {ac}", axis="ep", model=EXPERTS)
+        assert result["all_to_all", routed] == 8 * L * (4 + again)
+        assert result["all_to_all", routed // D * 2] == 8 * L * (2 + again)
+        assert result[numbers] == 8 * L * told
 
 
 def test_balance_counts_sequences_where_their_rows_lie_on_several_ranks() -> None:
@@ -286,8 +286,8 @@ def test_a_boundary_is_the_stream_of_a_rank_or_its_part() -> None:
 def test_a_tied_table_on_two_ranks_is_summed(text: str, sent: int) -> None:
     tied = DENSE.replace(tied_embeddings=True)
     layout = Layout.parse(f"{text} tp2")
-    found = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
-    tables = [message for message in found if (message.axis, message.collective) == ("pp", "all_reduce")]
+    result = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
+    tables = [message for message in result if (message.axis, message.collective) == ("pp", "all_reduce")]
     assert [(message.payload, message.ranks) for message in tables] == [(V // 2 * D * 4, 2)] * sent
 
 
@@ -296,16 +296,16 @@ def test_dualpipe_adds_up_what_two_ranks_hold_alike(zero: int) -> None:
     """And of a tied table each rank has one, for both ends."""
     tied = DENSE.replace(tied_embeddings=True)
     layout = Layout.parse(f"dp2 pp2 dualpipe zero{zero}")
-    found = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
-    twins = [message for message in found if (message.axis, message.collective) == ("pp", "all_reduce")]
+    result = messages(Counts(tied, JOB), layout, chunks=first_rank(layout))
+    twins = [message for message in result if (message.axis, message.collective) == ("pp", "all_reduce")]
     assert sum(message.times for message in twins) == L + 2
     assert sum(message.times * message.payload for message in twins) == 4 * tied.parameters // layout.shards
 
 
 def test_a_tied_table_is_summed_by_shards() -> None:
     layout = Layout.parse("dp4 pp2 zero1")
-    found = messages(Counts(DENSE.replace(tied_embeddings=True), JOB), layout)
-    assert [message.payload for message in found if message.axis == "pp" and message.collective == "all_reduce"] == [
+    result = messages(Counts(DENSE.replace(tied_embeddings=True), JOB), layout)
+    assert [message.payload for message in result if message.axis == "pp" and message.collective == "all_reduce"] == [
         V * D
     ]
 
@@ -335,13 +335,13 @@ def local_elements(model: Model, layout: Layout) -> tuple[int, int]:
 
 def by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tuple[str, str], tuple[int, int, int]]:
     """Of dp: (messages, payload of all of them together, ranks) by collective and group."""
-    found: dict[tuple[str, str], tuple[int, int, int]] = {}
+    result: dict[tuple[str, str], tuple[int, int, int]] = {}
     for message in messages(Counts(model, job), Layout.parse(text)):
         if message.axis == "dp":
-            times, payload, _ = found.get((message.collective, message.group), (0, 0, 0))
+            times, payload, _ = result.get((message.collective, message.group), (0, 0, 0))
             total = payload + message.times * message.payload
-            found[message.collective, message.group] = times + message.times, total, message.ranks
-    return found
+            result[message.collective, message.group] = times + message.times, total, message.ranks
+    return result
 
 
 @pytest.mark.parametrize("axes", ["dp4", "dp2 cp2", "cp4", "dp4 tp2"])
@@ -372,12 +372,12 @@ def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or
 @pytest.mark.parametrize(("precision", "scales"), [("fp8-wire", 7 * L), ("fp8-tiles-wire", (4 + 3 * 2) * L)])
 def test_matrices_are_gathered_in_a_byte_and_their_scales_asked_for_once(precision: str, scales: int) -> None:
     """Of each layer q, k, v and out of 128 x 128, gate, up and down of 128 x 256 or 256 x 128, and two norms."""
-    found = said("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
+    result = said("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
     block = 4 * D * D + 3 * D * 256 + 2 * 2 * D
-    assert found["all_gather", block] == 2 * 2 * L
-    assert found["all_gather", 2 * V * D] == 2  # the embedding, as it is
-    assert found["all_reduce", 4 * scales] == 1
-    assert sum(times for (kind, _), times in found.items() if kind == "all_reduce") == 1
+    assert result["all_gather", block] == 2 * 2 * L
+    assert result["all_gather", 2 * V * D] == 2  # the embedding, as it is
+    assert result["all_reduce", 4 * scales] == 1
+    assert sum(times for (kind, _), times in result.items() if kind == "all_reduce") == 1
     assert not said("mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
 
 
@@ -397,13 +397,13 @@ def test_zero_3_moves_half_as_much_again() -> None:
 @pytest.mark.parametrize("shards", [2, 4])
 def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(zero: int, shards: int) -> None:
     P = local_elements(DENSE, Layout(dp=8))[0]
-    found = by_group(f"dp8 zero{zero}/{shards}", job=JOB.replace(reduce="step"))
-    assert found["reduce_scatter", "shard"] == (L + 2, 4 * P, shards)
-    assert found["all_reduce", "replica"] == (L + 2, 4 * P // shards, 8 // shards)
-    assert found["all_gather", "shard"][2] == shards
+    result = by_group(f"dp8 zero{zero}/{shards}", job=JOB.replace(reduce="step"))
+    assert result["reduce_scatter", "shard"] == (L + 2, 4 * P, shards)
+    assert result["all_reduce", "replica"] == (L + 2, 4 * P // shards, 8 // shards)
+    assert result["all_gather", "shard"][2] == shards
     total = sum(
         sent_bytes(collective, payload=payload, ranks=ranks)
-        for (collective, _), (_, payload, ranks) in found.items()
+        for (collective, _), (_, payload, ranks) in result.items()
         if collective != "all_gather"
     )
     gathered = 4 * P // shards * (shards - 1)
@@ -412,13 +412,13 @@ def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_reduced_after_every_backward_it_is_said_as_often(zero: int) -> None:
-    once, each = (by_group(f"dp4 zero{zero}", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
-    assert each["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
-    assert each["all_gather", "shard"] == once["all_gather", "shard"]
+    once, item = (by_group(f"dp4 zero{zero}", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
+    assert item["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
+    assert item["all_gather", "shard"] == once["all_gather", "shard"]
     # between groups of shards only what is summed up
-    once, each = (by_group(f"dp4 zero{zero}/2", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
-    assert each["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
-    assert each["all_reduce", "replica"] == once["all_reduce", "replica"]
+    once, item = (by_group(f"dp4 zero{zero}/2", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
+    assert item["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
+    assert item["all_reduce", "replica"] == once["all_reduce", "replica"]
 
 
 def test_weights_that_stay_from_forward_to_backward_are_gathered_once_a_micro_batch() -> None:
@@ -431,7 +431,7 @@ def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() ->
     """Other passes lie between its two gradients; without a pipeline both come in every backward."""
     tied = DENSE.replace(tied_embeddings=True)
     table = V * D * 4
-    found = {
+    result = {
         text: sum(
             message.times
             for message in messages(Counts(tied, JOB), Layout.parse(text), chunks=chunks)
@@ -439,7 +439,7 @@ def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() ->
         )
         for text, chunks in (("dp2 zero2", (0,)), ("dp2 pp2 v2 zbv zero2", (0, 3)), ("dp2 pp2 zero2", (0,)))
     }
-    assert found == {"dp2 zero2": 8, "dp2 pp2 v2 zbv zero2": 1, "dp2 pp2 zero2": 8}
+    assert result == {"dp2 zero2": 8, "dp2 pp2 v2 zbv zero2": 1, "dp2 pp2 zero2": 8}
 
 
 @pytest.mark.parametrize(
@@ -449,13 +449,13 @@ def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() ->
 def test_experts_are_reduced_among_those_that_hold_the_same(text: str, replicas: int, zero: int) -> None:
     layout = Layout.parse(f"{text} zero{zero}")
     assert layout.expert_replicas == replicas
-    found = by_group(f"{text} zero{zero}", model=EXPERTS, job=JOB.replace(reduce="step"))
+    result = by_group(f"{text} zero{zero}", model=EXPERTS, job=JOB.replace(reduce="step"))
     dense, experts = local_elements(EXPERTS, layout)
     reduced, dense_group, group_name = (
         ("all_reduce", "replica", "expert_replica") if zero == 0 else ("reduce_scatter", "shard", "expert_shard")
     )
-    assert found[reduced, dense_group] == (L + 2, 4 * dense, layout.dp)
-    assert found.get((reduced, group_name)) == ((L, 4 * experts, replicas) if replicas > 1 else None)
+    assert result[reduced, dense_group] == (L + 2, 4 * dense, layout.dp)
+    assert result.get((reduced, group_name)) == ((L, 4 * experts, replicas) if replicas > 1 else None)
 
 
 def test_expert_shard_groups_are_cut_as_the_dense_ones() -> None:
@@ -463,9 +463,9 @@ def test_expert_shard_groups_are_cut_as_the_dense_ones() -> None:
     layout = Layout.parse("dp8 ep2 zero1/4")
     assert (layout.expert_shards, layout.expert_replicas) == (2, 4)
     experts = local_elements(EXPERTS, layout)[1]
-    found = by_group("dp8 ep2 zero1/4", model=EXPERTS)
-    assert found["reduce_scatter", "expert_shard"] == (L, 4 * experts, 2)
-    assert found["all_reduce", "expert_replica"] == (L, 4 * experts // 2, 2)
+    result = by_group("dp8 ep2 zero1/4", model=EXPERTS)
+    assert result["reduce_scatter", "expert_shard"] == (L, 4 * experts, 2)
+    assert result["all_reduce", "expert_replica"] == (L, 4 * experts // 2, 2)
 
 
 @given(st.data())

@@ -52,19 +52,19 @@ class Grid:
 
     def gather(self, parts: dict[tuple[int, int], Floats], *, over: str, dim: int) -> dict[tuple[int, int], Floats]:
         """Each rank gets the parts of its group, joined along ``dim``."""
-        found = {(i, j): np.concatenate([parts[m] for m in self._members(i, j, over)], axis=dim) for i, j in parts}
-        self.sent.append((over, "all_gather", found[0, 0].size))
-        return found
+        result = {(i, j): np.concatenate([parts[m] for m in self._members(i, j, over)], axis=dim) for i, j in parts}
+        self.sent.append((over, "all_gather", result[0, 0].size))
+        return result
 
     def scatter(self, parts: dict[tuple[int, int], Floats], *, over: str, dim: int) -> dict[tuple[int, int], Floats]:
         """Each rank gets its part along ``dim`` of its group's sum."""
         self.sent.append((over, "reduce_scatter", parts[0, 0].size))
-        found = {}
+        result = {}
         for i, j in parts:
             total = sum(parts[m] for m in self._members(i, j, over))
             count, place = (self.x, i) if over == "tp_outer" else (self.y, j)
-            found[i, j] = np.split(np.asarray(total), count, axis=dim)[place]
-        return found
+            result[i, j] = np.split(np.asarray(total), count, axis=dim)[place]
+        return result
 
     def _members(self, i: int, j: int, over: str) -> list[tuple[int, int]]:
         return [(m, j) for m in range(self.x)] if over == "tp_outer" else [(i, m) for m in range(self.y)]
@@ -88,11 +88,11 @@ def test_a_column_and_a_row_layer_cut_in_two_are_the_whole(x: int, y: int) -> No
     assert all(part.shape == (T, N * H // (x * y)) for part in heads.values())
     read = grid.gather(heads, over="tp_inner", dim=1)
     out = {(i, j): read[i, j] @ second[made * i : made * (i + 1), wide * j : wide * (j + 1)] for i, j in ranks}
-    found = grid.scatter(out, over="tp_outer", dim=0)
+    result = grid.scatter(out, over="tp_outer", dim=0)
     exact = stream @ first @ second
     for i, j in ranks:
         part = exact[rows * i : rows * (i + 1), wide * j : wide * (j + 1)]
-        np.testing.assert_allclose(found[i, j], part, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(result[i, j], part, rtol=1e-10, atol=1e-10)
     job = Job(sequence=T, global_batch=1)
     ops = Counts(SMALL, job).unit(part_of(Layout(tp=x * y, tp_inner=y)), Kind(slides=False, moe=False)).ops
     counted = {op.name: op.message for op in ops if op.message and op.message.axis.startswith("tp_")}
@@ -149,19 +149,19 @@ def test_ranks_hold_all_weights_and_do_all_work_together(x: int, y: int) -> None
             assert cuts[weight.name].numel * pieces == weight.numel
     assert cuts["blocks.0.mlp.down.bias"].numel * y == D
     job = Job(sequence=T, global_batch=1)
-    plain, two = (Counts(model, job).unit(part_of(each), Kind(False, False)).ops for each in (Layout(), layout))
+    plain, two = (Counts(model, job).unit(part_of(item), Kind(False, False)).ops for item in (Layout(), layout))
     assert sum(op.flops for op in two) * x * y == sum(op.flops for op in plain)
 
 
 def test_norms_are_summed_over_the_outer_ranks_alone() -> None:
     """Their gradients, once a step; sums of their rows go over the inner ranks, forward and backward."""
     job, layout = Job(sequence=T, global_batch=2), Layout(dp=2, tp=4, tp_inner=2, zero=1)
-    found = Counter[tuple[str, int]]()
-    for each in messages(Counts(SMALL, job), layout):
-        if each.collective == "all_reduce" and each.axis == "tp":
-            found[each.group, each.payload] += each.times
+    result = Counter[tuple[str, int]]()
+    for message in messages(Counts(SMALL, job), layout):
+        if message.collective == "all_reduce" and message.axis == "tp":
+            result[message.group, message.payload] += message.times
     held = 4 * D // 2 // 2  # bytes of a norm's gradient in fp32: half of the width, and of that half under zero1
-    assert found == {
+    assert result == {
         ("tp_outer", 2 * held): 1,
         ("tp_outer", held): 1,  # of the block, of the head
         ("tp_inner", 4 * T // 2): 2 * 3,
@@ -179,7 +179,7 @@ def test_a_step_in_two_dimensions_sends_less_and_gains_little() -> None:
         predict(model=LLAMA, machine=H100, layout=Layout.parse(f"dp16 {tp} pp4 v2 zero1 mbs1"), job=BIG)
         for tp in ("tp8", "tp4x2")
     )
-    sent = [sum(each.bytes for each in step.traffic if each.axis == "tp") for step in (one, two)]
+    sent = [sum(item.bytes for item in step.traffic if item.axis == "tp") for step in (one, two)]
     assert 0.8 < sent[1] / sent[0] < 0.9
     assert two.time.step_seconds == pytest.approx(one.time.step_seconds, rel=0.03)
     assert two.work == one.work
@@ -207,16 +207,16 @@ def test_what_is_not_counted_is_refused_in_one_line(changes: dict[str, object], 
 def test_the_search_has_every_cut_that_is_counted() -> None:
     space = Space(DENSE, JOB, world=4, recomputations=("none",), placements=False, two_dimensional=True)
     leaves = all_leaves(space)
-    found = {space.layout(space.partials, leaves, at) for at in range(len(leaves.partial))}
-    flat = {layout.replace(tp_inner=1) for layout in found if layout.tp == 4}
-    expected = {each.replace(tp_inner=2) for each in flat if each.sp}
-    assert {each for each in found if each.tp_inner > 1} == {
-        each
-        for each in expected
-        if uncounted(each, model=DENSE, job=JOB) is None
-        and next(reasons(each, model=DENSE, job=JOB, machine=None), None) is None
+    layouts = {space.layout(space.partials, leaves, at) for at in range(len(leaves.partial))}
+    flat = {layout.replace(tp_inner=1) for layout in layouts if layout.tp == 4}
+    expected = {item.replace(tp_inner=2) for item in flat if item.sp}
+    assert {layout for layout in layouts if layout.tp_inner > 1} == {
+        item
+        for item in expected
+        if uncounted(item, model=DENSE, job=JOB) is None
+        and next(reasons(item, model=DENSE, job=JOB, machine=None), None) is None
     }
-    assert any(each.tp_inner > 1 for each in found)
+    assert any(layout.tp_inner > 1 for layout in layouts)
 
 
 def test_no_bound_exceeds_the_estimate_in_two_dimensions() -> None:
@@ -229,19 +229,19 @@ def test_no_bound_exceeds_the_estimate_in_two_dimensions() -> None:
     memory, seconds = bounds.memory(some), bounds.seconds(some)[0]
     assert len(memory) > 20
     for at in range(len(memory)):
-        found = planner.estimate(space.layout(space.partials, some, at))
-        assert memory[at] <= max(rank.peak_bytes for rank in found.ranks)
-        assert seconds[at] <= found.step_time.seconds * (1 + 1e-9)
+        result = planner.estimate(space.layout(space.partials, some, at))
+        assert memory[at] <= max(rank.peak_bytes for rank in result.ranks)
+        assert seconds[at] <= result.step_time.seconds * (1 + 1e-9)
 
 
 def test_the_search_ranks_two_dimensions_among_the_others() -> None:
     """In a rack, with a batch that leaves nothing else to cut: ahead of tp32, behind tp32 nosp."""
     job, rack = Job(sequence=8192, global_batch=1), resolve("gb200:32", local=Path("/nowhere"))
-    found = search(
+    result = search(
         model=LLAMA, machine=rack, job=job, top=20, axes=("tp",), recomputations=("none",), two_dimensional=True
     )
-    texts = [each.step.layout for each in found.best]
-    seconds = [each.step.time.step_seconds for each in found.best]
+    texts = [item.step.layout for item in result.best]
+    seconds = [item.step.time.step_seconds for item in result.best]
     assert texts.index("dp1 tp8x4 zero0 mbs1") < texts.index("dp1 tp32 zero0 mbs1")
     assert seconds == sorted(seconds)
     for text, took in zip(texts, seconds, strict=True):

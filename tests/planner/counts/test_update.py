@@ -36,7 +36,7 @@ def test_muons_products_are_newton_schulz_of_every_hidden_matrix_once() -> None:
     assert 32 * layer == 665_891_729_571_840
     counts = Counts(LLAMA, job("muon"))
     assert update_flops(counts, ONE) == 32 * layer
-    assert sum(each.flops for each in update_products(counts, ONE, chunks=(0,))) == 32 * layer
+    assert sum(update_product.flops for update_product in update_products(counts, ONE, chunks=(0,))) == 32 * layer
     for text, times in (("dp8 zero1", 1), ("dp8 zero0", 8), ("tp4 pp2", 1), ("dp8 zero1/4", 2), ("pp2 dualpipe", 2)):
         layout = Layout.parse(text)
         assert update_flops(counts, layout) == times * 32 * layer, text
@@ -47,10 +47,10 @@ def test_muons_products_are_newton_schulz_of_every_hidden_matrix_once() -> None:
 
 def test_muons_matrices_go_there_and_back_in_16_bits() -> None:
     """28 rounds of 8 among 224 matrices of 6 979 321 856 elements over eight shards."""
-    found = list(update_messages(Counts(LLAMA, job("muon")), Layout.parse("dp8 zero1"), chunks=(0,)))
-    assert len(found) == 2 * 28
-    assert {each._replace(payload=0) for each in found} == {Message("dp", "all_to_all", 1, 0, 8, "shard")}
-    there, back = (sum(each.payload for each in found[way::2]) for way in (0, 1))
+    result = list(update_messages(Counts(LLAMA, job("muon")), Layout.parse("dp8 zero1"), chunks=(0,)))
+    assert len(result) == 2 * 28
+    assert {item._replace(payload=0) for item in result} == {Message("dp", "all_to_all", 1, 0, 8, "shard")}
+    there, back = (sum(item.payload for item in result[way::2]) for way in (0, 1))
     hidden = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
     assert there == 2 * hidden // 8  # a rank's parts of all
     assert back == pytest.approx(there, rel=0.02)  # all parts of its own, of each round the largest
@@ -58,10 +58,10 @@ def test_muons_matrices_go_there_and_back_in_16_bits() -> None:
 
 
 def test_adafactors_sums_are_vectors() -> None:
-    found = list(update_messages(Counts(LLAMA, job("adafactor")), Layout.parse("dp8 zero1"), chunks=(0,)))
+    result = list(update_messages(Counts(LLAMA, job("adafactor")), Layout.parse("dp8 zero1"), chunks=(0,)))
     matrices, vectors = 32 * 7 + 2, 32 * 2 + 1
     columns = 32 * (6 * 4096 + 14336) + 2 * 4096
-    assert found == [
+    assert result == [
         Message("dp", "all_reduce", 1, 4 * size, 8, "shard")
         for size in (columns + matrices + vectors, matrices, matrices + vectors)
     ]

@@ -45,23 +45,23 @@ FAST = Machine(
 
 
 def test_tensor_parallelism_in_one_dimension() -> None:
-    found = tensor(WIDE, FP8, Layout(tp=16))
-    assert found.flops_per_byte == pytest.approx(32_768 / 15, rel=1e-12)  # 2184.5, printed as 2,185
-    assert 4e15 / found.flops_per_byte == pytest.approx(1.83e12, rel=1e-3)  # bytes/s, printed as 1.8 TB/s
+    result = tensor(WIDE, FP8, Layout(tp=16))
+    assert result.flops_per_byte == pytest.approx(32_768 / 15, rel=1e-12)  # 2184.5, printed as 2,185
+    assert 4e15 / result.flops_per_byte == pytest.approx(1.83e12, rel=1e-3)  # bytes/s, printed as 1.8 TB/s
     assert tensor(WIDE, Job(precision=RECIPES["fp32"]), Layout(tp=16)).flops_per_byte == pytest.approx(32_768 / 30)
 
 
 def test_tensor_parallelism_in_two_dimensions() -> None:
-    found = tensor(WIDE, FP8, Layout(tp=16, tp_inner=4))
-    assert found.flops_per_byte == pytest.approx(2 * 32_768 / (3 + 2 * 3), rel=1e-12)  # 7282
+    result = tensor(WIDE, FP8, Layout(tp=16, tp_inner=4))
+    assert result.flops_per_byte == pytest.approx(2 * 32_768 / (3 + 2 * 3), rel=1e-12)  # 7282
     in_16_bits = tensor(WIDE, Job(), Layout(tp=16, tp_inner=4))
     assert in_16_bits.flops_per_byte == pytest.approx(2 * 32_768 / (2 * 3 + 2 * 3), rel=1e-12)
 
 
 def test_each_leg_is_priced_on_the_link_it_reaches() -> None:
     """4x4: three bytes of nine gathered within four ranks at 2 TB/s, six scattered over sixteen at 1 TB/s."""
-    found = tensor(WIDE, FP8, Layout(tp=16, tp_inner=4))
-    assert found.balance(FAST) == pytest.approx(4e15 * (3 / 2e12 + 6 / 1e12) / 9, rel=1e-12)
+    result = tensor(WIDE, FP8, Layout(tp=16, tp_inner=4))
+    assert result.balance(FAST) == pytest.approx(4e15 * (3 / 2e12 + 6 / 1e12) / 9, rel=1e-12)
 
 
 @pytest.mark.parametrize("degrees", [{"dp": 8}, {"dp": 2, "cp": 4}, {"dp": 8, "tp": 2}, {"dp": 4, "mbs": 3}])
@@ -97,29 +97,29 @@ def test_gradients() -> None:
     model, job = build_model("llama2-7b"), Job(sequence=64, global_batch=512)
     for zero, last, step in ((0, 8, 8), (1, 4, 6), (2, 4, 6)):
         layout, ring = Layout(dp=16, zero=zero, mbs=2), 15 / 16
-        found = gradients_last(model, job, layout).flops_per_byte
-        assert found == pytest.approx(4 * 2 * 64 / (last * ring), rel=2e-3)
+        result = gradients_last(model, job, layout).flops_per_byte
+        assert result == pytest.approx(4 * 2 * 64 / (last * ring), rel=2e-3)
         tokens_per_rank = job.tokens_per_step / 16
-        found = gradients_step(model, job, layout).flops_per_byte
-        assert found == pytest.approx(6 * tokens_per_rank / (step * ring), rel=2e-3)
+        result = gradients_step(model, job, layout).flops_per_byte
+        assert result == pytest.approx(6 * tokens_per_rank / (step * ring), rel=2e-3)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_a_hop_of_the_ring(tp: int) -> None:
     """(N/K)·(T/cp)/w: fewer key heads than queries make context parallelism cheap, and tp does not matter."""
     job = Job(sequence=131_072)
-    found = context(build_model("llama3-70b"), job, Layout(cp=16, tp=tp))
-    assert found.flops_per_byte == pytest.approx(64 / 8 * 131_072 / 16 / 2, rel=1e-5)
-    assert found.dtype == "bf16"
+    result = context(build_model("llama3-70b"), job, Layout(cp=16, tp=tp))
+    assert result.flops_per_byte == pytest.approx(64 / 8 * 131_072 / 16 / 2, rel=1e-5)
+    assert result.dtype == "bf16"
     if tp == 1:  # beyond kv_heads every rank holds a copy of one, and the advantage wears off
-        found = context(build_model("llama3-70b"), job, Layout(cp=16, tp=32))
-        assert found.flops_per_byte == pytest.approx(64 / 32 * 131_072 / 16 / 2, rel=1e-5)
+        result = context(build_model("llama3-70b"), job, Layout(cp=16, tp=32))
+        assert result.flops_per_byte == pytest.approx(64 / 32 * 131_072 / 16 / 2, rel=1e-5)
 
 
 def test_ulysses_sends_each_token_once() -> None:
     """T·N/(w·(N+K))·n/(n−1) causal: independent of the degree but for the ring's share."""
-    found = context(build_model("llama3-70b"), Job(sequence=131_072), Layout(cp=8, cp_kind="ulysses"))
-    assert found.flops_per_byte == pytest.approx(131_072 * 64 / (2 * 72) * 8 / 7, rel=1e-5)
+    result = context(build_model("llama3-70b"), Job(sequence=131_072), Layout(cp=8, cp_kind="ulysses"))
+    assert result.flops_per_byte == pytest.approx(131_072 * 64 / (2 * 72) * 8 / 7, rel=1e-5)
 
 
 @pytest.mark.parametrize(("precision", "row"), [("bf16", 4), ("fp8-tiles", 4), ("fp8-deepseek", 3 + 4 / 128)])
@@ -128,8 +128,8 @@ def test_topk_cancels_behind_the_experts_alone(precision: str, row: float) -> No
     for topk in (1, 8, 32):
         assert model.moe is not None
         sparse = model.replace(moe=model.moe.replace(topk=topk))
-        found = experts_alone(sparse, job, Layout(dp=64, ep=64))
-        assert found.flops_per_byte == pytest.approx(6 * 2048 / row * 64 / 63, rel=1e-9)
+        result = experts_alone(sparse, job, Layout(dp=64, ep=64))
+        assert result.flops_per_byte == pytest.approx(6 * 2048 / row * 64 / 63, rel=1e-9)
     few, many = (model.replace(moe=model.moe.replace(topk=topk)) for topk in (4, 8))
     layout = Layout(dp=64, ep=64)
     assert experts_layer(few, job, layout).flops_per_byte > experts_layer(many, job, layout).flops_per_byte

@@ -30,32 +30,32 @@ def axis(found: Ratios, name: str, behind: str = "") -> Axis:
 
 def test_llama_on_h100_by_hand() -> None:
     """H100: 989 TFLOP/s over 450 GB/s of NVLink and 50 GB/s of NIC ask for 2198 and 19780 FLOPs per byte."""
-    found = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB)
-    assert found.balances == pytest.approx({"NVLink 4": 989e12 / 450e9, "NIC": 989e12 / 50e9})
-    tp = axis(found, "tp")
+    result = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB)
+    assert result.balances == pytest.approx({"NVLink 4": 989e12 / 450e9, "NIC": 989e12 / 50e9})
+    tp = axis(result, "tp")
     assert [degree.flops_per_byte for degree in tp.degrees[:3]] == pytest.approx([8192, 8192 / 3, 8192 / 7])
     assert (tp.largest, tp.reason) == (4, "tp8 has 1,170 FLOPs per byte, NVLink 4 needs 2,198")
-    cp = axis(found, "cp")  # 8·(8192/8)/2 = 4096 within the node, 2048 at cp16 across
+    cp = axis(result, "cp")  # 8·(8192/8)/2 = 4096 within the node, 2048 at cp16 across
     assert (cp.largest, cp.reason) == (8, "cp16 has 2,048 FLOPs per byte, NIC needs 19,780")
-    assert axis(found, "zero3", "forward").largest == 8  # 8192 tokens hide behind NVLink, not behind a NIC
-    pp = axis(found, "pp")
+    assert axis(result, "zero3", "forward").largest == 8  # 8192 tokens hide behind NVLink, not behind a NIC
+    pp = axis(result, "pp")
     assert (pp.largest, pp.degrees[-1].token) == (64, "pp64")
     assert pp.reason == "overlapped at every degree possible with this model, batch and 512 ranks"
 
 
 def test_an_axis_moves_to_the_far_link_when_others_lie_inside() -> None:
-    found = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
-    assert {degree.link for degree in axis(found, "zero3").degrees} == {"NIC"}
-    assert [degree.degree for degree in axis(found, "dp", "step").degrees] == [2, 4, 8, 16, 32, 64]
+    result = ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
+    assert {degree.link for degree in axis(result, "zero3").degrees} == {"NIC"}
+    assert [degree.degree for degree in axis(result, "dp", "step").degrees] == [2, 4, 8, 16, 32, 64]
 
 
 def test_what_stays_does_not_stand_in_the_way() -> None:
     """ZeRO-3 is asked with one group over all replicas, ep with no more replicas than it takes."""
     job = Job(sequence=1024, global_batch=16)
     layout = Layout.parse("dp8 zero3/4")
-    found = ratios(build_model("qwen3-30b-a3b"), machine=machine("h100:64"), job=job, layout=layout)
-    assert [degree.degree for degree in axis(found, "zero3").degrees] == [2, 4, 8, 16]
-    assert [degree.degree for degree in axis(found, "ep").degrees] == [2, 4, 8, 16]
+    result = ratios(build_model("qwen3-30b-a3b"), machine=machine("h100:64"), job=job, layout=layout)
+    assert [degree.degree for degree in axis(result, "zero3").degrees] == [2, 4, 8, 16]
+    assert [degree.degree for degree in axis(result, "ep").degrees] == [2, 4, 8, 16]
 
 
 def test_two_dimensions_take_the_quickest_cut() -> None:
@@ -77,8 +77,8 @@ def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: 
     chosen, hardware = Layout.parse(layout), machine(chips)
     if chosen.world > hardware.ranks:
         return
-    found = ratios(build_model(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen)
-    for row in found.axes:
+    result = ratios(build_model(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen)
+    for row in result.axes:
         assert all(a.degree < b.degree for a, b in pairwise(row.degrees))
         assert all(degree.hides == (degree.flops_per_byte >= degree.balance) for degree in row.degrees)
         assert all(degree.hides for degree in row.degrees if degree.degree <= row.largest)
@@ -86,7 +86,7 @@ def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: 
         assert not beyond or not beyond[0].hides
         assert row.reason
         assert "\n" not in row.reason
-    assert Ratios.model_validate_json(found.model_dump_json()) == found
+    assert Ratios.model_validate_json(result.model_dump_json()) == result
 
 
 @pytest.mark.parametrize("link", [0, 1])
@@ -96,7 +96,7 @@ def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) 
     model, hardware, job = build_model(name), machine("h100:512"), Job(sequence=4096, global_batch=512)
     assert model.moe is not None
     tier = hardware.links[link]
-    found = sizing(model, machine=hardware, job=job, link=tier)
+    result = sizing(model, machine=hardware, job=job, link=tier)
     balance = hardware.chip.peak("bf16") / tier.bandwidth
 
     def offered(**changes: int) -> float:
@@ -106,23 +106,23 @@ def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) 
         changed = model.replace(moe=model.moe.replace(shared_ffn=shared, **one_group, **changes))
         return experts_layer(changed, job, Layout(dp=8, ep=8)).flops_per_byte * 7 / 8  # (n−1)/n → 1
 
-    assert offered(ffn=max(1, found.ffn_layer)) >= balance
-    assert found.ffn_layer == 0 or offered(ffn=found.ffn_layer - 1) < balance
-    assert found.ffn_alone == -(-4 * balance // 6)  # 6·F/(g+w) = balance
-    if found.topk_layer is None:
+    assert offered(ffn=max(1, result.ffn_layer)) >= balance
+    assert result.ffn_layer == 0 or offered(ffn=result.ffn_layer - 1) < balance
+    assert result.ffn_alone == -(-4 * balance // 6)  # 6·F/(g+w) = balance
+    if result.topk_layer is None:
         assert offered(topk=model.moe.experts) >= balance
         return
-    assert found.topk_layer == 0 or offered(topk=found.topk_layer) >= balance
-    assert offered(topk=found.topk_layer + 1) < balance
+    assert result.topk_layer == 0 or offered(topk=result.topk_layer) >= balance
+    assert offered(topk=result.topk_layer + 1) < balance
 
 
 def test_wide_experts_hide_any_topk() -> None:
     """Mixtral: F = 14336 offers 21504, more than a NIC of an H100 asks for."""
     hardware = machine("h100:512")
-    found = ratios(build_model("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))
-    assert [size.topk_layer for size in found.sizing] == [None, None]
-    assert found.sizing[1].ffn_alone == 13_187
-    assert axis(found, "ep", "experts").largest == 8
+    result = ratios(build_model("mixtral-8x7b"), machine=hardware, job=Job(sequence=4096, global_batch=512))
+    assert [size.topk_layer for size in result.sizing] == [None, None]
+    assert result.sizing[1].ffn_alone == 13_187
+    assert axis(result, "ep", "experts").largest == 8
 
 
 def test_what_cannot_be() -> None:

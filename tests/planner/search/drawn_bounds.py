@@ -53,12 +53,12 @@ def drawn_space(seed: int) -> tuple[Planner, Space] | None:
 def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, timed: bool = True) -> Iterator[Compared]:
     """Yield ``count`` random layouts of one space, as many of each schedule as can be, with their bounds."""
     partials, some = space.partials.take(space.candidates_of(space.partials) > 0), np.random.default_rng(seed)
-    found = space.expand(partials, some.integers(0, len(partials.dp), DRAWN))
-    if not len(found.partial):
+    result = space.expand(partials, some.integers(0, len(partials.dp), DRAWN))
+    if not len(result.partial):
         return
-    schedules = [np.flatnonzero(found.shape == shape) for shape in np.unique(found.shape)]
+    schedules = [np.flatnonzero(result.shape == shape) for shape in np.unique(result.shape)]
     chosen = np.concatenate([some.permutation(rows)[: -(-2 * count // len(schedules))] for rows in schedules])
-    candidates = _draw(space.place(partials, found.take(chosen)), 4 * count, some)
+    candidates = _draw(space.place(partials, result.take(chosen)), 4 * count, some)
     candidates = _draw(space.shard(partials, candidates), count, some)
     bounds = Bounds(planner, space, partials)
     light = bounds.estimates.lightest(candidates)

@@ -67,13 +67,13 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     for at, partial in enumerate(candidates.partial):
         layout = space.layout(space.partials, candidates, at)
         refuse(layout, model=model, job=job, machine=machine)
-        found = planner.estimate(layout)
-        assert max(sizes[at], size_floor[partial], *(bound[at] for bound in lightest)) <= found.peak_bytes, layout
+        result = planner.estimate(layout)
+        assert max(sizes[at], size_floor[partial], *(bound[at] for bound in lightest)) <= result.peak_bytes, layout
         assert (
             max(seconds[at], seconds_floor[partial], pipelines.get(at, 0.0), *(bound[at] for bound in cheap))
-            <= found.step_time.seconds
+            <= result.step_time.seconds
         ), layout
-        tight.append((sizes[at] / found.peak_bytes, seconds[at] / found.step_time.seconds))
+        tight.append((sizes[at] / result.peak_bytes, seconds[at] / result.step_time.seconds))
     assert parts.shape == (len(tight), len(TIME_PARTS))
     few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
     assert np.median(tight, axis=0).min() > (0.69 if few else 0.88)  # and they are worth having
@@ -161,6 +161,6 @@ def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
     """Spaces in which one did, each for its own reason."""
     drawn = drawn_space(seed)
     assert drawn is not None
-    found = list(compare_bounds(*drawn, seed=seed, count=20, timed=False))
-    assert len(found) == 20
-    assert [each for each in found if each.exceeds] == []
+    bounds = list(compare_bounds(*drawn, seed=seed, count=20, timed=False))
+    assert len(bounds) == 20
+    assert [bound for bound in bounds if bound.exceeds] == []

@@ -40,8 +40,8 @@ def test_named_changes() -> None:
 
 
 def test_ranks_move_between_all_axes_of_the_world() -> None:
-    moved = [each for each in rank_moves(Layout.parse("dp2 tp2 mbs1")) if each]
-    assert {str(each) for each in moved} == {
+    moved = [rank_move for rank_move in rank_moves(Layout.parse("dp2 tp2 mbs1")) if rank_move]
+    assert {str(item) for item in moved} == {
         str(Layout.parse(text))
         for text in ("tp4 mbs1", "tp2 cp2 mbs1", "tp2 pp2 mbs1", "dp4 mbs1", "dp2 cp2 mbs1", "dp2 pp2 mbs1")
     }

@@ -27,8 +27,8 @@ SHALLOW = SMALL.replace(layers=2)
 def differ(one: Layout, other: Layout) -> int:
     """In how many choices ``other`` differs from ``one``; what its other degrees rule out must be the default."""
     alone = other.dp * other.cp == 1
-    found = sum(getattr(one, axis) != getattr(other, axis) for axis in ("dp", "tp", "cp", "pp"))
-    found = {0: 0, 2: 1}.get(found, 9)  # ranks go from one axis to another
+    result = sum(getattr(one, axis) != getattr(other, axis) for axis in ("dp", "tp", "cp", "pp"))
+    result = {0: 0, 2: 1}.get(result, 9)  # ranks go from one axis to another
     group = one.shard_group if other.zero and not alone else None
     if group and (other.dp * other.cp % group or group == other.dp * other.cp):
         group = None
@@ -42,8 +42,8 @@ def differ(one: Layout, other: Layout) -> int:
         ("ring" if other.cp == 1 else one.cp_kind, other.cp_kind),
         (other.tp == 1 or one.sp, other.sp),
     ):
-        found += mine != its
-    return found
+        result += mine != its
+    return result
 
 
 @pytest.mark.slow
@@ -52,34 +52,40 @@ def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> N
     planner = Planner(model=model, machine=tight(4, gib=1.0), job=FEW)
     every = every_layout(model, FEW, world=4)
     for layout in random.Random(5).sample(sorted(every, key=str), 12):
-        plain = {each for each in neighbours(layout, planner) if (each.ac, each.order) == (layout.ac, layout.order)}
-        expected = {each for each in every if differ(layout, each) == 1}
-        known = {each for each in plain if each in every}
+        plain = {
+            neighbour
+            for neighbour in neighbours(layout, planner)
+            if (neighbour.ac, neighbour.order) == (layout.ac, layout.order)
+        }
+        expected = {item for item in every if differ(layout, item) == 1}
+        known = {item for item in plain if item in every}
         assert known == expected, str(layout)
-        assert all(is_legal(each, model=model, job=FEW, machine=planner.machine) for each in plain)
+        assert all(is_legal(item, model=model, job=FEW, machine=planner.machine) for item in plain)
 
 
 def test_a_walk_takes_the_best_change_each_time_and_ends_where_none_helps() -> None:
     planner = Planner(model=SHALLOW, machine=tight(4, gib=0.8), job=FEW)
     start = Layout.parse("pp2 tp2 mbs1 zero0")
-    found = walk(planner, start)
-    before = (found.start, *found.path)
-    assert len(found.path) >= 2
+    result = walk(planner, start)
+    before = (result.start, *result.path)
+    assert len(result.path) >= 2
     for here, after in pairwise(before):
-        options = [planner.estimate(each) for each in neighbours(Layout.parse(here.layout), planner)]
-        fastest = min(each.step_time.seconds for each in options if planner.fits(each.layout, each.ranks))
+        options = [planner.estimate(neighbour) for neighbour in neighbours(Layout.parse(here.layout), planner)]
+        fastest = min(option.step_time.seconds for option in options if planner.fits(option.layout, option.ranks))
         assert after.step_seconds == fastest
         assert after.faster == here.step_seconds / after.step_seconds
-    assert [each.fits for each in found.changes] == sorted((each.fits for each in found.changes), reverse=True)
+    assert [change.fits for change in result.changes] == sorted(
+        (change.fits for change in result.changes), reverse=True
+    )
     only = walk(planner, start, where=Where.parse("pp=2"))
-    assert {Layout.parse(each.layout).pp for each in only.changes} == {2}
+    assert {Layout.parse(change.layout).pp for change in only.changes} == {2}
 
 
 def test_a_walk_from_what_does_not_fit_first_makes_it_fit() -> None:
     planner = Planner(model=SMALL, machine=tight(4, gib=1.0), job=FEW)
-    found = walk(planner, Layout.parse("dp4 mbs4"))
-    assert not found.start.fits
-    fits = [each.fits for each in found.path]
+    result = walk(planner, Layout.parse("dp4 mbs4"))
+    assert not result.start.fits
+    fits = [item.fits for item in result.path]
     assert fits[-1]
     assert fits == sorted(fits)
 
@@ -109,17 +115,17 @@ def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, t
     assert f"the tightest is {term}: with {passes}" in line
     layout = Layout.parse(line.rpartition("there is '")[2].rstrip("'"))
     assert is_legal(layout, model=SMALL, job=job, machine=machine)
-    kept = " ".join(each for each in where.split() if each not in term)
+    kept = " ".join(item for item in where.split() if item not in term)
     assert Where.parse(f"{kept} {passes}").holds(layout)
 
 
 def test_of_constraints_under_which_nothing_fits_the_tightest_is_named() -> None:
     machine = tight(4, gib=1.0)
-    found = search(model=SMALL, machine=machine, job=FEW, where=Where.parse("zero=0 cp=1 dp>=2 pp=1"))
-    assert not found.best
-    assert found.misses
-    assert found.tightest.startswith(
+    result = search(model=SMALL, machine=machine, job=FEW, where=Where.parse("zero=0 cp=1 dp>=2 pp=1"))
+    assert not result.best
+    assert result.misses
+    assert result.tightest.startswith(
         "nothing that meets 'zero=0 cp=1 dp>=2 pp=1' fits; the tightest is dp>=2: with dp=1 "
     )
-    layout = Layout.parse(found.tightest.rpartition("there is '")[2].rstrip("'"))
+    layout = Layout.parse(result.tightest.rpartition("there is '")[2].rstrip("'"))
     assert Planner(model=SMALL, machine=machine, job=FEW).fits(layout)

@@ -50,22 +50,22 @@ def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, .
     table = {layout: [seconds(planner, layout) for planner in planners] for layout in layouts}
     best = [min(row[at] for row in table.values()) for at in range(len(told))]
     regrets = {layout: [own / least - 1 for own, least in zip(row, best, strict=True)] for layout, row in table.items()}
-    key = min((max(each), sum(each) / len(each)) for each in regrets.values())
+    key = min((max(regret), sum(regret) / len(regret)) for regret in regrets.values())
 
-    found = search(model=model, machine=machine, job=job, by="robust", within=0.02, top=3, **narrowed)
-    assert found.robust is not None
-    assert [each.best_seconds for each in found.robust.scenarios] == best
-    first = found.robust.rows[0]
+    result = search(model=model, machine=machine, job=job, by="robust", within=0.02, top=3, **narrowed)
+    assert result.robust is not None
+    assert [scenario.best_seconds for scenario in result.robust.scenarios] == best
+    first = result.robust.rows[0]
     assert (first.worst, first.expected) == key
-    assert found.best[0].step.layout == first.layout
-    for row in found.robust.rows:  # whatever is shown is told as it is
+    assert result.best[0].step.layout == first.layout
+    for row in result.robust.rows:  # whatever is shown is told as it is
         mine = regrets[Layout.parse(row.layout)]
         assert row.worst == (None if max(mine) == inf else max(mine))
         assert row.worst_in == told[mine.index(max(mine))].name
         assert row.step_seconds == table[Layout.parse(row.layout)][0]
-    worsts = [inf if row.worst is None else row.worst for row in found.robust.rows]
+    worsts = [inf if row.worst is None else row.worst for row in result.robust.rows]
     assert worsts == sorted(worsts)
-    notes = {row.note for row in found.robust.rows}
+    notes = {row.note for row in result.robust.rows}
     assert any(note.startswith("the ") for note in notes)
 
 
@@ -73,7 +73,7 @@ def test_a_straggler_holds_up_its_stage_and_nothing_speeds_up() -> None:
     """Without a pipeline all wait as if all were slower; in one, no more than that, and less where it hides."""
     machine = tight(8, gib=64)
     machine = machine.replace(chip=machine.chip.replace(launch_seconds=1e-9))  # the host is no slower
-    plain, late = (Planner(model=SMALL, machine=machine, job=FEW, straggler=each) for each in (1.0, 1.5))
+    plain, late = (Planner(model=SMALL, machine=machine, job=FEW, straggler=item) for item in (1.0, 1.5))
     slow = Planner(model=SMALL, machine=with_kernels(machine, speed=1 / 1.5), job=FEW)
     for text in (
         "dp8 zero1",
@@ -86,7 +86,7 @@ def test_a_straggler_holds_up_its_stage_and_nothing_speeds_up() -> None:
         "dp4 pp2 stages=5-1",
     ):
         layout = Layout.parse(f"{text} mbs1")
-        one, few, all_ranks = (each.estimate(layout).step_time.seconds for each in (plain, late, slow))
+        one, few, all_ranks = (item.estimate(layout).step_time.seconds for item in (plain, late, slow))
         assert one < few <= all_ranks * (1 + 1e-12), text
         assert layout.pp > 1 or few == all_ranks, text
     uneven = Layout.parse("dp4 pp2 stages=5-1 mbs1")
@@ -107,8 +107,8 @@ def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
     assert quick.chip.memory_bandwidth == 2 * machine.chip.memory_bandwidth
     assert quick.links == machine.links
     one_node = scenarios(model=SMALL, machine=machine.replace(ranks=2), job=FEW)
-    assert not [each.name for each in one_node if "network" in each.name or "nodes" in each.name]
-    assert all(each.source for each in one_node[1:])
+    assert not [item.name for item in one_node if "network" in item.name or "nodes" in item.name]
+    assert all(item.source for item in one_node[1:])
 
 
 def test_the_most_robust_loses_least_at_worst_and_then_on_average() -> None:

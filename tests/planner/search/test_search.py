@@ -41,8 +41,8 @@ def brute(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, **n
     space = Space(model, job, world=machine.ranks, **narrowed)
     candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
     candidates = space.shard(space.partials, space.place(space.partials, candidates))
-    found = [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
-    return [each for each in found if planner.fits(each.layout, each.ranks)]
+    results = [planner.estimate(space.layout(space.partials, candidates, at)) for at in range(len(candidates.partial))]
+    return [result for result in results if planner.fits(result.layout, result.ranks)]
 
 
 def tight(ranks: int, *, gib: float) -> Machine:
@@ -64,18 +64,18 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[
     machine, job = tight(4, gib=1.5), FEW.replace(global_batch=batch)
     every = brute(model, machine, job, **only)
     assert len(every) > 100
-    found = search(model=model, machine=machine, job=job, top=1, levels=4, **only)
-    best = found.best[0].step
-    fastest = min((each.step_time.seconds, each.peak_bytes) for each in every)
+    result = search(model=model, machine=machine, job=job, top=1, levels=4, **only)
+    best = result.best[0].step
+    fastest = min((item.step_time.seconds, item.peak_bytes) for item in every)
     assert (best.time.step_seconds, best.memory.peak_bytes) == fastest  # equal times by memory
     smallest = search(model=model, machine=machine, job=job, top=1, by="memory", **only).best[0].step
-    assert smallest.memory.peak_bytes == min(each.peak_bytes for each in every)
+    assert smallest.memory.peak_bytes == min(item.peak_bytes for item in every)
     for level in (1, 2, 3, 4):  # the fastest under each share of the memory
         budget = MemoryRisk(model=model, machine=machine, job=job).largest_peak(4, risk=FITS_RISK) * level / 4
-        within = [each.step_time.seconds for each in every if each.peak_bytes <= budget]
-        known = [point.step_seconds for point in found.front if point.memory_bytes <= budget]
+        within = [item.step_time.seconds for item in every if item.peak_bytes <= budget]
+        known = [point.step_seconds for point in result.front if point.memory_bytes <= budget]
         assert min(within, default=None) == min(known, default=None)
-    assert found.evaluated < found.tried / 10
+    assert result.evaluated < result.tried / 10
 
 
 @pytest.mark.parametrize("batch", one_in(2, [4, 16]))
@@ -84,17 +84,17 @@ def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     machine, job = tight(4, gib=1.0), FEW.replace(global_batch=batch)
     planner = Planner(model=SMALL, machine=machine, job=job)
     every = brute(SMALL, machine, job, TIGHT_RISK)
-    risks = {each.layout: planner.out_of_memory_risk(each.layout, each.ranks) for each in every}
-    fastest = min(each.step_time.seconds for each in every if risks[each.layout] <= FITS_RISK)
-    between = [each for each in every if risks[each.layout] > FITS_RISK and each.step_time.seconds < fastest]
-    found = search(model=SMALL, machine=machine, job=job, top=1)
-    assert found.best[0].step.time.step_seconds == fastest
-    assert found.tight is not None
+    risks = {item.layout: planner.out_of_memory_risk(item.layout, item.ranks) for item in every}
+    fastest = min(item.step_time.seconds for item in every if risks[item.layout] <= FITS_RISK)
+    between = [item for item in every if risks[item.layout] > FITS_RISK and item.step_time.seconds < fastest]
+    result = search(model=SMALL, machine=machine, job=job, top=1)
+    assert result.best[0].step.time.step_seconds == fastest
+    assert result.tight is not None
     assert between, "a tight layout beats all that fit"
-    best = min(between, key=lambda each: (each.step_time.seconds, each.peak_bytes))
-    assert (found.tight.step_seconds, found.tight.memory_bytes) == (best.step_time.seconds, best.peak_bytes)
-    assert found.tight.faster == pytest.approx(fastest / best.step_time.seconds - 1)
-    allowed = search(model=SMALL, machine=machine, job=job, top=1, risk=float(found.tight.option))
+    best = min(between, key=lambda item: (item.step_time.seconds, item.peak_bytes))
+    assert (result.tight.step_seconds, result.tight.memory_bytes) == (best.step_time.seconds, best.peak_bytes)
+    assert result.tight.faster == pytest.approx(fastest / best.step_time.seconds - 1)
+    allowed = search(model=SMALL, machine=machine, job=job, top=1, risk=float(result.tight.option))
     assert allowed.best[0].step.time.step_seconds == best.step_time.seconds
     assert allowed.best[0].step.memory.verdict == "tight"
 
@@ -105,15 +105,15 @@ def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> No
     machine, job = tight(4, gib=gib), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
     best = min(
-        (each.step_time.seconds, each.peak_bytes, str(each.layout), reduce)
+        (item.step_time.seconds, item.peak_bytes, str(item.layout), reduce)
         for reduce in ("micro_batch", "step")
-        for each in brute(SMALL, machine, job.replace(reduce=reduce), **only)
+        for item in brute(SMALL, machine, job.replace(reduce=reduce), **only)
     )
     assert best[3] == wins
-    found = search(model=SMALL, machine=machine, job=job, top=2, reduces=("step",), **only)
-    first = found.best[0]
+    result = search(model=SMALL, machine=machine, job=job, top=2, reduces=("step",), **only)
+    first = result.best[0]
     assert (first.step.time.step_seconds, first.step.memory.peak_bytes, first.step.layout, first.reduce) == best
-    assert (first.step.layout, wins) in {(point.layout, point.reduce) for point in found.front}
+    assert (first.step.layout, wins) in {(point.layout, point.reduce) for point in result.front}
 
 
 def test_a_stack_finds_the_best_of_what_it_runs() -> None:
@@ -130,32 +130,34 @@ def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     ]
     assert 100 < len(runs) < len(every) / 2
     planner = Planner(model=SMALL, machine=machine, job=job)
-    fitting = [each for each in map(planner.estimate, runs) if planner.fits(each.layout, each.ranks)]
-    found = search(model=SMALL, machine=machine, job=job, top=5)
-    best = found.best[0].step
-    fastest = min((each.step_time.seconds, each.peak_bytes) for each in fitting)
+    fitting = [item for item in map(planner.estimate, runs) if planner.fits(item.layout, item.ranks)]
+    result = search(model=SMALL, machine=machine, job=job, top=5)
+    best = result.best[0].step
+    fastest = min((item.step_time.seconds, item.peak_bytes) for item in fitting)
     assert (best.time.step_seconds, best.memory.peak_bytes) == fastest
-    assert found.tried == len(runs)
-    assert {each.step.layout for each in found.best} <= set(map(str, runs))
+    assert result.tried == len(runs)
+    assert {item.step.layout for item in result.best} <= set(map(str, runs))
 
 
 def test_the_ranking_is_in_order_and_the_count_is_complete() -> None:
     seen: list[tuple[int, int]] = []
-    found = search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=5, report=lambda *done: seen.append(done))
-    ranks = [(each.step.time.step_seconds, each.step.memory.peak_bytes) for each in found.best]
+    result = search(
+        model=build_model("llama3-8b"), machine=NODE, job=JOB, top=5, report=lambda *done: seen.append(done)
+    )
+    ranks = [(item.step.time.step_seconds, item.step.memory.peak_bytes) for item in result.best]
     assert ranks == sorted(ranks)
-    assert len({each.step.layout for each in found.best}) == 5
-    assert all(each.step.memory.fits for each in found.best)
+    assert len({item.step.layout for item in result.best}) == 5
+    assert all(item.step.memory.fits for item in result.best)
     assert seen == sorted(seen)
-    assert seen[-1][0] <= seen[-1][1] == found.tried > 50_000
-    assert sum(reason.layouts for reason in found.reasons if reason.cause == "memory") > 0
-    assert SearchResult.model_validate_json(found.model_dump_json()) == found
+    assert seen[-1][0] <= seen[-1][1] == result.tried > 50_000
+    assert sum(reason.layouts for reason in result.reasons if reason.cause == "memory") > 0
+    assert SearchResult.model_validate_json(result.model_dump_json()) == result
 
 
 def test_cost_weighs_ranks_and_money() -> None:
     priced = NODE.replace(dollars_per_rank_hour=2.5)
-    found = search(model=build_model("llama3-8b"), machine=priced, job=JOB, top=1, by="cost")
-    best = found.best[0]
+    result = search(model=build_model("llama3-8b"), machine=priced, job=JOB, top=1, by="cost")
+    best = result.best[0]
     assert best.gpu_hours == pytest.approx(best.step.time.step_seconds * best.step.world / 3600)
     assert best.dollars == pytest.approx(2.5 * best.gpu_hours)
     whole = search(model=build_model("llama3-8b"), machine=priced, job=JOB, top=1).best[0]
@@ -170,15 +172,15 @@ def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
 
 
 def test_where_nothing_fits_it_says_what_would() -> None:
-    found = search(model=build_model("llama3-70b"), machine=NODE, job=JOB)
-    assert found.best == ()
-    assert found.front == ()
-    miss = found.misses[0]
+    result = search(model=build_model("llama3-70b"), machine=NODE, job=JOB)
+    assert result.best == ()
+    assert result.front == ()
+    miss = result.misses[0]
     assert miss.needs_bytes > miss.has_bytes == NODE.chip.memory_bytes
     assert miss.risk is not None
     assert miss.risk > FITS_RISK
     assert any("ranks with gbs" in mend for mend in miss.mends)
-    assert found.reasons[0].cause == "memory"
+    assert result.reasons[0].cause == "memory"
 
 
 def test_the_nearest_misses_are_those_of_brute_force() -> None:
@@ -186,16 +188,16 @@ def test_the_nearest_misses_are_those_of_brute_force() -> None:
     machine, job = tight(4, gib=0.25), FEW.replace(global_batch=4)
     only: dict[str, Any] = {"recomputations": ("none", "full"), "axes": ("tp", "pp"), "placements": False}
     every = brute(EXPERTS, tight(4, gib=80), job, **only)
-    nearest = sorted((each.peak_bytes, each.step_time.seconds, str(each.layout)) for each in every)[:3]
-    found = search(model=EXPERTS, machine=machine, job=job, **only)
-    assert found.best == ()
-    assert [(miss.needs_bytes, miss.layout) for miss in found.misses] == [(peak, text) for peak, _, text in nearest]
+    nearest = sorted((item.peak_bytes, item.step_time.seconds, str(item.layout)) for item in every)[:3]
+    result = search(model=EXPERTS, machine=machine, job=job, **only)
+    assert result.best == ()
+    assert [(miss.needs_bytes, miss.layout) for miss in result.misses] == [(peak, text) for peak, _, text in nearest]
 
 
 def test_a_question_that_leaves_the_first_looks_nothing_to_try_is_answered() -> None:
     long = Job(sequence=2**20, global_batch=1, stack=stack("megatron-core"))
-    found = search(model=build_model("llama3-8b"), machine=NODE, job=long, top=1)
-    assert (found.best, len(found.misses) > 0) == ((), True)
+    result = search(model=build_model("llama3-8b"), machine=NODE, job=long, top=1)
+    assert (result.best, len(result.misses) > 0) == ((), True)
 
 
 @pytest.mark.parametrize(
@@ -238,9 +240,9 @@ def test_whether_anything_fits_is_what_a_search_finds() -> None:
     job, node = Job(sequence=2048, global_batch=8), resolve("l4:4", local=Path("/nowhere"))
     for layers in (1, 8, 16, 64):
         model = build_model("llama3.2-1b").replace(layers=layers)
-        found = search(model=model, machine=node, job=job, top=1)
-        assert fits_any(model=model, machine=node, job=job) == bool(found.best)
-        needs = [miss.needs_bytes for miss in found.misses]
+        result = search(model=model, machine=node, job=job, top=1)
+        assert fits_any(model=model, machine=node, job=job) == bool(result.best)
+        needs = [miss.needs_bytes for miss in result.misses]
         assert needs == sorted(needs)
         assert not needs or len(needs) == 3
 
@@ -264,13 +266,13 @@ def test_an_interrupted_search_returns_the_best_so_far() -> None:
         raise KeyboardInterrupt
 
     model, machine = SMALL, tight(4, gib=1.5)
-    found = search(model=model, machine=machine, job=FEW, within=0.02, improved=improved)
-    assert found.stopped
-    assert found.proposal is not None
-    assert found.best[0].step.time.step_seconds <= told[0][1]
+    result = search(model=model, machine=machine, job=FEW, within=0.02, improved=improved)
+    assert result.stopped
+    assert result.proposal is not None
+    assert result.best[0].step.time.step_seconds <= told[0][1]
     assert len(told) == 1
     whole = search(model=model, machine=machine, job=FEW, top=1)
     assert not whole.stopped
-    assert found.tried < whole.tried
+    assert result.tried < whole.tried
     with pytest.raises(KeyboardInterrupt):  # nothing is known yet
         search(model=model, machine=NODE.replace(chip=NODE.chip.replace(memory_bytes=2**31)), job=JOB, report=at_once)

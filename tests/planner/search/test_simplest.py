@@ -55,22 +55,22 @@ def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Mo
     machine, job, only = tight(4, gib=1.0), SHORT, Where.parse(where)
     every = all_layouts(model, only)
     assert len(every) > 1000
-    best = min(each.step_time.seconds for each in every)
+    best = min(item.step_time.seconds for item in every)
     for within in (0.01, 0.3):
         whole = search(model=model, machine=machine, job=job, within=within, where=only)
-        listed = [(each.step.time.step_seconds, each.step.memory.peak_bytes) for each in whole.best]
+        listed = [(item.step.time.step_seconds, item.step.memory.peak_bytes) for item in whole.best]
         assert len(listed) == 10  # as many as were asked for, the best of all first
         assert listed == sorted(listed)
-        assert listed[0] == min((each.step_time.seconds, each.peak_bytes) for each in every)
-        found = whole.proposal
-        assert found is not None
-        assert found.choice.step.time.step_seconds <= best * (1 + within)
+        assert listed[0] == min((item.step_time.seconds, item.peak_bytes) for item in every)
+        proposal = whole.proposal
+        assert proposal is not None
+        assert proposal.choice.step.time.step_seconds <= best * (1 + within)
         least = min(complexity(e.layout, ranks_per_node=2) for e in every if e.step_time.seconds <= best * (1 + within))
-        assert complexity(Layout.parse(found.layout), ranks_per_node=2) == least
-        assert found.faster is None or found.faster.step_seconds == best
-        assert found.faster is None or found.faster.slower < 0
-        assert found.simpler is None or found.simpler.slower > 0
-        assert found.why
+        assert complexity(Layout.parse(proposal.layout), ranks_per_node=2) == least
+        assert proposal.faster is None or proposal.faster.step_seconds == best
+        assert proposal.faster is None or proposal.faster.slower < 0
+        assert proposal.simpler is None or proposal.simpler.slower > 0
+        assert proposal.why
 
 
 def test_an_estimate_does_not_depend_on_those_before_it() -> None:
@@ -97,20 +97,20 @@ def test_layouts_that_reduce_otherwise_are_weighed_beside_those_that_do_not() ->
     machine, job = tight(4, gib=5), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
     every = [
-        (each.step_time.seconds, complexity(each.layout, ranks_per_node=2, usual=usual), each.layout, usual)
+        (item.step_time.seconds, complexity(item.layout, ranks_per_node=2, usual=usual), item.layout, usual)
         for usual in (True, False)
-        for each in brute(SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only)
-        if usual or each.layout.zero > 1
+        for item in brute(SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only)
+        if usual or item.layout.zero > 1
     ]
-    best = min(every, key=lambda each: each[0])
+    best = min(every, key=lambda item: item[0])
     assert not best[3]
     for within in (0.0, 0.02, 0.2):
-        found = search(model=SMALL, machine=machine, job=job, reduces=("step",), within=within, **only).proposal
-        assert found is not None
-        alike = [each for each in every if each[0] <= best[0] * (1 + within)]
-        usual = found.choice.reduce == "micro_batch"
-        chosen = Layout.parse(found.layout)
-        assert complexity(chosen, ranks_per_node=2, usual=usual) == min(each[1] for each in alike), within
+        proposal = search(model=SMALL, machine=machine, job=job, reduces=("step",), within=within, **only).proposal
+        assert proposal is not None
+        alike = [item for item in every if item[0] <= best[0] * (1 + within)]
+        usual = proposal.choice.reduce == "micro_batch"
+        chosen = Layout.parse(proposal.layout)
+        assert complexity(chosen, ranks_per_node=2, usual=usual) == min(item[1] for item in alike), within
         assert usual or chosen.zero > 1
     assert usual  # at 20 % there are simpler ones
 
@@ -132,12 +132,12 @@ def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(
     terms = random.Random(5).sample(TERMS, len(TERMS))
     for first in range(5):
         where = Where.parse(" ".join(terms[first::5]))
-        left = [each for each in every if where.holds(each.layout)]
+        left = [item for item in every if where.holds(item.layout)]
         assert len(left) > 100, str(where)
-        found = search(model=SHALLOW, machine=machine, job=job, top=1, within=0.1, where=where)
-        assert found.best[0].step.time.step_seconds == min(each.step_time.seconds for each in left), str(where)
-        assert found.proposal is not None
-        assert where.holds(Layout.parse(found.proposal.layout)), str(where)
+        result = search(model=SHALLOW, machine=machine, job=job, top=1, within=0.1, where=where)
+        assert result.best[0].step.time.step_seconds == min(item.step_time.seconds for item in left), str(where)
+        assert result.proposal is not None
+        assert where.holds(Layout.parse(result.proposal.layout)), str(where)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_a_batch_that_holds_dp_down_is_told(layout: str, batch: int, line: str) 
 
 def test_the_remark_stands_in_the_proposal() -> None:
     job = FEW.replace(global_batch=7)
-    found = search(model=SHALLOW, machine=NODE, job=job, top=1, within=0.02, where=Where.parse("pp=1 ac=none"))
-    assert found.proposal is not None
-    assert found.proposal.remark == "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"
-    assert found.proposal.remark in to_text(page(found))
+    result = search(model=SHALLOW, machine=NODE, job=job, top=1, within=0.02, where=Where.parse("pp=1 ac=none"))
+    assert result.proposal is not None
+    assert result.proposal.remark == "gbs 7 and 8 ranks allow no more than dp1; gbs 8 would allow dp8"
+    assert result.proposal.remark in to_text(page(result))
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
@@ -207,9 +207,9 @@ def test_a_smaller_degree_takes_along_what_depends_on_it(axis: str) -> None:
     """Experts cut over more ranks than tensor parallelism has left, or a schedule without a pipeline, are no layout."""
     layout = Layout.parse("dp2 tp4 cp2 pp2 ep2 etp4 v2 interleaved cp=ulysses zero1 mbs1")
     for start in (layout, layout.replace(etp=2)):
-        smaller = [each for each in rank_moves(start, give=(axis,), take=("dp",)) if each]
-        assert [getattr(each, axis) for each in smaller] == ([2, 1] if axis == "tp" else [1])
-        assert all(each.world == layout.world and each.tp % each.etp == 0 for each in smaller)
+        smaller = [rank_move for rank_move in rank_moves(start, give=(axis,), take=("dp",)) if rank_move]
+        assert [getattr(item, axis) for item in smaller] == ([2, 1] if axis == "tp" else [1])
+        assert all(item.world == layout.world and item.tp % item.etp == 0 for item in smaller)
         assert smaller[0].etp == (start.etp if axis != "tp" or start.etp == 2 else 1)
 
 
@@ -218,5 +218,5 @@ def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
         Planner(model=SMALL, machine=NODE, job=FEW.replace(reduce=reduce)) for reduce in ("step", "micro_batch")
     ]
     simplest = Simplest(planners, [], limit=1.0)
-    found = [len(simplest._planners(Layout(dp=4, zero=zero))) for zero in range(4)]
-    assert found == [1, 1, 2, 2]
+    results = [len(simplest._planners(Layout(dp=4, zero=zero))) for zero in range(4)]
+    assert results == [1, 1, 2, 2]

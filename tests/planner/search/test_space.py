@@ -50,7 +50,7 @@ def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
     """All that parse."""
     sizes = [size for size in range(1, world + 1) if world % size == 0]
     experts = [1, 2, 4] if model.moe else [1]
-    found = set()
+    result = set()
     for dp, tp, cp, pp in product(sizes, repeat=4):
         if dp * tp * cp * pp != world:
             continue
@@ -86,8 +86,8 @@ def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
                 )
             except ValidationError:
                 continue
-            found.add(layout)
-    return frozenset(found)
+            result.add(layout)
+    return frozenset(result)
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(m
     partial = np.flatnonzero(np.logical_and.reduce(alike))[:1]
     candidates = space.place(space.partials, space.expand(space.partials, partial))
     orders = [space.orders[at] for at in candidates.take(candidates.shape == candidates.shape[0]).order]
-    found = [tuple(axis for axis in order if axis in in_use) for order in orders]
-    assert len(found) == len(set(found))
-    assert set(found) == legal
+    results = [tuple(axis for axis in order if axis in in_use) for order in orders]
+    assert len(results) == len(set(results))
+    assert set(results) == legal
 
 
 def test_latent_attention_recomputes_what_it_expands() -> None:
@@ -181,7 +181,7 @@ def test_latent_attention_recomputes_what_it_expands() -> None:
     assert [word in Space(model, JOB, world=2).recomputations for model in (latent, MOE)] == [True, False]
     software = {name: JOB.replace(stack=build_stack(name)) for name in ("megatron-core", "torchtitan")}
     tried = {name: Space(latent, job, world=2).recomputations for name, job in software.items()}
-    assert [word in each for each in tried.values()] == [True, False]
+    assert [word in item for item in tried.values()] == [True, False]
     assert word not in Space(latent, JOB, world=2, recomputations=("none", "full")).recomputations
 
 

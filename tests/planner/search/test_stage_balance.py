@@ -24,7 +24,7 @@ MACHINE = tight(4, gib=64)
 def every_split(layout: Layout) -> list[Layout]:
     """The layout with every number of layers on every stage."""
     stages = layout.pp * layout.v
-    cuts = [(0, *each, LAYERS) for each in combinations(range(1, LAYERS), stages - 1)]
+    cuts = [(0, *item, LAYERS) for item in combinations(range(1, LAYERS), stages - 1)]
     return [layout.replace(stages=tuple(b - a for a, b in pairwise(cut))) for cut in cuts]
 
 
@@ -36,14 +36,14 @@ def seconds(planner: Planner, layout: Layout) -> float:
 def test_it_is_about_as_fast_as_the_best_of_all_splits(words: str) -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     even = Layout.parse(f"{words} mbs1")
-    found = balanced(even, planner)
-    assert found is not None
-    assert sum(found.stages) == LAYERS
-    best = min(seconds(planner, each) for each in every_split(even))
-    assert best <= seconds(planner, found) <= best * 1.02, str(found)
-    assert seconds(planner, found) < seconds(planner, even)
+    result = balanced(even, planner)
+    assert result is not None
+    assert sum(result.stages) == LAYERS
+    best = min(seconds(planner, item) for item in every_split(even))
+    assert best <= seconds(planner, result) <= best * 1.02, str(result)
+    assert seconds(planner, result) < seconds(planner, even)
     assert best >= seconds(planner, even) * (1 - gain(even, planner)) * (1 - 1e-9)
-    assert balanced(found, planner) is None  # no further
+    assert balanced(result, planner) is None  # no further
 
 
 def test_what_cannot_be_evened_out_is_left_alone() -> None:
@@ -56,15 +56,15 @@ def test_what_cannot_be_evened_out_is_left_alone() -> None:
 
 def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() -> None:
     where = Where.parse("pp=4 schedule=1f1b mbs=1 ac=none")
-    found = search(model=HEAVY, machine=MACHINE, job=FEW, where=where, within=0.02)
-    assert found.proposal is not None
-    chosen = Layout.parse(found.proposal.layout)
+    result = search(model=HEAVY, machine=MACHINE, job=FEW, where=where, within=0.02)
+    assert result.proposal is not None
+    chosen = Layout.parse(result.proposal.layout)
     assert chosen.stages[-1] == min(chosen.stages) < max(chosen.stages)
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
-    best = min(seconds(planner, each) for each in every_split(chosen))
-    assert found.proposal.choice.step.time.step_seconds <= best * 1.02
+    best = min(seconds(planner, item) for item in every_split(chosen))
+    assert result.proposal.choice.step.time.step_seconds <= best * 1.02
     exact = search(model=HEAVY, machine=MACHINE, job=FEW, where=where)
-    assert not any("stages" in each.step.layout for each in exact.best)
+    assert not any("stages" in item.step.layout for item in exact.best)
 
 
 @pytest.mark.parametrize("words", ["pp4 ac=full", "pp4 v2 ac=selective", "dp2 pp2 zb1p zero1 ac=norm+act"])
@@ -72,11 +72,11 @@ def test_as_few_ranks_recompute_as_memory_allows(words: str) -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     layout = Layout.parse(f"{words} mbs1")
     fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
-    peaks = [planner.peak_bytes(each) for each in (*fewer, layout)]
+    peaks = [planner.peak_bytes(item) for item in (*fewer, layout)]
     for memory in (min(peaks), *(2 * peak for peak in peaks), 4 * max(peaks)):
         chip = planner.machine.chip.replace(memory_bytes=memory)
         small = Planner(model=planner.model, machine=planner.machine.replace(chip=chip), job=planner.job)
-        fitting = [each for each in fewer if small.fits(each)]
+        fitting = [item for item in fewer if small.fits(item)]
         assert recomputing_less(layout, small) == (fitting[0] if fitting else None)
     assert recomputing_less(layout.replace(ac="none"), small) is None
 
@@ -101,12 +101,12 @@ def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recomp
     machine = too_small_for_any(every_split(base), planner)  # none goes without
     small = Planner(model=model, machine=machine, job=job)
     where = Where.parse("pp=4 v=1 schedule=1f1b mbs=1 ac=none,full")
-    found = search(model=model, machine=machine, job=job, where=where, within=0.0)
-    assert found.proposal is not None
-    others = [each.replace(ac=f"full{at}") for each in every_split(base) for at in ("", "@1", "@2", "@3")]
-    best = min((seconds(planner, each), str(each)) for each in others if small.fits(each))
-    assert found.proposal.choice.step.time.step_seconds == pytest.approx(best[0])
-    assert Layout.parse(best[1]).recompute_ranks == Layout.parse(found.proposal.layout).recompute_ranks == 1
+    result = search(model=model, machine=machine, job=job, where=where, within=0.0)
+    assert result.proposal is not None
+    others = [item.replace(ac=f"full{at}") for item in every_split(base) for at in ("", "@1", "@2", "@3")]
+    best = min((seconds(planner, item), str(item)) for item in others if small.fits(item))
+    assert result.proposal.choice.step.time.step_seconds == pytest.approx(best[0])
+    assert Layout.parse(best[1]).recompute_ranks == Layout.parse(result.proposal.layout).recompute_ranks == 1
     assert best[0] < 0.85 * seconds(planner, base.replace(ac="full"))
 
 
@@ -115,6 +115,6 @@ def test_from_where_one_is_it_is_one_change() -> None:
     start = Layout.parse("dp2 pp4 zero1 mbs1")
     split = balanced(start, planner)
     assert split is not None
-    words = {each.change for each in walk(planner, start).changes}
+    words = {change.change for change in walk(planner, start).changes}
     assert str(split).split()[-1] in words
-    assert f"without {str(split).split()[-1]}" in {each.change for each in walk(planner, split).changes}
+    assert f"without {str(split).split()[-1]}" in {change.change for change in walk(planner, split).changes}

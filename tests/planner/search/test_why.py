@@ -32,10 +32,10 @@ LLAMA = Planner(model=build_model("llama3-405b"), machine=H100, job=Job(sequence
 
 def told(planner: Planner, text: str, where: Where = ANY) -> dict[str, str]:
     """The lines by choice."""
-    found = planner.estimate(Layout.parse(text))
-    lines = list(whys(Evaluated(found.layout, found.step_time, found.peak_bytes, planner), where=where))
-    assert all(isinstance(each, Why) for each in lines)
-    return {each.choice: each.line for each in lines}
+    result = planner.estimate(Layout.parse(text))
+    lines = list(whys(Evaluated(result.layout, result.step_time, result.peak_bytes, planner), where=where))
+    assert all(isinstance(line, Why) for line in lines)
+    return {line.choice: line.line for line in lines}
 
 
 def changed(chosen: Layout, name: str) -> Layout:
@@ -70,12 +70,12 @@ def test_what_alternatives_cost_is_what_they_cost(planner: Planner, text: str) -
     for phrase in phrases:
         name, fits, cost = re.fullmatch(r"(.+?)( needs | (?:leaves the node: )?takes )(.+)", phrase).groups()  # type: ignore[union-attr]
         name = name.removesuffix(" leaves the node:")
-        found = planner.estimate(changed(chosen, name))
-        over = planner.excess_bytes(found.layout, found.ranks)
+        result = planner.estimate(changed(chosen, name))
+        over = planner.excess_bytes(result.layout, result.ranks)
         if "needs" in fits:
             assert cost == f"{show_bytes(over)} less to fit", phrase
         else:
-            by = found.step_time.seconds / seconds - 1
+            by = result.step_time.seconds / seconds - 1
             word = f"{abs(by):.1%} {'longer' if by > 0 else 'less'}" if abs(by) > 5e-4 else "as long"
             assert cost.startswith(word), phrase
             assert not over, phrase
@@ -103,9 +103,9 @@ def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> 
         Planner(model=LLAMA.model, machine=H100, job=LLAMA.job.replace(reduce=reduce), risk=TIGHT_RISK)
         for reduce in ("micro_batch", "step")
     )
-    found = often.estimate(Layout.parse(text))
-    chosen = Evaluated(found.layout, found.step_time, found.peak_bytes, often)
-    line = next(each.line for each in whys(chosen, planners=[often, once]) if each.choice == "zero1")
+    result = often.estimate(Layout.parse(text))
+    chosen = Evaluated(result.layout, result.step_time, result.peak_bytes, often)
+    line = next(item.line for item in whys(chosen, planners=[often, once]) if item.choice == "zero1")
     by = once.estimate(Layout.parse(text.replace("zero1", "zero2"))).step_time.seconds / chosen.seconds - 1
     assert by < 0
     assert f"zero2 (reduce=step) takes {-by:.1%} less" in line

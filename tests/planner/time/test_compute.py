@@ -90,10 +90,10 @@ def test_measured_loss():
 
 
 def unit(chip: str, **job: object) -> UnitTime:
-    found, layout = model("qwen3-30b-a3b"), Layout(dp=8, ep=8, zero=1, mbs=1)
+    result, layout = model("qwen3-30b-a3b"), Layout(dp=8, ep=8, zero=1, mbs=1)
     megatron = {"merged_projections": True, "linears": "separate"}
     job = {"precision": "mxfp8", "overlap": ("dp", "ep"), **megatron, **job}
-    counts = Counts(found, Job(global_batch=64, **job))
+    counts = Counts(result, Job(global_batch=64, **job))
     run = next(run for stage in counts.stage_work(layout) for run, _ in stage if "moe=True" in run.name.__repr__())
     return Units(counts, machine(f"{chip}:8")).unit(layout, run)
 
@@ -123,11 +123,11 @@ def test_an_odd_vocabulary_costs_four_times_its_head() -> None:
         shape = model("llama3-8b").replace(vocab=vocab)
         counts, layout = Counts(shape, Job(**job, compile=compiled)), Layout(dp=8)
         units = Units(counts, machine("h100:8"))
-        found = {
+        result = {
             run.name if isinstance(run.name, str) else "block": sum(units.unit(layout, run)[:3])
             for run, _ in counts.stage_work(layout)[0]
         }
-        seconds[vocab, compiled] = found
+        seconds[vocab, compiled] = result
     even, odd, padded = (seconds[key] for key in ((50_304, False), (50_257, False), (50_257, True)))
     assert odd["block"] == even["block"]
     assert 4 < odd["head"] / even["head"] < 7

@@ -40,9 +40,9 @@ NO_FIGURES |= {"_TREE_SHARES", "ALIKE", "DOUBT", "SPREAD", "LEVELS", "CACHED", "
 def numbers(value: Any) -> list[float]:
     """All numbers of a constant, in order."""
     if isinstance(value, dict):
-        return [number for each in value.values() for number in numbers(each)]
+        return [number for item in value.values() for number in numbers(item)]
     if isinstance(value, tuple):
-        return [number for each in value for number in numbers(each)]
+        return [number for item in value for number in numbers(item)]
     return [float(value)]
 
 

@@ -46,13 +46,13 @@ def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
 @pytest.mark.parametrize("zero", [2, 3])
 def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
     layout = Layout.parse(f"dp8 zero{zero}")
-    once, each = (
+    once, item = (
         planner(JOB.replace(overlap=(), reduce=how)).estimate(layout).step_time.exposed["dp"]
         for how in ("step", "micro_batch")
     )
     plan = planner()
     reduce = sum(n * plan.units.gather_reduce(layout, run.name).reduce for run, n in plan.counts.stage_work(layout)[0])
-    assert each - once == pytest.approx((8 - 1) * reduce, rel=1e-9)
+    assert item - once == pytest.approx((8 - 1) * reduce, rel=1e-9)
 
 
 def test_the_last_reduction_hides_behind_nothing() -> None:
@@ -91,11 +91,11 @@ def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
 def test_what_is_summed_over_tp_depends_on_whether_the_stream_is_cut() -> None:
     """Whatever was asked first: norms see all rows without sequence parallelism."""
     plain, cut = Layout.parse("dp4 tp2 zero1 nosp"), Layout.parse("dp4 tp2 zero1")
-    found = [[planner().units.gather_reduce(each, "head").copies for each in (plain, cut)]]
+    results = [[planner().units.gather_reduce(item, "head").copies for item in (plain, cut)]]
     again = planner()
-    found.append([again.units.gather_reduce(each, "head").copies for each in (plain, cut)])
-    assert found[0] == found[1]
-    assert found[0][0] == 0 < found[0][1]
+    results.append([again.units.gather_reduce(item, "head").copies for item in (plain, cut)])
+    assert results[0] == results[1]
+    assert results[0][0] == 0 < results[0][1]
 
 
 @pytest.mark.parametrize("chunks", [1, 3])

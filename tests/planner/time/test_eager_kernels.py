@@ -61,8 +61,8 @@ def inputs(kind: str, dtype: torch.dtype) -> list[Tensor]:
     if kind == "rope":
         return [torch.ones(1, R, D // 64, 64, dtype=dtype).requires_grad_()]
     more = {"norm": torch.ones(D, dtype=dtype), "loss": None}.get(kind, torch.ones(R, D, dtype=dtype))
-    found = [rows(dtype), *([] if more is None else [more.requires_grad_()])]
-    return [*found, torch.ones(R).requires_grad_()] if kind == "experts" else found
+    results = [rows(dtype), *([] if more is None else [more.requires_grad_()])]
+    return [*results, torch.ones(R).requires_grad_()] if kind == "experts" else results
 
 
 TARGETS = torch.zeros(R, dtype=torch.long)

@@ -24,8 +24,8 @@ def cell(source: str, ratios: tuple[float, ...], of: RunClass = HERE, *, rows: i
 def test_the_class_of_a_run() -> None:
     job = Job(stack=build_stack("torchtitan"))
     run = {"model": models.resolve("mixtral-8x7b"), "machine": machines.resolve("gb200:144", local=Path()), "job": job}
-    found = run_class(layout=Layout.parse("dp144 ac=full"), **run)  # type: ignore[arg-type]
-    assert found == ("blackwell", "many", "experts", "16 bits", "torch", "all")
+    result = run_class(layout=Layout.parse("dp144 ac=full"), **run)  # type: ignore[arg-type]
+    assert result == ("blackwell", "many", "experts", "16 bits", "torch", "all")
     assert run_class(layout=Layout.parse("dp8 ac=norm"), **run)[1::4] == ("one", "some")  # type: ignore[arg-type]
 
 
@@ -85,9 +85,9 @@ def test_what_nobody_measured_is_said() -> None:
     cells = [cell("a", STEADY), cell("b", STEADY, HERE._replace(kind="experts", precision="fp8"))]
 
     def outside(of: RunClass, ranks: int = 64) -> tuple[str, ...]:
-        found = expected(1.0, of=of, ranks=ranks, cells=cells)
-        assert found is not None
-        return found.outside
+        result = expected(1.0, of=of, ranks=ranks, cells=cells)
+        assert result is not None
+        return result.outside
 
     assert outside(HERE) == ()
     assert outside(HERE._replace(generation="cdna")) == ("generation cdna",)

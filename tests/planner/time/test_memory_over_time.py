@@ -30,13 +30,13 @@ def planner(gbs: int = 64) -> Planner:
 def test_the_highest_level_is_the_peak(text: str) -> None:
     """Played action by action, a rank is never fuller than ``memory`` says, and once as full."""
     plan, layout = planner(), Layout.parse(text)
-    for rank, found in enumerate(plan.estimate(layout).ranks):
+    for rank, result in enumerate(plan.estimate(layout).ranks):
         lives = levels(plan, layout, rank=rank)
-        assert max(level.live_bytes for level in lives) == found.peak_bytes
+        assert max(level.live_bytes for level in lives) == result.peak_bytes
         assert min(min(level[1:7]) for level in lives) >= 0
         # within a split backward, what it puts off grows before what it has used is gone
         room = 1.01 if "zb" in text else 1
-        assert max(level.activations_bytes for level in lives) <= room * found.activations_bytes
+        assert max(level.activations_bytes for level in lives) <= room * result.activations_bytes
 
 
 @pytest.mark.parametrize("text", LAYOUTS)
@@ -54,17 +54,17 @@ def test_a_backward_frees_block_by_block(text: str) -> None:
     """A block that is named lies at its own place: N blocks before it keep their activations, and no others."""
     lives = levels(planner(gbs=32), Layout.parse(text), rank=0)
     for passes in ("forward", "backward"):
-        found = [
-            (int(each.cause.split()[1]), each)
-            for each in lives
-            if each.cause.startswith("block") and passes in each.cause
+        results = [
+            (int(entry.cause.split()[1]), entry)
+            for entry in lives
+            if entry.cause.startswith("block") and passes in entry.cause
         ]
-        (low, least), (high, most) = sorted((found[0], found[-1]))
+        (low, least), (high, most) = sorted((results[0], results[-1]))
         assert (low, high) == (0, 31)
         kept = (most.activations_bytes - least.activations_bytes) / 31
-        for place, each in found:
-            assert each.activations_bytes == pytest.approx(least.activations_bytes + place * kept, rel=1e-6)
-            along = (each.seconds - least.seconds) / (most.seconds - least.seconds)
+        for place, item in results:
+            assert item.activations_bytes == pytest.approx(least.activations_bytes + place * kept, rel=1e-6)
+            along = (item.seconds - least.seconds) / (most.seconds - least.seconds)
             assert along == pytest.approx(place / 31, abs=1e-6)
 
 

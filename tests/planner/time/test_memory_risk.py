@@ -43,10 +43,10 @@ def test_the_example_of_the_edge_no_longer_fits() -> None:
 def test_it_is_the_share_of_comparable_runs_whose_need_exceeds_the_capacity(peak: int) -> None:
     size, reserved = peak * GIB, (peak + 2) * GIB
     points = sorted(weighted_ratios(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), read("peak")))
-    found = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
+    probability = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
     room = NODE.chip.memory_bytes - driver_bytes(NODE, LAYOUT) - PUBLISHED.unreclaimable * 2 * GIB
     drawn = [exp(quantile(points, (at + 0.5) / 2000)) * size > room for at in range(2000)]
-    assert found == pytest.approx(sum(drawn) / 2000, abs=2e-3)
+    assert probability == pytest.approx(sum(drawn) / 2000, abs=2e-3)
 
 
 def test_it_grows_with_the_peak_the_fragmentation_and_the_communicators() -> None:
@@ -90,9 +90,9 @@ def test_each_chip_has_one_capacity_that_is_printed_everywhere(name: str) -> Non
 
 
 def test_a_verdict_follows_from_the_risk_and_old_records_have_one() -> None:
-    found = [Memory(peak_bytes=1, stages=(), risk=risk) for risk in (0.0, 0.05, 0.051, 0.5, 0.51, 1.0)]
-    assert [each.verdict for each in found] == ["fits", "fits", "tight", "tight", "does not fit", "does not fit"]
-    assert [each.fits for each in found] == [True, True, False, False, False, False]
+    results = [Memory(peak_bytes=1, stages=(), risk=risk) for risk in (0.0, 0.05, 0.051, 0.5, 0.51, 1.0)]
+    assert [result.verdict for result in results] == ["fits", "fits", "tight", "tight", "does not fit", "does not fit"]
+    assert [result.fits for result in results] == [True, True, False, False, False, False]
     old = Memory.model_validate({"peak_bytes": 1, "stages": [], "fits": False})
     assert (old.verdict, old.risk) == ("does not fit", None)
     assert Memory(peak_bytes=1, stages=()).verdict is None

@@ -108,13 +108,13 @@ def test_compare_says_how_sure_it_is() -> None:
     """Full recomputation is clearly slower; a tensor-parallel degree of two may not be."""
     model, machine, job = build_model("llama3-8b"), resolve("h100:64", local=HERE), Job(sequence=8192, global_batch=256)
     layouts = "dp64 zero3", "dp64 zero3 ac=full", "dp32 tp2 zero3"
-    found = compare([Case(model, machine, Layout.parse(each), job) for each in layouts])
-    slower, unsure = found.ratio("B", "A"), found.ratio("C", "A")
+    result = compare([Case(model, machine, Layout.parse(layout), job) for layout in layouts])
+    slower, unsure = result.ratio("B", "A"), result.ratio("C", "A")
     assert slower is not None
     assert unsure is not None
     assert (slower.verdict, unsure.low_90 < 1 < unsure.high_90) == ("clear", True)
-    assert "90 % interval" in finding(found)
-    first, second = describe_ratios(found)
+    assert "90 % interval" in finding(result)
+    first, second = describe_ratios(result)
     assert first.startswith(f"B against A: {slower.ratio:.2f} times the tokens per second; 50 % interval ")
     assert second.endswith("(published pairs that differ in layout)")
     by_software = compare(

@@ -139,8 +139,8 @@ def test_measured_matmuls_on_odd_rows():
 def test_rows_of_half_the_alignment():
     """9477 x 1152 on H100 at 1200 MHz: 588 elements in 130.6 us, 592 in 37.0 (m87-labs/kestrel pull request 143)."""
     slow = cool("h100").replace(peak_flops={name: peak * 1200 / 1755 for name, peak in chip("h100").peak_flops.items()})
-    found = [1e6 * matmul(slow, m=9477, n=1152, k=k, dtype="bf16", aligned=alignment(1152, k)) for k in (588, 592)]
-    assert found == pytest.approx([130.6, 37.0], rel=0.04)
+    results = [1e6 * matmul(slow, m=9477, n=1152, k=k, dtype="bf16", aligned=alignment(1152, k)) for k in (588, 592)]
+    assert results == pytest.approx([130.6, 37.0], rel=0.04)
 
 
 def test_what_alignment_is():
@@ -219,51 +219,53 @@ def test_a_better_chip_is_never_slower(m, n, k, dtype, name):
 
 @given(m=sizes, n=sizes, k=sizes, name=st.sampled_from(["a100", "h100", "b200", "mi300x"]))
 def test_a_larger_matmul_takes_longer_but_for_quantisation(m, n, k, name):
-    found = chip(name)
-    seconds = matmul(found, m=m, n=n, k=k, dtype="bf16")
-    assert matmul(found, m=m, n=n, k=k + 64, dtype="bf16") > seconds
+    result = chip(name)
+    seconds = matmul(result, m=m, n=n, k=k, dtype="bf16")
+    assert matmul(result, m=m, n=n, k=k + 64, dtype="bf16") > seconds
     for larger in ({"m": m + 256, "n": n}, {"m": m, "n": n + 256}):
-        assert matmul(found, k=k, dtype="bf16", **larger) > 0.999 * seconds
+        assert matmul(result, k=k, dtype="bf16", **larger) > 0.999 * seconds
 
 
 @given(m=st.integers(577, 20_000), n=st.integers(512, 60_000), k=st.integers(512, 30_000))
 @pytest.mark.parametrize("name", ["a100", "h100", "b200"])
 def test_one_more_token_never_costs_a_third_more(name, m, n, k):
-    found = chip(name)
-    one_more = matmul(found, m=m + 1, n=n, k=k, dtype="bf16")
-    assert one_more < 1.35 * matmul(found, m=m, n=n, k=k, dtype="bf16")
+    result = chip(name)
+    one_more = matmul(result, m=m + 1, n=n, k=k, dtype="bf16")
+    assert one_more < 1.35 * matmul(result, m=m, n=n, k=k, dtype="bf16")
 
 
 def test_tiles_and_waves_cost():
     """H100 (vidur above): 3328 x 1280 fills 130 of 132 multiprocessors, 3840 x 1280 needs a second round."""
-    found = chip("h100")
-    full = 3328 * 1280 / matmul(found, m=3328, n=1280, k=8192, dtype="bf16")
-    over = 3840 * 1280 / matmul(found, m=3840, n=1280, k=8192, dtype="bf16")
+    result = chip("h100")
+    full = 3328 * 1280 / matmul(result, m=3328, n=1280, k=8192, dtype="bf16")
+    over = 3840 * 1280 / matmul(result, m=3840, n=1280, k=8192, dtype="bf16")
     assert over < 0.95 * full
-    assert matmul(found, m=4097, n=8192, k=8192, dtype="bf16") == matmul(found, m=4110, n=8192, k=8192, dtype="bf16")
+    assert matmul(result, m=4097, n=8192, k=8192, dtype="bf16") == matmul(result, m=4110, n=8192, k=8192, dtype="bf16")
 
 
 def test_nothing_takes_no_time_and_the_smallest_kernel_some():
-    found = chip("h100")
-    assert matmul(found, m=0, n=8, k=8, dtype="bf16") == matmul(found, m=8, n=8, k=0, dtype="bf16") == 0
-    assert attention(found, flops=0, tokens=0, keys=0, head_dim=128, dtype="bf16") == moving(found, moved_bytes=0) == 0
-    assert 2e-6 < moving(found, moved_bytes=4) < 5e-6
-    assert 2e-6 < matmul(found, m=1, n=1, k=1, dtype="bf16") < 6e-6
-    assert 2e-6 < attention(found, flops=4, tokens=1, keys=1, head_dim=1, dtype="bf16") < 6e-6
+    result = chip("h100")
+    assert matmul(result, m=0, n=8, k=8, dtype="bf16") == matmul(result, m=8, n=8, k=0, dtype="bf16") == 0
+    assert (
+        attention(result, flops=0, tokens=0, keys=0, head_dim=128, dtype="bf16") == moving(result, moved_bytes=0) == 0
+    )
+    assert 2e-6 < moving(result, moved_bytes=4) < 5e-6
+    assert 2e-6 < matmul(result, m=1, n=1, k=1, dtype="bf16") < 6e-6
+    assert 2e-6 < attention(result, flops=4, tokens=1, keys=1, head_dim=1, dtype="bf16") < 6e-6
 
 
 @given(tokens=st.integers(1, 10**6), heads=st.integers(1, 256), head_dim=st.sampled_from([64, 128, 192, 256]))
 def test_attention_grows_and_backward_costs_more_than_twice(tokens, heads, head_dim):
-    found = chip("b200")
+    result = chip("b200")
 
     def seconds(count: int, *, backward: bool) -> float:
         flops = 2.0 * heads * count * count * head_dim
         return attention(
-            found, flops=flops, tokens=count, keys=count, head_dim=head_dim, dtype="fp8", backward=backward
+            result, flops=flops, tokens=count, keys=count, head_dim=head_dim, dtype="fp8", backward=backward
         )
 
     forward = seconds(tokens, backward=False)
     assert seconds(tokens + 128, backward=False) > forward
     assert seconds(tokens, backward=True) > forward
-    assert 2.0 * heads * tokens**2 * head_dim / forward < found.sustained("bf16")
+    assert 2.0 * heads * tokens**2 * head_dim / forward < result.sustained("bf16")
     assert math.isfinite(forward)

@@ -88,15 +88,15 @@ def test_a_continued_schedule_ends_when_the_whole_one_does(name, pp, rounds, for
     layout, count = Layout(pp=pp, v=v, schedule=name), rounds * pp
 
     def duration(task):  # the last stage holds the head
-        each = {"F": 1, "B": 1, "W": 1, "BW": 2}.get(task.kind, 3)
-        return each * forward * (slow if pp * v - 1 in (task.stage, task.backward_stage) else 1.0)
+        item = {"F": 1, "B": 1, "W": 1, "BW": 2}.get(task.kind, 3)
+        return item * forward * (slow if pp * v - 1 in (task.stage, task.backward_stage) else 1.0)
 
     table = schedule(name, pp=pp, v=v, micro_batches=count)
     whole = play_table.play(table, seconds=duration, hop_seconds=lambda *_: hop)
-    found = extrapolated(layout, count, duration, hop=hop, alike=range(pp * v))
+    result = extrapolated(layout, count, duration, hop=hop, alike=range(pp * v))
     # A schedule whose pace is set late is not periodic yet where it is cut.
-    assert max(found.ends) == pytest.approx(whole.seconds, rel=0.02)
-    assert found.busy == pytest.approx(whole.busy, rel=1e-9)
+    assert max(result.ends) == pytest.approx(whole.seconds, rel=0.02)
+    assert result.busy == pytest.approx(whole.busy, rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,19 +119,19 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
         back = seconds[kinds[task.backward_stage]] if task.backward_stage >= 0 else 0.0
         return {"F": 1, "B": 1, "W": 0.7, "BW": 1.7, "FB": 1}[task.kind] * seconds[kinds[task.stage]] + 1.7 * back
 
-    each = extrapolated(layout, count, duration, hop=0.1, alike=range(pp * v))
+    item = extrapolated(layout, count, duration, hop=0.1, alike=range(pp * v))
     alone, alike = len(asked), tuple(map(kinds.index, kinds))
-    found = extrapolated(layout, count, duration, hop=0.1, alike=alike)
-    assert found.ends == pytest.approx(each.ends, rel=1e-12)
-    assert found.busy == pytest.approx(each.busy, rel=1e-12)
+    result = extrapolated(layout, count, duration, hop=0.1, alike=alike)
+    assert result.ends == pytest.approx(item.ends, rel=1e-12)
+    assert result.busy == pytest.approx(item.busy, rel=1e-12)
     assert len(asked) - alone <= alone
     assert {task.stage for task in asked[alone:]} <= set(alike)
-    for rank, (mine, every) in enumerate(zip(found.tasks, each.tasks, strict=True)):
+    for rank, (mine, every) in enumerate(zip(result.tasks, item.tasks, strict=True)):
         assert sum(times for _, times in mine) == sum(times for _, times in every)
-        assert found.like[rank] == next(
+        assert result.like[rank] == next(
             other
-            for other, held in enumerate(found.held)
-            if [kinds[stage] for stage in held] == [kinds[stage] for stage in found.held[rank]]
+            for other, held in enumerate(result.held)
+            if [kinds[stage] for stage in held] == [kinds[stage] for stage in result.held[rank]]
         )
 
 
@@ -207,7 +207,7 @@ def test_an_axis_that_does_not_overlap_is_not_hidden_under_fb_either(schedule):
     flat = planner(JOB.replace(overlap=("dp", "pp"), cuda_graphs="full"), **known)
     layout = Layout.parse(text)
     fb, *apart = costs_of(stage_seconds(flat.units, layout), Task("FB", 1, 2), Task("F", 1, -1), Task("BW", 2, -1))
-    assert fb.exposed["ep"] == pytest.approx(sum(each.exposed["ep"] for each in apart), rel=1e-9)
+    assert fb.exposed["ep"] == pytest.approx(sum(item.exposed["ep"] for item in apart), rel=1e-9)
     assert hidden.exposed.get("ep", 0.0) < 0.5 * shown.exposed["ep"]
     assert hidden.seconds < shown.seconds
 
@@ -230,7 +230,7 @@ def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
     ]
     sums = [{axis: sum(cost.exposed.get(axis, 0.0) for cost in row) for axis in ("tp", "cp", "pp")} for row in rows]
     assert (
-        min(max(abs(each[axis] - step_time.exposed.get(axis, 0.0)) for axis in each) for each in sums)
+        min(max(abs(item[axis] - step_time.exposed.get(axis, 0.0)) for axis in item) for item in sums)
         < 1e-9 * step_time.seconds
     )
 

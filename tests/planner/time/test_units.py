@@ -73,8 +73,8 @@ def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap)
     machine, job = resolve("h800:64", local=Path("no")), Job(sequence=4096, global_batch=64, stack=build_stack(stack))
     async_tp = job.stack.async_tp and "tp" not in overlap
     planner, alone = (
-        Planner(model=of_catalog("deepseek-v3"), machine=machine, job=each)
-        for each in (job.replace(overlap=overlap), job.replace(overlap=(), async_tp=async_tp))
+        Planner(model=of_catalog("deepseek-v3"), machine=machine, job=item)
+        for item in (job.replace(overlap=overlap), job.replace(overlap=(), async_tp=async_tp))
     )
     for text in ("dp8 tp2 cp4 ep16 mbs1", "dp8 tp2 cp4 ep16 mbs1 ac=full", "dp16 tp4 ep8 etp2 mbs2 ac=norm+act"):
         layout = Layout.parse(text)
@@ -82,7 +82,7 @@ def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap)
             UnitGroup("head", 0, 1, True),
             *(UnitGroup(kind, at, 1, True) for kind, at in planner.counts.example.items()),
         ):
-            unit, bare = (each.units.unit(layout, run) for each in (planner, alone))
+            unit, bare = (item.units.unit(layout, run) for item in (planner, alone))
             assert unit.forward_apart == bare.forward_exposed
             assert unit.backward_apart == bare.backward_exposed
             if run.routes and run.name != "head":

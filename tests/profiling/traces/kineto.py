@@ -142,7 +142,7 @@ class _Host:
             waits_for.append(self.last.get(COMPUTE_STREAM))
         elif dice.random() < shape.depends_share:
             waits_for.append(self.last.get(MESSAGE_STREAM))
-        behind = max((each for each in waits_for if each), key=lambda each: each.end, default=None)
+        behind = max((item for item in waits_for if item), key=lambda item: item.end, default=None)
         ready = self.clock + shape.latency + dice.randrange(100)
         start = ready
         if behind is not None and behind.end >= ready:
@@ -201,21 +201,21 @@ def _meet(dice: random.Random, made: list[Kernel], number: int, what: str, shape
 
 def events(job: DrawnJob, rank: int) -> list[dict[str, Any]]:
     """A rank's events, in the order in which Kineto writes them: by kind, not by time."""
-    host, found = 4000 + rank, []
+    host, results = 4000 + rank, []
     for step, (start, end) in enumerate(job.steps[rank]):
-        found.append(_event("user_annotation", f"ProfilerStep#{STEPS_BEGIN + step}", host, host, start, end))
+        results.append(_event("user_annotation", f"ProfilerStep#{STEPS_BEGIN + step}", host, host, start, end))
     for start, end in job.optimizers[rank]:
-        found.append(_event("user_annotation", "Optimizer.step#AdamW.step", host, host, start, end))
+        results.append(_event("user_annotation", "Optimizer.step#AdamW.step", host, host, start, end))
     for kernel in job.kernels[rank]:
         name, external = kernel.name, {"External id": kernel.correlation + 10_000}
         start = kernel.launch - 30
         operator = {"copy": "aten::copy_", "message": "record_param_comms"}.get(kernel.kind, "aten::mm")
-        found.append(_event("cpu_op", operator, host, host, start, kernel.launch + 45, {**external, **kernel.args}))
+        results.append(_event("cpu_op", operator, host, host, start, kernel.launch + 45, {**external, **kernel.args}))
         call = {"copy": "cudaMemcpyAsync"}.get(kernel.kind, "cudaLaunchKernel")
         known = {**external, "cbid": 211, "correlation": kernel.correlation}
-        found.append(_event("cuda_runtime", call, host, host, kernel.launch, kernel.launch + 40, known))
+        results.append(_event("cuda_runtime", call, host, host, kernel.launch, kernel.launch + 40, known))
         flow = {"id": kernel.correlation, "cat": "ac2g", "name": "ac2g"}
-        found.append({"ph": "s", **flow, "pid": host, "tid": host, "ts": kernel.launch / 1000})
+        results.append({"ph": "s", **flow, "pid": host, "tid": host, "ts": kernel.launch / 1000})
         category = "kernel" if kernel.kind != "copy" else "gpu_memcpy" if "Memcpy" in name else "gpu_memset"
         known = {
             **external,
@@ -225,9 +225,9 @@ def events(job: DrawnJob, rank: int) -> list[dict[str, Any]]:
             "correlation": kernel.correlation,
             **kernel.args,
         }
-        found.append(_event(category, name, rank, kernel.stream, kernel.start, kernel.end, known))
-        found.append({"ph": "f", **flow, "pid": rank, "tid": kernel.stream, "ts": kernel.start / 1000, "bp": "e"})
-    return found
+        results.append(_event(category, name, rank, kernel.stream, kernel.start, kernel.end, known))
+        results.append({"ph": "f", **flow, "pid": rank, "tid": kernel.stream, "ts": kernel.start / 1000, "bp": "e"})
+    return results
 
 
 def _event(
@@ -266,7 +266,7 @@ def metadata(rank: int, world: int) -> dict[str, Any]:
 def text(found: list[dict[str, Any]], *, rank: int = 0, world: int = 1, **more: Any) -> str:
     """The file's text: metadata, then an event a line."""
     keys = "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in {**metadata(rank, world), **more}.items())
-    lines = ",\n".join(json.dumps(each) for each in found)
+    lines = ",\n".join(json.dumps(item) for item in found)
     return f'{{\n{keys}  "traceEvents": [\n{lines}\n  ],\n  "traceName": "rank{rank}.json"\n}}\n'
 
 

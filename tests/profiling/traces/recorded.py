@@ -115,19 +115,19 @@ def as_gpu(path: Path) -> str:
 
 def outermost(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Operators that compute and lie in no other such one of their thread, and gloo's messages."""
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     threads: dict[Any, list[dict[str, Any]]] = {}
     for event in events:
         if event.get("cat") == "cpu_op" and event["name"].partition("::")[0] in WORK:
             threads.setdefault(event["tid"], []).append(event)
         elif event.get("cat") == "user_annotation" and event["name"].startswith("gloo:"):
-            found.append(event)
+            results.append(event)
     for thread in threads.values():
         open_until: list[float] = []
         for event in sorted(thread, key=lambda event: (event["ts"], -event["dur"])):
             while open_until and open_until[-1] <= event["ts"]:
                 open_until.pop()
             if not open_until:
-                found.append(event)
+                results.append(event)
             open_until.append(event["ts"] + event["dur"])
-    return found
+    return results

@@ -39,30 +39,30 @@ def ns(event: dict[str, Any]) -> tuple[int, int]:
 
 def windows(events: list[dict[str, Any]]) -> list[tuple[int, int]]:
     """A step lasts from the end of the one before to the end of the last kernel that it launched."""
-    annotations = sorted(ns(each) for each in events if str(each.get("name")).startswith("ProfilerStep"))
-    launches = {each["args"]["correlation"]: ns(each)[0] for each in events if each.get("cat") == "cuda_runtime"}
-    kernels = [(*ns(each), launches[each["args"]["correlation"]]) for each in events if each.get("cat") in DEVICE]
-    found, begin = [], annotations[0][0]
+    annotations = sorted(ns(event) for event in events if str(event.get("name")).startswith("ProfilerStep"))
+    launches = {event["args"]["correlation"]: ns(event)[0] for event in events if event.get("cat") == "cuda_runtime"}
+    kernels = [(*ns(event), launches[event["args"]["correlation"]]) for event in events if event.get("cat") in DEVICE]
+    results, begin = [], annotations[0][0]
     for start, end in annotations:
         last = max([until for _, until, launch in kernels if start <= launch < end], default=begin)
         if last > begin:
-            found.append((begin, last))
+            results.append((begin, last))
         begin = max(begin, last)
-    return found
+    return results
 
 
 def of_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
     """Sweep a window of a trace with kernels."""
     begin, end = window
-    launches = {each["args"]["correlation"]: ns(each)[0] for each in events if each.get("cat") == "cuda_runtime"}
+    launches = {item["args"]["correlation"]: ns(item)[0] for item in events if item.get("cat") == "cuda_runtime"}
     runs = {name: np.zeros(end - begin, bool) for name in ("compute", "message", "copy")}
     starts: dict[int, int] = {}  # when the first of those that start there was launched
-    for each in events:
-        if each.get("cat") in DEVICE:
-            start, until = ns(each)
-            kind = "copy" if each["cat"] != "kernel" else "message" if re.match("nccl", each["name"]) else "compute"
+    for event in events:
+        if event.get("cat") in DEVICE:
+            start, until = ns(event)
+            kind = "copy" if event["cat"] != "kernel" else "message" if re.match("nccl", event["name"]) else "compute"
             runs[kind][max(0, start - begin) : max(0, until - begin)] = True
-            launch = launches[each["args"]["correlation"]]
+            launch = launches[event["args"]["correlation"]]
             starts[start] = min(launch, starts.get(start, launch))
     compute, message, copy = runs["compute"], runs["message"], runs["copy"]
     idle = ~(compute | message | copy)
@@ -90,19 +90,19 @@ def of_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
 def of_cpu(path: Path) -> list[Swept]:
     """Sweep every step of a CPU trace, in tenths of a microsecond."""
     text = path.read_text(encoding="utf-8")
-    events = [each for each in json.loads(text, parse_float=Decimal)["traceEvents"] if each.get("ph") == "X"]
-    annotations = sorted(ns(each) for each in events if str(each["name"]).startswith("ProfilerStep"))
+    events = [entry for entry in json.loads(text, parse_float=Decimal)["traceEvents"] if entry.get("ph") == "X"]
+    annotations = sorted(ns(event) for event in events if str(event["name"]).startswith("ProfilerStep"))
     ends = [start for start, _ in annotations[1:]] + [annotations[-1][1]]
     work = outermost(events)
-    found = []
+    results = []
     for (begin, _), end in zip(annotations, ends, strict=True):
         compute, message = np.zeros((end - begin) // 100, bool), np.zeros((end - begin) // 100, bool)
-        for each in work:
-            start, until = ns(each)
-            runs = message if each["name"].startswith("gloo:") else compute
+        for item in work:
+            start, until = ns(item)
+            runs = message if item["name"].startswith("gloo:") else compute
             runs[max(0, start - begin) // 100 : max(0, until - begin) // 100] = True
         idle = int((~(compute | message)).sum()) * 100
         exposed = int((message & ~compute).sum()) * 100
         sums = (int(compute.sum()) * 100, int(message.sum()) * 100)
-        found.append(Swept(end - begin, *sums, exposed, 0, 0, idle, idle, 0))
-    return found
+        results.append(Swept(end - begin, *sums, exposed, 0, 0, idle, idle, 0))
+    return results

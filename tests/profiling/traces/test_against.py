@@ -36,7 +36,7 @@ def test_the_profiler_records_the_messages_that_were_predicted(text: str, tmp_pa
     for row in counts:
         assert row.predicted == row.measured > 0, row
     assert traced.report.remarks == ()
-    matched = {each.rank: each.matched for each in traced.report.arrivals}
+    matched = {item.rank: item.matched for item in traced.report.arrivals}
     assert matched == dict.fromkeys((0, 1), round(STEPS * sum(line.messages for line in traced.lowest)))
 
 
@@ -49,7 +49,7 @@ def test_one_process(tmp_path: Path) -> None:
     parts = [
         rows[name].measured for name in ("compute", "optimizer", "exposed communication, bubble", "copies, idle host")
     ]
-    assert sum(parts) == pytest.approx(sum(each.window_seconds for each in windows) / len(windows))
+    assert sum(parts) == pytest.approx(sum(window.window_seconds for window in windows) / len(windows))
     kinds = {line.category: line for line in traced.report.categories}
     assert {"GEMM", "attention", "elementwise", "optimizer"} <= kinds.keys()
 

@@ -41,18 +41,18 @@ def test_every_nanosecond_is_where_a_sweep_finds_it(
     report = read(paths).report
     for rank, path in enumerate(paths):
         events = kineto.events(kineto.draw(seed, QUICK._replace(ranks=ranks)), rank)
-        found = [nanoseconds(each) for each in report.breakdown if each.rank == rank]
-        assert found == [sweep.of_gpu(events, window) for window in sweep.windows(events)], path
-        kernels = [sweep.ns(each) for each in events if each.get("cat") in sweep.DEVICE]
+        results = [nanoseconds(item) for item in report.breakdown if item.rank == rank]
+        assert results == [sweep.of_gpu(events, window) for window in sweep.windows(events)], path
+        kernels = [sweep.ns(event) for event in events if event.get("cat") in sweep.DEVICE]
         whole = (min(start for start, _ in kernels), max(end for _, end in kernels))
         assert nanoseconds(report.whole[rank]) == sweep.of_gpu(events, whole)
 
 
 def test_parts_add_up(tmp_path: Path) -> None:
-    for each in read(kineto.write(kineto.draw(5), tmp_path)).report.breakdown:
-        parts = each.compute_seconds + each.exposed_seconds + each.memcpy_alone_seconds + each.idle_seconds
-        assert parts == pytest.approx(each.window_seconds, abs=1e-12)
-        assert each.idle_host_seconds + each.idle_waiting_seconds == pytest.approx(each.idle_seconds, abs=1e-12)
+    for item in read(kineto.write(kineto.draw(5), tmp_path)).report.breakdown:
+        parts = item.compute_seconds + item.exposed_seconds + item.memcpy_alone_seconds + item.idle_seconds
+        assert parts == pytest.approx(item.window_seconds, abs=1e-12)
+        assert item.idle_host_seconds + item.idle_waiting_seconds == pytest.approx(item.idle_seconds, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", json.loads(FROZEN.read_text(encoding="utf-8")))
@@ -75,9 +75,9 @@ def test_an_unlaunched_kernel_ends_a_gap_of_nobody(tmp_path: Path) -> None:
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
-    (found,) = read([path]).report.breakdown
-    assert (found.idle_seconds, found.idle_host_seconds, found.idle_waiting_seconds) == (20e-6, 0.0, 0.0)
-    assert found.step == "whole"
+    (result,) = read([path]).report.breakdown
+    assert (result.idle_seconds, result.idle_host_seconds, result.idle_waiting_seconds) == (20e-6, 0.0, 0.0)
+    assert result.step == "whole"
 
 
 @pytest.mark.processes
@@ -89,10 +89,10 @@ def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) 
     report = read(paths).report
     assert report.device == "CPU"
     for rank, path in enumerate(paths):
-        found = [nanoseconds(each) for each in report.breakdown if each.rank == rank]
+        results = [nanoseconds(item) for item in report.breakdown if item.rank == rank]
         swept = sweep.of_cpu(path)
-        assert [each.window for each in found] == [each.window for each in swept]
-        for mine, theirs in zip(found, swept, strict=True):
+        assert [result.window for result in results] == [item.window for item in swept]
+        for mine, theirs in zip(results, swept, strict=True):
             assert mine.communication > 0
             for name in ("compute", "communication", "exposed", "idle"):
                 assert getattr(mine, name) == pytest.approx(getattr(theirs, name), abs=0.002 * mine.window), name
@@ -134,16 +134,18 @@ def test_kernels_are_known_by_their_names(name: str, kind: str) -> None:
 def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
     job = kineto.draw(3)
     report = read(kineto.write(job, tmp_path), top=1000).report
-    kernels = [each for rank in job.kernels for each in rank]
-    mine = sum(each.end - each.start for each in kernels if each.in_optimizer) / 1e9
+    kernels = [item for rank in job.kernels for item in rank]
+    mine = sum(kernel.end - kernel.start for kernel in kernels if kernel.in_optimizer) / 1e9
     known = {line.category: line for line in report.categories}
     windows = len(report.breakdown)
     optimizer = mine + sum(
-        (each.end - each.start) / 1e9 for each in kernels if not each.in_optimizer and "multi_tensor" in each.name
+        (kernel.end - kernel.start) / 1e9
+        for kernel in kernels
+        if not kernel.in_optimizer and "multi_tensor" in kernel.name
     )
     assert known["optimizer"].seconds * windows == pytest.approx(optimizer, abs=1e-12)
     assert sum(line.calls for line in report.kernels) * windows == pytest.approx(len(kernels))
-    total = sum(each.end - each.start for each in kernels) / 1e9
+    total = sum(kernel.end - kernel.start for kernel in kernels) / 1e9
     assert sum(line.seconds for line in report.kernels) * windows == pytest.approx(total)
     by_category = sum(line.seconds for line in report.categories)
     assert by_category == pytest.approx(sum(line.seconds for line in report.kernels))

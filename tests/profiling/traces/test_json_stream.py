@@ -61,8 +61,8 @@ def test_it_reads_what_json_reads(
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(content) if zipped else content)
     monkeypatch.setattr(json_stream, "CHUNK", chunk)
-    found, stream = taken(path)
-    assert found == json.loads(json.dumps(events))
+    result, stream = taken(path)
+    assert result == json.loads(json.dumps(events))
     assert stream.metadata == (json.loads(json.dumps({**before, **after})) if wrapped else {})
     assert (stream.broken, stream.cut) == (0, "")
 
@@ -86,12 +86,12 @@ def test_a_cut_file_gives_what_came_before(
         path.write_bytes(whole[:at])
         if zipped and at < len(whole) // 3:  # perhaps within the metadata
             continue
-        found, stream = taken(path)
+        result, stream = taken(path)
         assert stream.broken == 0
         assert stream.cut
-        assert found == events[: len(found)]
+        assert result == events[: len(result)]
         if not zipped:  # no event that was whole is lost
-            assert len(found) >= text[:at].count(b"}},\n") - 1
+            assert len(result) >= text[:at].count(b"}},\n") - 1
 
 
 def test_broken_events_are_passed_over(content: tuple[bytes, list[dict[str, Any]]], tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_broken_events_are_passed_over(content: tuple[bytes, list[dict[str, Any]
         lines[number] = lines[number].replace('"name": "', '"name": "std::map<"a"> ', 1)
     path = tmp_path / "trace.json"
     path.write_text("\n".join(lines), encoding="utf-8")
-    found, stream = taken(path)
+    result, stream = taken(path)
     assert stream.broken == 2
-    assert found == [event for number, event in enumerate(events) if number not in (2, 9)]
+    assert result == [event for number, event in enumerate(events) if number not in (2, 9)]
     report = read([path]).report
     assert any("2 broken events" in remark for remark in report.remarks)
 
@@ -115,9 +115,9 @@ def test_damage_within_a_gzip_file_is_a_cut(content: tuple[bytes, list[dict[str,
     rows[-5] ^= 0xFF  # of the checksum
     path = tmp_path / "trace.json.gz"
     path.write_bytes(bytes(rows))
-    found, stream = taken(path)
+    result, stream = taken(path)
     assert "damaged" in stream.cut
-    assert found == content[1]
+    assert result == content[1]
 
 
 @pytest.mark.usefixtures("no_garbage")

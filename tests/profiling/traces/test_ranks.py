@@ -36,17 +36,17 @@ def write(folder: Path, rank: int, events: list[dict[str, Any]], *, world: int =
 def true_path(job: kineto.DrawnJob) -> dict[tuple[int, str], int] | None:
     """Nanoseconds by rank and kind, by what each kernel is drawn to wait for; None if a launch in the midst decides."""
     begin = min(steps[0][0] for steps in job.steps)
-    kernel = max((each for rank in job.kernels for each in rank), key=lambda each: each.end)
+    kernel = max((item for rank in job.kernels for item in rank), key=lambda item: item.end)
     sums: dict[tuple[int, str], int] = defaultdict(int)
     while True:
         end = kernel.end
         if kernel.joined:
-            kernel = max(kernel.joined, key=lambda each: each.start)
+            kernel = max(kernel.joined, key=lambda item: item.start)
         does = "communication" if kernel.kind == "message" else kernel.kind
-        ends_on = next(each for each in kernel.joined or [kernel] if each.end == end)
+        ends_on = next(item for item in kernel.joined or [kernel] if item.end == end)
         sums[ends_on.rank, does] += end - kernel.start
         if kernel.behind is None:
-            if kernel is not min(job.kernels[kernel.rank], key=lambda each: each.start):
+            if kernel is not min(job.kernels[kernel.rank], key=lambda item: item.start):
                 return None
             sums[kernel.rank, "host"] += kernel.start - begin
             return dict(sums)
@@ -61,13 +61,13 @@ def test_the_critical_path_is_the_longest_chain_of_what_waits(tmp_path_factory: 
             continue
         judged += 1
         report = read(kineto.write(job, tmp_path_factory.mktemp("drawn"))).report
-        found = {part.does: 0 for part in report.path}
+        result = {part.does: 0 for part in report.path}
         for part in report.path:
-            found[part.does] += round(part.seconds * 1e9)
+            result[part.does] += round(part.seconds * 1e9)
         kinds: dict[str, int] = defaultdict(int)
         for (_, does), total in wanted.items():
             kinds[does] += total
-        assert found == kinds, seed
+        assert result == kinds, seed
         compute = {part.rank: round(part.seconds * 1e9) for part in report.path if part.does == "compute"}
         assert compute == {rank: total for (rank, does), total in wanted.items() if does == "compute"}, seed
         assert round(report.path_seconds * 1e9) == sum(wanted.values())
@@ -80,12 +80,12 @@ def test_the_path_covers_the_step_and_changes_ranks_at_messages(
     seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     traced = read(kineto.write(kineto.draw(seed), tmp_path_factory.mktemp("drawn")))
-    path, last = traced.path, [each for each in traced.report.breakdown if each.step == traced.report.steps[-1]]
+    path, last = traced.path, [item for item in traced.report.breakdown if item.step == traced.report.steps[-1]]
     for before, after in pairwise(path):
         assert before.end == after.start
         assert before.rank == after.rank or after.does == "communication"
-    begin = min(each.start_seconds for each in last)
-    end = max(each.start_seconds + each.window_seconds for each in last)
+    begin = min(item.start_seconds for item in last)
+    end = max(item.start_seconds + item.window_seconds for item in last)
     assert (path[-1].end - path[0].start) / 1e9 == pytest.approx(end - begin, abs=1e-9)
     assert traced.pieces()[-1].end == pytest.approx(end - begin, abs=1e-9)
 
@@ -94,9 +94,9 @@ def waits_of(job: kineto.DrawnJob) -> dict[int, int]:
     """Nanoseconds that each rank's messages take before the last rank's has begun."""
     waits = dict.fromkeys(range(job.world), 0)
     for rank in job.kernels:
-        for each in rank:
-            if each.joined:
-                waits[each.rank] += max(other.start for other in each.joined) - each.start
+        for item in rank:
+            if item.joined:
+                waits[item.rank] += max(other.start for other in item.joined) - item.start
     return waits
 
 
@@ -106,17 +106,17 @@ def test_a_message_waits_for_the_last_to_arrive(seed: int, tmp_path: Path) -> No
     report = read(kineto.write(job, tmp_path)).report
     windows = len(report.breakdown)
     waits = waits_of(job)
-    found = sum(line.waiting_seconds or 0.0 for line in report.messages) * windows
-    assert found == pytest.approx(sum(waits.values()) / 1e9, abs=1e-12)
+    result = sum(line.waiting_seconds or 0.0 for line in report.messages) * windows
+    assert result == pytest.approx(sum(waits.values()) / 1e9, abs=1e-12)
     late = dict.fromkeys(range(3), 0)
-    for each in job.kernels[0]:
-        if each.joined:
-            late[max(each.joined, key=lambda other: (other.start, other.rank)).rank] += 1
-    assert {each.rank: each.last for each in report.arrivals} == late
-    assert sum(each.others_waited_seconds for each in report.arrivals) == pytest.approx(sum(waits.values()) / 1e9)
-    for each in report.breakdown:
-        assert each.waiting_seconds is not None
-        assert each.waiting_seconds <= each.exposed_seconds + 1e-12
+    for item in job.kernels[0]:
+        if item.joined:
+            late[max(item.joined, key=lambda other: (other.start, other.rank)).rank] += 1
+    assert {entry.rank: entry.last for entry in report.arrivals} == late
+    assert sum(entry.others_waited_seconds for entry in report.arrivals) == pytest.approx(sum(waits.values()) / 1e9)
+    for item in report.breakdown:
+        assert item.waiting_seconds is not None
+        assert item.waiting_seconds <= item.exposed_seconds + 1e-12
 
 
 def test_sizes_and_rates(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_sends_and_receives_are_matched_by_pair_and_order(tmp_path: Path) -> Non
     first = write(tmp_path, 0, [message("send", 10, 20, **{"Dst Rank": 1}), message("recv", 40, 60, **{"Src Rank": 1})])
     second = write(tmp_path, 1, [message("recv", 0, 20, **{"Src Rank": 0}), message("send", 50, 60, **{"Dst Rank": 0})])
     report = read([first, second]).report
-    waits = {(each.rank): each.waiting_seconds for each in report.breakdown}
+    waits = {(item.rank): item.waiting_seconds for item in report.breakdown}
     assert waits == {0: pytest.approx(10e-6), 1: pytest.approx(10e-6)}
     assert {line.collective: line.messages for line in report.messages} == {"send": 1, "recv": 1}
 
@@ -243,17 +243,17 @@ def test_clocks_of_hosts_are_set_by_where_messages_end(tmp_path: Path) -> None:
 def test_messages_that_not_all_ranks_have_are_left_out_and_said(tmp_path: Path) -> None:
     job = kineto.draw(6, kineto.Shape(steps=1, message_share=0.6))
     events = kineto.events(job, 1)
-    lost = next(each for each in reversed(events) if each["cat"] == "kernel" and "Collective name" in each["args"])
-    kept = [each for each in events if each is not lost]
+    lost = next(event for event in reversed(events) if event["cat"] == "kernel" and "Collective name" in event["args"])
+    kept = [event for event in events if event is not lost]
     report = read([write(tmp_path, 0, kineto.events(job, 0)), write(tmp_path, 1, kept)]).report
     assert "1 messages are not in the traces of all their ranks: not matched" in report.remarks
     (first, _) = report.arrivals
-    assert first.matched == sum(bool(each.joined) for each in job.kernels[0]) - 1
+    assert first.matched == sum(bool(item.joined) for item in job.kernels[0]) - 1
 
 
 def test_steps_that_not_all_ranks_have_are_left_out(tmp_path: Path) -> None:
     job = kineto.draw(1)
-    events = [each for each in kineto.events(job, 1) if each["name"] != "ProfilerStep#3"]
+    events = [event for event in kineto.events(job, 1) if event["name"] != "ProfilerStep#3"]
     report = read([write(tmp_path, 0, kineto.events(job, 0)), write(tmp_path, 1, events)]).report
     assert report.steps == ("ProfilerStep#4", "ProfilerStep#5")
     assert "steps 3 are not on every rank: left out" in report.remarks
@@ -281,7 +281,7 @@ class TestOneJob:
         self.refused(*both, said="are of two jobs, of 2 and 4 ranks")
 
     def test_gpus_and_cpus(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
-        host = [each for each in events if each["cat"] == "cpu_op"]
+        host = [event for event in events if event["cat"] == "cpu_op"]
         self.refused(write(tmp_path, 0, events), write(tmp_path, 1, host), said="one ran on GPUs, the other on CPUs")
 
     def test_two_times(self, events: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def _gloo(ranks: int) -> dict[str, Any]:
 
 def test_collectives_end_as_gloo_says(forked: Callable[..., list[Any]]) -> None:
     ranks = 3
-    found = forked(ranks, _gloo, ranks)
+    result = forked(ranks, _gloo, ranks)
     everyone = sum(10.0**rank for rank in range(ranks))
 
     def value(text: str) -> float:
@@ -90,7 +90,7 @@ def test_collectives_end_as_gloo_says(forked: Callable[..., list[Any]]) -> None:
 
     for name in collectives.NAMES:
         drawn = [[value(text) for text in held] for held in collectives.buffers_after(name, ranks)]
-        assert [each[name] for each in found] == drawn, name
+        assert [item[name] for item in result] == drawn, name
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -102,7 +102,7 @@ def test_masks_are_counted_token_by_token(ranks: int) -> None:
         for query in range(tokens):
             counted[masks.owner(query // chunk, ranks=ranks, zigzag=kind)] += query + 1
         assert masks.work(ranks=ranks, zigzag=kind) == pytest.approx(
-            [each / sum(counted) for each in counted], rel=2e-2
+            [item / sum(counted) for item in counted], rel=2e-2
         )
     for rank in range(ranks):  # as the engine lays tokens
         held = zigzag(ranks=ranks, rank=rank, sequence=tokens).tolist()
@@ -151,7 +151,7 @@ def test_each_is_one_command(words: tuple[str, ...], said: list[str], tmp_path: 
     path = tmp_path / "a.svg"
     draw(*words, "-o", str(path))
     text = path.read_text()
-    assert [each for each in said if each not in text] == []
+    assert [item for item in said if item not in text] == []
     assert "null" not in text
     assert "NaN" not in text
 

@@ -97,7 +97,7 @@ def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:
 
 
 def test_a_panel_for_each_of_what_else_varies(tmp_path: Path) -> None:
-    both = GRID + [each.replace(batch=1024) for each in GRID]
+    both = GRID + [item.replace(batch=1024) for item in GRID]
     assert {"batch 256", "batch 1,024"} <= set(drawn("mfu", both, tmp_path))
 
 
@@ -106,7 +106,7 @@ def test_throughput_against_memory(tmp_path: Path) -> None:
     texts = drawn("throughput", [row(), faster], tmp_path)
     assert "2 layouts fit: 50% less memory costs 20% of the throughput" in texts
     assert {"dp4 tp2 zero1 mbs1", "memory of the fullest rank, GiB", "tokens/s per GPU"} <= set(texts)
-    small = [each.replace(peak_bytes=2**20 * size) for each, size in ((row(), 3), (faster, 5))]
+    small = [item.replace(peak_bytes=2**20 * size) for item, size in ((row(), 3), (faster, 5))]
     assert "memory of the fullest rank, MiB" in drawn("throughput", small, tmp_path)
 
 
@@ -149,13 +149,13 @@ def test_predicted_against_measured(tmp_path: Path) -> None:
     ("name", "rows", "why"),
     [
         ("mfu", [row()], "needs several models and several numbers of ranks"),
-        ("mfu", [each.replace(status="memory") for each in GRID], "needs rows that fit"),
+        ("mfu", [item.replace(status="memory") for item in GRID], "needs rows that fit"),
         ("throughput", [row()], "needs several layouts that fit"),
         ("scaling", LONG, "needs several numbers of ranks"),
         ("scaling", [GRID[0], GRID[4]], "needs rows that fit on several numbers of ranks"),
         ("memory", GRID, "needs several sequence lengths"),
-        ("sequence", [each.replace(peak_bytes=None) for each in LONG], "needs rows with a prediction"),
-        ("memory", [each.replace(peak_bytes=None) for each in LONG], "needs rows with a prediction"),
+        ("sequence", [item.replace(peak_bytes=None) for item in LONG], "needs rows with a prediction"),
+        ("memory", [item.replace(peak_bytes=None) for item in LONG], "needs rows with a prediction"),
         ("measured", GRID, "needs measured rows (--measure)"),
         ("throughput", [], "needs several layouts that fit"),
     ],
@@ -170,15 +170,15 @@ def test_what_varies() -> None:
     assert list_varied_axes([*LONG, row(sequence=8192, batch=7)]) == ["sequence", "batch"]
     assert fixed(GRID) == "h100, sequence 4,096, bf16, fivefold, batch 256"
     assert setting(GRID[0], ["model", "ranks", "batch"]) == "small, 8 ranks, batch 256"
-    found = best(GRID, lambda each: each.ranks)
-    assert {ranks: each.layout for ranks, each in found.items()} == {8: "dp8 zero0 mbs1", 16: "dp16 zero0 mbs1"}
+    result = best(GRID, lambda item: item.ranks)
+    assert {ranks: item.layout for ranks, item in result.items()} == {8: "dp8 zero0 mbs1", 16: "dp16 zero0 mbs1"}
 
 
 def shown(rows: Sequence[Row]) -> str:
     console = Console(width=120, file=StringIO())
-    with console.capture() as found:
+    with console.capture() as result:
         console.print(page(rows))
-    return found.get().lstrip()
+    return result.get().lstrip()
 
 
 def test_the_page() -> None:

@@ -77,11 +77,11 @@ def progress(step: int) -> Progress:
 
 def state(built: Built) -> State:
     """Of this rank: first row, weight, moments and step count of every weight."""
-    found = {}
+    result = {}
     for shard in built.shards:
         moments = built.optimizer.state[shard.weight] if shard.rows else {}
-        found[shard.name] = (shard.first_row, [shard.weight.detach().clone(), *(v.clone() for v in moments.values())])
-    return found
+        result[shard.name] = (shard.first_row, [shard.weight.detach().clone(), *(v.clone() for v in moments.values())])
+    return result
 
 
 def equal(a: State, b: State) -> bool:
@@ -170,12 +170,12 @@ def load_and_save(path: Path, directory: Path, layout: Layout) -> State:
 
 def test_any_layout_takes_up_what_another_wrote(forked, tmp_path: Path) -> None:
     four, two_by_two = zip(*forked(4, train_and_save, tmp_path / "run"), strict=True)
-    written, found = joined(four), [two_by_two]
+    written, results = joined(four), [two_by_two]
     for text in ("dp2 zero1 mbs1", "dp1 mbs1"):  # each reads what the one before has written
         layout, path = Layout.parse(text), latest(tmp_path / "run")
-        found.append(forked(layout.world, load_and_save, path, tmp_path / "run", layout))
+        results.append(forked(layout.world, load_and_save, path, tmp_path / "run", layout))
     assert float(written["embed.tokens.weight"][-1]) == 2
-    for ranks in found:
+    for ranks in results:
         whole = joined(ranks)
         assert whole.keys() == written.keys()
         assert all(torch.equal(a, b) for name in written for a, b in zip(written[name], whole[name], strict=True))
@@ -223,7 +223,7 @@ def save_many(directory: Path) -> list[list[str]]:
 
 def test_old_checkpoints_are_deleted_and_leftovers_too(forked, tmp_path: Path) -> None:
     [names] = forked(1, save_many, tmp_path / "run")
-    steps = [[int(name.removeprefix("step-")) for name in found] for found in names]
+    steps = [[int(name.removeprefix("step-")) for name in result] for result in names]
     assert steps == [[8], [8, 9], [9, 10], [10, 11], [10, 11], [9, 10, 11], [9, 10, 11]]
 
 

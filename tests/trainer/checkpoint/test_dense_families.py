@@ -76,14 +76,14 @@ def on_disk(name: str, folder: Folder) -> str:
 def losses(module: nn.Module, lost: Any) -> list[float]:
     """Of a dozen steps of AdamW on the same tokens; a gradient that is nothing but rounding moves little."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-5, weight_decay=0.0)
-    found = []
+    results = []
     for _ in range(STEPS):
         loss = lost()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        found.append(float(loss.detach()))
-    return found
+        results.append(float(loss.detach()))
+    return results
 
 
 @pytest.mark.slow
@@ -95,10 +95,10 @@ def test_gradients_and_a_dozen_steps_are_the_references(pair: tuple[Any, Folder]
     ours(TOKENS[:, :-1], TOKENS[:, 1:], scale=scale).backward()
     theirs(TOKENS, labels=TOKENS).loss.backward()
     gradients = {on_disk(name, folder): weight.grad for name, weight in theirs.named_parameters()}
-    found = {part.ours: part for part in parts(ours.model, family=folder.family)}
+    result = {part.ours: part for part in parts(ours.model, family=folder.family)}
     norm = max(float(gradient.norm()) for gradient in gradients.values())
     for name, weight in ours.named_parameters():
-        part = found[name]
+        part = result[name]
         wanted = gradients[part.name].index_select(part.dim, torch.tensor(list(part.order())))
         wanted = wanted.mT if part.transposed else wanted
         assert (weight.grad - wanted).norm() <= 1e-5 * max(float(wanted.norm()), 1e-2 * norm), name
@@ -111,7 +111,7 @@ def test_gradients_and_a_dozen_steps_are_the_references(pair: tuple[Any, Folder]
 
 def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
     theirs, folder = pair
-    found = read_whole(folder)
+    result = read_whole(folder)
     tensors: dict[str, Tensor] = {on_disk(name, folder): tensor for name, tensor in theirs.state_dict().items()}
     if folder.model.tied_embeddings:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(("lm_head", "embed_out"))}
@@ -120,7 +120,7 @@ def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
         fused.setdefault(several[0].name, []).append(several[0])
     assert fused.keys() == tensors.keys()
     for name, there in fused.items():
-        assert torch.equal(_together(there, [found[part.ours] for part in there]), tensors[name]), name
+        assert torch.equal(_together(there, [result[part.ours] for part in there]), tensors[name]), name
     assert differs(from_config(to_config(folder.model), name="x"), folder.model) is None
 
 

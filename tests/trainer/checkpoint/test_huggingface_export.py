@@ -57,11 +57,11 @@ def nothing(_what: str, _done: int, _of: int) -> None:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    found = {}
+    result = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return found
+            result |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return result
 
 
 def trained(directory: Path, model: Model, layout: Layout) -> Tensor | None:
@@ -145,11 +145,11 @@ def test_there_and_back_is_the_same_to_the_bit(
     layout = Layout.parse("dp2 ep2 zero3 mbs1" if "num_experts_per_tok" in cases.CASES[case] else "tp2 mbs1")
     forked(2, taken_up, tmp_path / "checkpoints", tmp_path / "in", layout)
     export(find(tmp_path), tmp_path / "out", dtype=dtype, file_bytes=60_000, report=nothing)
-    wanted, found = tensors(tmp_path / "in"), tensors(tmp_path / "out")
-    assert wanted.keys() == found.keys()
+    wanted, result = tensors(tmp_path / "in"), tensors(tmp_path / "out")
+    assert wanted.keys() == result.keys()
     for name, tensor in wanted.items():
-        assert tensor.dtype == found[name].dtype, name
-        assert torch.equal(tensor, found[name]), name
+        assert tensor.dtype == result[name].dtype, name
+        assert torch.equal(tensor, result[name]), name
     assert Folder.open(tmp_path / "out").model.replace(name="", source="") == Folder.open(
         tmp_path / "in"
     ).model.replace(name="", source="")

@@ -131,15 +131,15 @@ def reference(case: dict[str, Any]) -> torch.nn.Module:
 
 def read_whole(folder: Folder) -> dict[str, Tensor]:
     """Every weight, box by box, and the biases by which experts are chosen."""
-    found = {}
+    result = {}
     for weight in weights(folder.model):
         boxes = [((0,) * len(weight.shape), weight.shape)]
         if len(weight.shape) == 3:
             boxes = [((expert, 0, 0), (1, *weight.shape[1:])) for expert in range(weight.shape[0])]
-        found[weight.name] = torch.cat([folder.read(weight.name, offsets=at, sizes=size) for at, size in boxes])
-    for name in folder.parts.keys() - found.keys():
-        found[name] = folder.read(name, offsets=(0,), sizes=(folder.parts[name][0].numel,))
-    return found
+        result[weight.name] = torch.cat([folder.read(weight.name, offsets=at, sizes=size) for at, size in boxes])
+    for name in folder.parts.keys() - result.keys():
+        result[name] = folder.read(name, offsets=(0,), sizes=(folder.parts[name][0].numel,))
+    return result
 
 
 def decoder(folder: Folder) -> Transformer:
@@ -155,10 +155,10 @@ def decoder(folder: Folder) -> Transformer:
 
 def theirs_as_ours(part: Part, tensors: dict[str, Tensor]) -> Tensor:
     """Of their gradients, which lie as in memory, the one of our weight."""
-    found = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
+    result = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
     if part.filters:
-        return found[:, 0]
-    return found.mT if part.transposed else found
+        return result[:, 0]
+    return result.mT if part.transposed else result
 
 
 STACKED = [name for name, case in CASES.items() if "num_experts_per_tok" in case]
@@ -186,9 +186,9 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
     expected.backward()
     gradients: dict[str, Tensor] = {name: weight.grad for name, weight in theirs.named_parameters()}  # type: ignore
     interleaved = case.get("rope_interleave", True)
-    found = {p.ours: p for p in parts(ours.model, family=folder.family, stacked=True, interleaved=interleaved)}
+    result = {p.ours: p for p in parts(ours.model, family=folder.family, stacked=True, interleaved=interleaved)}
     for name, weight in ours.named_parameters():
-        wanted = theirs_as_ours(found[name], gradients)
+        wanted = theirs_as_ours(result[name], gradients)
         assert weight.grad is not None, name
         assert (weight.grad - wanted).norm() <= 1e-5 * wanted.norm(), name
 
@@ -200,7 +200,7 @@ def test_a_dozen_steps_are_the_references(name: str, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]
     ours = decoder(Folder.open(tmp_path))
     tokens = torch.randint(0, 131, (12, B, T), generator=torch.Generator().manual_seed(5))
-    mine, other = (torch.optim.AdamW(each.parameters(), lr=1e-3, eps=1e-5) for each in (ours, theirs))
+    mine, other = (torch.optim.AdamW(item.parameters(), lr=1e-3, eps=1e-5) for item in (ours, theirs))
     for batch in tokens:
         loss = ours(batch[:, :-1], batch[:, 1:], scale=1 / (B * (T - 1)))
         expected = theirs(batch, labels=batch).loss
@@ -240,14 +240,14 @@ def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
         "gate_bias": biases[:, ::2],
         "up_bias": biases[:, 1::2],
     }
-    found = read_whole(folder)
+    result = read_whole(folder)
     for name, tensor in wanted.items():
-        assert torch.equal(found[first + name], tensor), name
+        assert torch.equal(result[first + name], tensor), name
     box = folder.read(f"{first}up", offsets=(2, 5, 7), sizes=(1, 11, 13))
     assert torch.equal(box, wanted["up"][2:3, 5:16, 7:20])
     for name, tensor in theirs.state_dict().items():
         fused = [part for several in folder.parts.values() for part in several if part.name == name]
-        assert torch.equal(_together(fused, [found[part.ours] for part in fused]), tensor), name
+        assert torch.equal(_together(fused, [result[part.ours] for part in fused]), tensor), name
 
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 24, "long_factor": [float(n) for n in range(1, 49)]}
@@ -300,12 +300,12 @@ def test_every_rank_reads_its_rows(
     forked: Callable[..., list[Any]], tmp_path: Path, case: str, layout: str, stacked: bool
 ) -> None:
     reference(CASES[case]).save_pretrained(tmp_path / "model", save_original_format=not stacked)  # type: ignore
-    found = forked(4, started, tmp_path / "model", Layout.parse(layout))[0]
+    result = forked(4, started, tmp_path / "model", Layout.parse(layout))[0]
     folder = Folder.open(tmp_path / "model")
     wanted = read_whole(folder)
-    assert {name for name in found if name not in wanted} <= {bias_name(folder.model, layer) for layer in range(3)}
+    assert {name for name in result if name not in wanted} <= {bias_name(folder.model, layer) for layer in range(3)}
     for name, tensor in wanted.items():
-        assert torch.equal(found[name], tensor), name
+        assert torch.equal(result[name], tensor), name
 
 
 # What is refused

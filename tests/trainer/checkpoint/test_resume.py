@@ -29,12 +29,12 @@ STEADY = {"learning_rate": {"kind": "constant", "peak": 3e-3}}  # the same whate
 
 def rows_read(folder: str) -> np.ndarray:
     """The samples [steps, global batch, sequence + 1] that all ranks together have read, put in order by step."""
-    found: dict[int, list[list[int]]] = {}
+    result: dict[int, list[list[int]]] = {}
     for path in sorted(Path(folder).glob("read-*.jsonl")):
         for line in path.read_text().splitlines():
             step, rows = json.loads(line)
-            found.setdefault(step, []).extend(rows)
-    return np.array([sorted(found[step]) for step in sorted(found)])
+            result.setdefault(step, []).extend(rows)
+    return np.array([sorted(result[step]) for step in sorted(result)])
 
 
 @pytest.fixture

@@ -77,10 +77,10 @@ def test_long_texts_are_cut_without_loss(
     assume(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "DOCUMENT_BYTES", limit)
-        found = [text for piece in file_slices(list_files(str(path))[0]) for text in read_slice(piece, key="text")]
-    assert "".join(found).encode() == data
-    assert all(len(text.encode()) < 2 * limit + 4 for text in found)
-    for before, after in pairwise(text for text in found if text):
+        results = [text for piece in file_slices(list_files(str(path))[0]) for text in read_slice(piece, key="text")]
+    assert "".join(results).encode() == data
+    assert all(len(text.encode()) < 2 * limit + 4 for text in results)
+    for before, after in pairwise(text for text in results if text):
         # a cut inside a line only where no line ends within reach
         assert before.endswith("\n") or "\n" not in after.encode()[: limit - 4].decode(errors="ignore")
 
@@ -100,9 +100,9 @@ def test_the_sizes_of_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows(tmp_path / "b.parquet", ["x"] * 7)
     (tmp_path / "c.txt").write_text("text" * 50_000)
     for file in list_files(str(tmp_path)):
-        found = list(file_slices(file))
-        assert len(found) > 2
-        assert sum(piece.size_bytes for piece in found) == file.size_bytes
+        result = list(file_slices(file))
+        assert len(result) > 2
+        assert sum(piece.size_bytes for piece in result) == file.size_bytes
 
 
 def _deep(folder: Path) -> None:

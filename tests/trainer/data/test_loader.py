@@ -35,24 +35,24 @@ def rows(loader: Loader, start: int, stop: int) -> NDArray[np.int64]:
 
 @given(size=st.integers(1, 5000), seed=st.integers(0, 2**63), epoch=st.integers(0, 10**6))
 def test_the_order_is_a_permutation(size: int, seed: int, epoch: int) -> None:
-    found = permute(np.arange(size), size=size, seed=seed, epoch=epoch)
-    assert np.array_equal(np.sort(found), np.arange(size))
+    result = permute(np.arange(size), size=size, seed=seed, epoch=epoch)
+    assert np.array_equal(np.sort(result), np.arange(size))
 
 
 def test_a_permutation_of_a_trillion_needs_no_memory() -> None:
     size = 10**12
-    found = permute(np.arange(0, size, size // 1000), size=size, seed=1, epoch=0)
-    assert len(set(found.tolist())) == len(found)
-    assert found.min() >= 0
-    assert size * 0.99 < found.max() < size
-    assert abs(found.mean() / size - 0.5) < 0.05
+    result = permute(np.arange(0, size, size // 1000), size=size, seed=1, epoch=0)
+    assert len(set(result.tolist())) == len(result)
+    assert result.min() >= 0
+    assert size * 0.99 < result.max() < size
+    assert abs(result.mean() / size - 0.5) < 0.05
 
 
 def test_the_order_is_well_mixed() -> None:
-    found = permute(np.arange(4000), size=4000, seed=3, epoch=5)
-    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.06  # 4 standard errors
-    assert abs(np.corrcoef(np.arange(4000), found)[0, 1]) < 0.06
-    assert np.mean(np.diff(found) == 1) < 0.005
+    result = permute(np.arange(4000), size=4000, seed=3, epoch=5)
+    assert abs(np.corrcoef(result[:-1], result[1:])[0, 1]) < 0.06  # 4 standard errors
+    assert abs(np.corrcoef(np.arange(4000), result)[0, 1]) < 0.06
+    assert np.mean(np.diff(result) == 1) < 0.005
 
 
 def test_the_order_is_frozen() -> None:
@@ -162,8 +162,8 @@ def test_samples_may_reach_further(loader: Loader, shards: Shards) -> None:
     assert further.windows in (loader.windows, loader.windows - 1)
     tokens = shards.read("train", start=0, count=shards.index.train.tokens).astype(np.int64)
     windows = {tuple(tokens[start : start + SEQUENCE + 4]) for start in range(0, len(tokens) - SEQUENCE - 3, SEQUENCE)}
-    found = further.rows(np.arange(further.windows))
-    assert found.shape == (further.windows, SEQUENCE + 4)
-    assert {tuple(row) for row in found.tolist()} == windows
+    result = further.rows(np.arange(further.windows))
+    assert result.shape == (further.windows, SEQUENCE + 4)
+    assert {tuple(row) for row in result.tolist()} == windows
     batch = further.batch(0, global_batch=6, rank=1, ranks=2, micro_batches=1, mbs=3)
     assert batch.shape == (1, 3, SEQUENCE + 4)

@@ -36,11 +36,11 @@ JSON_SOURCE = Path(json.__file__).parent  # a small folder of the standard libra
 def documents(opened: Shards, split: Split) -> list[str]:
     """The documents as the index and the ends say, each checked to stop at one end token."""
     tokens = opened.read(split, start=0, count=opened.index.part(split).tokens)
-    found = np.split(tokens, opened.ends(split)) if len(tokens) else [tokens]
-    assert len(found.pop()) == 0  # the last end is the end
-    for document in found:
+    result = np.split(tokens, opened.ends(split)) if len(tokens) else [tokens]
+    assert len(result.pop()) == 0  # the last end is the end
+    for document in result:
         assert (document == opened.tokenizer.end).nonzero()[0].tolist() == [len(document) - 1]
-    return [opened.tokenizer.decode(document[:-1]) for document in found]
+    return [opened.tokenizer.decode(document[:-1]) for document in result]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

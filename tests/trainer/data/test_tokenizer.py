@@ -18,12 +18,12 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 @given(TEXT)
 def test_what_is_encoded_is_decoded(text: str) -> None:
-    for each in (ByteTokenizer(), BPE):
-        ids = each.encode(text)
-        assert each.decode(ids) == text
+    for item in (ByteTokenizer(), BPE):
+        ids = item.encode(text)
+        assert item.decode(ids) == text
         assert ids.dtype == np.uint16
-        assert ids.max(initial=0) < each.vocab
-        assert each.end not in ids
+        assert ids.max(initial=0) < item.vocab
+        assert item.end not in ids
 
 
 def test_bytes_are_the_bytes_of_utf8() -> None:

@@ -33,23 +33,23 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
     micro_batches = layout.micro_batches(job)
     engine.step(tokens.expand(micro_batches, -1, -1))
     kept = [unit.gradients for unit in built.units]
-    gradients = sum((each._sums if each.stay else each.reduced).nbytes for each in kept)  # type: ignore[union-attr]
+    gradients = sum((item._sums if item.stay else item.reduced).nbytes for item in kept)  # type: ignore[union-attr]
     matrix = built.module.get_parameter("blocks.0.attention.out.weight")
-    found = (
+    result = (
         sum(tensor.untyped_storage().nbytes() for tensor in built.weights()),
         gradients,
         sum(tensor.nbytes for tensor in built.moments()),
         matrix.element_size(),
     )
     engine.zero_grad()  # weights have changed
-    unit = next(each for each in built.units if any("blocks.0.attention.out.weight" in s.name for s in each.shards))
+    unit = next(item for item in built.units if any("blocks.0.attention.out.weight" in s.name for s in item.shards))
     unit.gather()
     if layout.shards > 1 or matrix.itemsize > 1:
-        return found, True
-    (shard,) = (each for each in unit.shards if each.name == "blocks.0.attention.out.weight")
+        return result, True
+    (shard,) = (item for item in unit.shards if item.name == "blocks.0.attention.out.weight")
     cast = by_matrix(shard.weight.detach().bfloat16())
     same = torch.equal(cast.data.view(torch.uint8), matrix.detach().view(torch.uint8))
-    return found, same and torch.equal(cast.scale, matrix.scale)  # type: ignore[attr-defined]
+    return result, same and torch.equal(cast.scale, matrix.scale)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,11 @@ def test_logits_are_those_of_the_whole_text(model: Model) -> None:
     tokens = torch.randint(0, 131, (3, 24), generator=torch.Generator().manual_seed(3))
     whole = module(tokens)
     with torch.no_grad(), kv_cached(module, tokens=24) as reader:
-        found = [reader.read(tokens[:, :10].tolist()), *(reader.read(tokens[:, [at]].tolist()) for at in range(10, 24))]
-    assert (torch.stack(found, 1) - whole[:, 9:]).abs().max() <= 1e-5 * whole.abs().max()
+        results = [
+            reader.read(tokens[:, :10].tolist()),
+            *(reader.read(tokens[:, [at]].tolist()) for at in range(10, 24)),
+        ]
+    assert (torch.stack(results, 1) - whole[:, 9:]).abs().max() <= 1e-5 * whole.abs().max()
 
 
 def test_experts_turn_nobody_away() -> None:
@@ -138,8 +141,8 @@ def test_it_keeps_as_much_as_it_says(model: Model) -> None:
     with torch.no_grad(), kv_cached(plain(model), tokens=16) as reader:
         reader.read([[1, 2, 3]])
         kept = [sum(part.shape[2] * part.shape[3] for part in layer.parts) for layer in reader.kept]
-    each = 2 * model.kv_heads * model.head_dim if model.mla is None else model.mla.kv_rank + model.mla.rope_dim
-    assert kept == [each] * model.layers
+    item = 2 * model.kv_heads * model.head_dim if model.mla is None else model.mla.kv_rank + model.mla.rope_dim
+    assert kept == [item] * model.layers
 
 
 @pytest.mark.parametrize("model", [MODELS[0], MODELS[4]], ids=lambda model: model.name)
@@ -230,7 +233,7 @@ def test_text_comes_in_pieces_that_are_whole_characters() -> None:
     def on_text(number: int, piece: str) -> None:
         heard[number] += piece
 
-    found = samples(
+    result = samples(
         module,
         ByteTokenizer(),
         ["é", ""],
@@ -239,8 +242,8 @@ def test_text_comes_in_pieces_that_are_whole_characters() -> None:
         sampling=SamplingParams(temperature=2, seed=3),
         on_text=on_text,
     )
-    assert [one.text for one in found] == list(heard.values())
-    assert max(one.tokens for one in found) <= 30
+    assert [one.text for one in result] == list(heard.values())
+    assert max(one.tokens for one in result) <= 30
     text = sample(module, ByteTokenizer(), prompt="def ", tokens=12, window=8, seed=0)
     assert text.startswith("def ")
     assert len(text) > 4

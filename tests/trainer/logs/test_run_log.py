@@ -51,9 +51,9 @@ class Board:
 
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
-    found = Board()
-    monkeypatch.setitem(sys.modules, "wandb", found)  # type: ignore[arg-type]
-    return found
+    result = Board()
+    monkeypatch.setitem(sys.modules, "wandb", result)  # type: ignore[arg-type]
+    return result
 
 
 def logs(folder: Path, project: str = "words") -> Logs:

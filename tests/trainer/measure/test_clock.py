@@ -16,16 +16,16 @@ def compared(planted: float) -> tuple[Offset, float]:
 
     rank = dist.get_rank()
     began = time.perf_counter()  # one clock for all processes of a host
-    found = offset(rank=rank, world=dist.get_world_size(), now=lambda: time.perf_counter() + rank * planted)
-    return found, time.perf_counter() - began
+    result = offset(rank=rank, world=dist.get_world_size(), now=lambda: time.perf_counter() + rank * planted)
+    return result, time.perf_counter() - began
 
 
 def test_a_planted_offset_is_found(forked) -> None:
     first, *others = forked(3, compared, AHEAD)
     assert first[0] == Offset(0.0, 0.0)
-    for rank, (found, took) in enumerate(others, start=1):
-        assert 0 < found.error < took
-        assert abs(found.seconds + rank * AHEAD) <= found.error
+    for rank, (result, took) in enumerate(others, start=1):
+        assert 0 < result.error < took
+        assert abs(result.seconds + rank * AHEAD) <= result.error
 
 
 def test_one_rank_asks_nobody(forked) -> None:
@@ -64,6 +64,6 @@ def test_marks_of_a_stream_count_from_the_base_event(monkeypatch: pytest.MonkeyP
     clock, before = StreamClock(), time.perf_counter()
     clock.begin()
     after = time.perf_counter()
-    found = clock.seconds([clock.mark(), clock.mark()])
-    assert before + 5e-3 <= found[0] <= after + 5e-3
-    assert found[1] - found[0] == pytest.approx(5e-3)
+    seconds = clock.seconds([clock.mark(), clock.mark()])
+    assert before + 5e-3 <= seconds[0] <= after + 5e-3
+    assert seconds[1] - seconds[0] == pytest.approx(5e-3)

@@ -26,12 +26,12 @@ TOKENS = torch.randint(MODEL.vocab, (SEQUENCES, LENGTH + 1), generator=torch.Gen
 def of_single_sequences() -> list[Tensor]:
     """The gradient of each sequence's own mean loss, as one vector, without parallelism."""
     job = Job(sequence=LENGTH, global_batch=1, precision=recipe("fp32"))
-    found = []
+    results = []
     for sequence in TOKENS:
         built = build(model=MODEL, layout=Layout(), job=job, device=torch.device("cpu"))
         Engine(built, model=MODEL, layout=Layout(), job=job).backward(sequence.view(1, 1, -1))
-        found.append(torch.cat([s.weight.grad.reshape(-1) for s in built.shards if s.weight.grad is not None]))
-    return found
+        results.append(torch.cat([s.weight.grad.reshape(-1) for s in built.shards if s.weight.grad is not None]))
+    return results
 
 
 def measured(text: str) -> tuple[Noise | None, float, list[int]]:
@@ -52,14 +52,14 @@ def measured(text: str) -> tuple[Noise | None, float, list[int]]:
 def parts(layout: Layout) -> list[list[int]]:
     """The sequences whose gradients a rank sums before it reduces them."""
     times = SEQUENCES // (layout.dp * layout.mbs)
-    each = [
+    item = [
         [(at * layout.dp + rank) * layout.mbs + n for n in range(layout.mbs)]
         for rank in range(layout.dp)
         for at in range(times)
     ]
     if layout.zero >= 2:  # after every micro-batch
-        return each
-    return [[n for part in each[rank * times : (rank + 1) * times] for n in part] for rank in range(layout.dp)]
+        return item
+    return [[n for part in item[rank * times : (rank + 1) * times] for n in part] for rank in range(layout.dp)]
 
 
 @pytest.mark.parametrize(
@@ -78,34 +78,34 @@ def test_it_is_that_of_gradients_of_single_sequences(forked, text: str) -> None:
         sequences=SEQUENCES,
     )
     ranks = forked(layout.world, measured, text)
-    for found, norm, _ in ranks:
-        assert found is not None
+    for result, norm, _ in ranks:
+        assert result is not None
         assert norm == pytest.approx(float(mean.norm()), rel=1e-5)
-        assert found.square == pytest.approx(square, rel=1e-3)  # a difference of much larger numbers
-        assert found.variance == pytest.approx(variance, rel=1e-3)
-        assert found.scale == pytest.approx(variance / square, rel=1e-3) or square <= 0
+        assert result.square == pytest.approx(square, rel=1e-3)  # a difference of much larger numbers
+        assert result.variance == pytest.approx(variance, rel=1e-3)
+        assert result.scale == pytest.approx(variance / square, rel=1e-3) or square <= 0
 
 
 def test_under_sequence_parallelism_weights_of_partial_gradients_are_left_out(forked) -> None:
     (single,) = forked(1, of_single_sequences)
     whole = float(torch.stack(single).mean(0).square().sum())
-    found = forked(4, measured, "dp2 tp2 mbs1")[0][0]
-    assert found is not None
-    assert 0 < found.square + found.variance / SEQUENCES < whole  # |g_B|² is their sum in the mean
+    result = forked(4, measured, "dp2 tp2 mbs1")[0][0]
+    assert result is not None
+    assert 0 < result.square + result.variance / SEQUENCES < whole  # |g_B|² is their sum in the mean
 
 
 def test_estimates_are_without_bias() -> None:
     """Of gradients drawn around a known mean with a known covariance."""
     drawn, size, batch, batches = torch.Generator().manual_seed(5), 50, 32, 8
     mean, deviation = torch.linspace(0.1, 0.5, size), torch.linspace(0.5, 2.0, size)
-    found = []
+    results = []
     for _ in range(400):
         sequences = mean + deviation * torch.randn(batch, size, generator=drawn)
         small = sequences.view(batches, -1, size).mean(1).square().sum(1).mean()
-        found.append(
+        results.append(
             noise(small=float(small), whole=float(sequences.mean(0).square().sum()), batches=batches, sequences=batch)
         )
-    squares, variances = torch.tensor(found).mean(0)
+    squares, variances = torch.tensor(results).mean(0)
     assert float(squares) == pytest.approx(float(mean.square().sum()), rel=0.03)
     assert float(variances) == pytest.approx(float(deviation.square().sum()), rel=0.03)
 
@@ -114,7 +114,7 @@ def test_the_scale_is_of_means_over_steps() -> None:
     scale = NoiseScale([], replicas=2, device=torch.device("cpu"))
     scale.units = [type("Unit", (), {"times": 1})()]  # type: ignore[list-item]
     sums = [[torch.tensor(0.8), torch.tensor(1.2)], [torch.tensor(1.1), torch.tensor(1.5)]]
-    (first, second) = (scale.take(each, sequences=8, scale=1.0) for each in sums)
+    (first, second) = (scale.take(item, sequences=8, scale=1.0) for item in sums)
     assert first is not None
     assert second is not None
     expected = (DECAY * first.variance + second.variance) / (DECAY * first.square + second.square)

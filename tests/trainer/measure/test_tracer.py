@@ -89,8 +89,8 @@ def a_run(folder: Path, corpus: Path, **changes: Any) -> Run:
 @pytest.mark.parametrize(("model", "text"), one_in(3, CASES), ids=lambda value: getattr(value, "name", value))
 def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: Model, text: str) -> None:
     layout, run = Layout.parse(text), a_run(tmp_path / "run", corpus)
-    found = forked(layout.world, traced, run, model, layout)
-    for trace, traffic in found:
+    result = forked(layout.world, traced, run, model, layout)
+    for trace, traffic in result:
         (step,) = trace.steps
         adds_up(step)
         assert list(actions(step)) == wanted_actions(layout, run.job, trace.stage)
@@ -100,14 +100,14 @@ def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: 
         assert ways["backward"] == backwards(names["forward"])
         assert ways["recomputed"] == names["recomputed"]
         assert ways["weight"] == names["weight"]
-        metered = {(each.axis, each.collective): (each.messages, each.bytes) for each in traffic}
+        metered = {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
         sent = sent_by(step)
         if model.moe:  # how many rows go to which rank differs from step to step
             rows = sent.pop(("ep", "all_to_all"), (0, 0)), metered.pop(("ep", "all_to_all"), (0, 0))
             assert rows[0] == (rows[1][0], pytest.approx(rows[1][1], rel=0.2))
         assert sent == metered
         assert all(m.begun <= m.posted <= m.waits <= m.done for m in step.messages)
-    times = rank_times([summary(trace) for trace, _ in found])
+    times = rank_times([summary(trace) for trace, _ in result])
     for one in times:
         spent = sum(item.seconds for item in one.items) + one.bubble + sum(one.messages("exposed").values())
         assert spent == pytest.approx(one.step, rel=1e-9)
@@ -128,7 +128,7 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
         for span in step.spans[1:]:
             around = step.spans[span.within]
             assert around.start <= span.start <= span.end <= around.end
-        assert sent_by(step) == {(each.axis, each.collective): (each.messages, each.bytes) for each in traffic}
+        assert sent_by(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
         names = planned(DENSE, layout, run.job, trace.stage)
         assert operations(step, "forward") == names["forward"]
         assert operations(step, "backward") == backwards(names["forward"])
@@ -145,7 +145,7 @@ def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_pa
         names = planned(DENSE, layout, run.job, trace.stage)
         assert operations(step, "forward") == names["forward"]
         assert operations(step, "weight") == names["weight"]
-        assert sent_by(step) == {(each.axis, each.collective): (each.messages, each.bytes) for each in traffic}
+        assert sent_by(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
@@ -226,9 +226,9 @@ def adds_up(step: RankStep) -> None:
         inside.setdefault(span.within, []).append(span)
     for index, span in enumerate(step.spans):
         at, covered = span.start, 0.0
-        for each in inside.get(index, []):
-            assert at <= each.start <= each.end <= span.end, (span, each)
-            at, covered = each.end, covered + each.seconds
+        for item in inside.get(index, []):
+            assert at <= item.start <= item.end <= span.end, (span, item)
+            at, covered = item.end, covered + item.seconds
         assert span.own == pytest.approx(span.seconds - covered, abs=1e-9)
     assert sum(span.own for span in step.spans) == pytest.approx(step.seconds, rel=1e-9)
 
@@ -254,25 +254,25 @@ def operations(step: RankStep, way: str) -> Counter[str]:
 def planned(model: Model, layout: Layout, job: Job, rank: int) -> dict[str, Counter[str]]:
     """The planner's operations of all micro-batches on a pipeline rank: all, recomputed ones, those with a dW apart."""
     counts, micro_batches = Counts(model, job), layout.micro_batches(job)
-    found: dict[str, Counter[str]] = {way: Counter() for way in ("forward", "recomputed", "weight")}
+    result: dict[str, Counter[str]] = {way: Counter() for way in ("forward", "recomputed", "weight")}
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
     for stage in table.rank_stages[rank]:
         for run, times in counts.stage_work(layout)[stage]:
             for op in counts.unit(run_part(part_of(layout), run), run.name).ops:
                 if op.kind == "message":
                     continue
-                found["forward"][op.name] += times * micro_batches
+                result["forward"][op.name] += times * micro_batches
                 if op.recomputed:
-                    found["recomputed"][op.name] += times * micro_batches
+                    result["recomputed"][op.name] += times * micro_batches
                 if op.kind == "matmul" and (op.name != "moe.router" or layout.schedule == "zb1p"):
-                    found["weight"][op.name] += times * micro_batches
-    return found
+                    result["weight"][op.name] += times * micro_batches
+    return result
 
 
 def sent_by(step: RankStep) -> dict[tuple[str, str], tuple[int, int]]:
-    found: dict[tuple[str, str], tuple[int, int]] = {}
+    result: dict[tuple[str, str], tuple[int, int]] = {}
     for message in step.messages:
         if message.number:
-            number, size = found.get((message.axis, message.collective), (0, 0))
-            found[message.axis, message.collective] = number + message.number, size + message.bytes
-    return found
+            number, size = result.get((message.axis, message.collective), (0, 0))
+            result[message.axis, message.collective] = number + message.number, size + message.bytes
+    return result

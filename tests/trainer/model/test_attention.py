@@ -123,11 +123,11 @@ def test_rows_in_and_out_are_the_reference(model: Model) -> None:
     wide = x.detach().double().requires_grad_()
     expected = reference(model, w, wide)
     expected.backward(upstream.double())
-    found = {"out": out, "x": x.grad} | {name: weight.grad for name, weight in module.named_parameters()}
+    result = {"out": out, "x": x.grad} | {name: weight.grad for name, weight in module.named_parameters()}
     wanted: dict[str, Any] = {"out": expected, "x": wide.grad} | {name: weight.grad for name, weight in w.items()}
-    assert found.keys() == wanted.keys()
+    assert result.keys() == wanted.keys()
     for name, theirs in wanted.items():
-        assert (found[name] - theirs).norm() <= 2e-6 * theirs.norm(), name
+        assert (result[name] - theirs).norm() <= 2e-6 * theirs.norm(), name
 
 
 @named

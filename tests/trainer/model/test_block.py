@@ -88,11 +88,11 @@ def test_the_embedding(positions: Tensor | None) -> None:
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 1]])
     places = torch.arange(4) if positions is None else positions
     wanted = (3.0 * F.embedding(tokens, embed.tokens.weight) + embed.positions.weight[places]).flatten(0, 1)
-    found = embed(tokens, positions)
-    torch.testing.assert_close(found, wanted)
+    result = embed(tokens, positions)
+    torch.testing.assert_close(result, wanted)
     upstream = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
     for mine, other in zip(
-        torch.autograd.grad(found, list(embed.parameters()), upstream),
+        torch.autograd.grad(result, list(embed.parameters()), upstream),
         torch.autograd.grad(wanted, list(embed.parameters()), upstream),
         strict=True,
     ):

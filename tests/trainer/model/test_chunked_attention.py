@@ -65,14 +65,14 @@ def test_tokens_attend_inside_their_chunk(layer: int, documents: Tensor | None) 
     if documents is not None:
         seen = seen & (documents[:, :, None] == documents[:, None])
     factors = None if layer == 0 else 1 + 0.5 * torch.log1p((place + 1) // 3)
-    found, wanted = ([w.clone().requires_grad_()] for w in (x, x))
-    ours = made(found[0], rows(documents))
+    result, wanted = ([w.clone().requires_grad_()] for w in (x, x))
+    ours = made(result[0], rows(documents))
     theirs = written_out(made, wanted[0], seen, factors=factors)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    for out, start in ((ours, found), (theirs, wanted)):
+    for out, start in ((ours, result), (theirs, wanted)):
         out.square().sum().backward()
         start.append(start[0].grad)
-    torch.testing.assert_close(found[1], wanted[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result[1], wanted[1], rtol=1e-4, atol=1e-4)
 
 
 def test_chunks_drop_each_their_own() -> None:
@@ -95,10 +95,10 @@ def test_one_token_at_a_time_is_as_all_at_once() -> None:
     with torch.no_grad():
         wanted = decoder(text)
         with kv_cached(decoder, tokens=T) as reader:
-            found = [reader.read(text[:, :3].tolist())] + [
+            result = [reader.read(text[:, :3].tolist())] + [
                 reader.read(text[:, t : t + 1].tolist()) for t in range(3, T)
             ]
-    torch.testing.assert_close(torch.stack(found, 1), wanted[:, 2:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.stack(result, 1), wanted[:, 2:], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

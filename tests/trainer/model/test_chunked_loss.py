@@ -53,7 +53,7 @@ def head(dtype: torch.dtype = torch.float32) -> Linear:
     out = Linear(WIDTH, WORDS, bias=True)
     assert out.weight is not None
     assert out.bias is not None
-    out.weight, out.bias = (nn.Parameter(drawn(*each.shape).to(dtype)) for each in (out.weight, out.bias))
+    out.weight, out.bias = (nn.Parameter(drawn(*item.shape).to(dtype)) for item in (out.weight, out.bias))
     return out
 
 
@@ -66,7 +66,7 @@ TARGETS = torch.arange(ROWS) * 7 % WORDS
 def test_loss_and_gradients_are_those_of_whole_logits(dtype: torch.dtype, error: float) -> None:
     """The upstream gradient is not one, and a gradient is there already."""
     h, out = drawn(ROWS, WIDTH).to(dtype).requires_grad_(), head(dtype)
-    exact = [each.detach().double().requires_grad_() for each in (h, *out.parameters())]
+    exact = [item.detach().double().requires_grad_() for item in (h, *out.parameters())]
     expected = 3 * SCALE * F.cross_entropy(F.linear(*exact), TARGETS, reduction="sum")
     expected.backward()
     for _ in range(2):
@@ -94,16 +94,16 @@ def played(model: Model, text: str, loss: str, precision: str, compiled: bool = 
     layout = Layout.parse(text)
     job = JOB.replace(loss=loss, precision=recipe(precision), compile=compiled)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-    engine, found = Engine(built, model=model, layout=layout, job=job), []
+    engine, results = Engine(built, model=model, layout=layout, job=job), []
     for number in range(2):
         tokens = torch.randint(0, model.vocab, (8, 49), generator=torch.Generator().manual_seed(number))
         mine = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, 49)[:, built.ranks["dp"].rank]
         done = engine.step(mine)
         engine.zero_grad()
-        found.append((done.loss, done.norm))
+        results.append((done.loss, done.norm))
     total = engine.evaluate(mine)
     torch.distributed.all_reduce(total)
-    return [*found, (total.item(), 0.0)]
+    return [*results, (total.item(), 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_every_layout_trains_as_with_whole_logits(forked: Fork, model: Model, te
     layout = Layout.parse(text)
     whole, ours = (forked(layout.world, played, model, text, loss, "fp32") for loss in ("fused", "chunked"))
     for mine, other in zip(ours, whole, strict=True):
-        for found, expected in zip(mine, other, strict=True):
-            assert found == pytest.approx(expected, rel=1e-6)
+        for result, expected in zip(mine, other, strict=True):
+            assert result == pytest.approx(expected, rel=1e-6)
 
 
 # Errors of a rounding of a number (fp16: 2^-11, bf16: 2^-8), twice where weights without a master copy are rounded too
@@ -129,8 +129,8 @@ def test_every_layout_trains_as_with_whole_logits(forked: Fork, model: Model, te
 @pytest.mark.usefixtures("_small_chunks")
 def test_narrow_recipes(forked: Fork, precision: str, error: float) -> None:
     (whole,), (ours,) = (forked(1, played, DENSE, "mbs4", loss, precision) for loss in ("fused", "chunked"))
-    for found, expected in zip(ours, whole, strict=True):
-        assert found == pytest.approx(expected, rel=error)
+    for result, expected in zip(ours, whole, strict=True):
+        assert result == pytest.approx(expected, rel=error)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
@@ -139,8 +139,8 @@ def test_blocks_may_be_compiled(forked: Fork, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "compile", lambda function, options=None: real(function, backend="aot_eager"))
     model = DENSE.replace(layers=2)
     (plain,), (ours,) = (forked(1, played, model, "mbs8", "chunked", "fp32", compiled) for compiled in (False, True))
-    for found, expected in zip(ours, plain, strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)
+    for result, expected in zip(ours, plain, strict=True):
+        assert result == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_logits_of_one_chunk_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +181,9 @@ def test_a_large_vocabulary_takes_less_as_predicted(forked: Fork, monkeypatch: p
     for loss in ("fused", "chunked"):
         job = JOB.replace(sequence=512, global_batch=2, loss=loss, precision=recipe("bf16"))
         predicted = Planner(model=model, machine=machine("gloo", 1), job=job).estimate(Layout()).peak_bytes
-        (found,) = forked(1, measured, model, job)
-        assert predicted == pytest.approx(found, rel=0.005)
-        peaks.append(found)
+        (result,) = forked(1, measured, model, job)
+        assert predicted == pytest.approx(result, rel=0.005)
+        peaks.append(result)
     whole, less = peaks
     logits = 2 * 512 * model.vocab
     assert whole - less > 0.75 * logits  # of 512 rows 64 live

@@ -30,8 +30,8 @@ KEYS = sequence_keys(torch.arange(B), seed=5, step=2)
 def test_the_generator_is_splitmix64() -> None:
     """Outputs of the published code for the seed 1234567 (https://prng.di.unimi.it/splitmix64.c)."""
     wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
-    found = mix(1234567 + torch.arange(1, 6) * GAMMA)
-    assert [value % 2**64 for value in found.tolist()] == wanted
+    result = mix(1234567 + torch.arange(1, 6) * GAMMA)
+    assert [value % 2**64 for value in result.tolist()] == wanted
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])

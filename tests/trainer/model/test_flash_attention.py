@@ -96,8 +96,8 @@ def test_block_is_attention_written_out(
 
     gradient = drawn(*out.shape, seed=4)
     wanted.backward(gradient.double())
-    found = attend_backward(gradient, *inputs, out, lse, rule, offset=offset, spans=spans)
-    for one, x in zip(found, exact, strict=True):
+    result = attend_backward(gradient, *inputs, out, lse, rule, offset=offset, spans=spans)
+    for one, x in zip(result, exact, strict=True):
         assert x.grad is not None
         agrees(one, x.grad)
 
@@ -116,9 +116,9 @@ def test_a_window_holds_no_square_of_scores() -> None:
     q = torch.empty(2, 8, 5000, 4)
     k = torch.empty(2, 2, 5000, 4)
     for window in (0, 1, 100, 4999):
-        found = list(sliding_window_attention.chunks(q, k, offset=0, window=window))
-        assert sum(chunk.queries.stop - chunk.queries.start for chunk in found) == 5000
-        sizes = [(c.queries.stop - c.queries.start) * (c.keys.stop - c.keys.start) for c in found]
+        chunks = list(sliding_window_attention.chunks(q, k, offset=0, window=window))
+        assert sum(chunk.queries.stop - chunk.queries.start for chunk in chunks) == 5000
+        sizes = [(c.queries.stop - c.queries.start) * (c.keys.stop - c.keys.start) for c in chunks]
         assert max(sizes) * 2 * 8 <= sliding_window_attention.LARGEST
         if window == 100:  # masked or not, at most three times what is seen
             assert sum(sizes) <= 3 * visible_pairs(5000, 5000, offset=0, window=window)
@@ -179,12 +179,12 @@ def test_gpu_agrees_with_cpu(documents: Tensor | None, dims: tuple[int, int], ru
     gradient = drawn(B, S, N, dims[1], seed=4).bfloat16()
     there = [x.cuda() for x in inputs]
     out, lse = attend(*inputs, rule, spans=spans)
-    found, found_lse = attend(*there, rule, spans=spans)
-    agrees(found.cpu(), out.double(), error=2e-2)
+    result, found_lse = attend(*there, rule, spans=spans)
+    agrees(result.cpu(), out.double(), error=2e-2)
     agrees(found_lse.cpu(), lse.double(), error=1e-3)
     wanted = attend_backward(gradient, *inputs, out, lse, rule, spans=spans)
     for one, other in zip(
-        attend_backward(gradient.cuda(), *there, found, found_lse, rule, spans=spans), wanted, strict=True
+        attend_backward(gradient.cuda(), *there, result, found_lse, rule, spans=spans), wanted, strict=True
     ):
         agrees(one.cpu(), other.double(), error=3e-2)
     local = Flash(rule)(*there, documents)

@@ -28,15 +28,15 @@ def linear(into: int, outof: int, *, bias: bool, dtype: torch.dtype = torch.floa
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-2)])
 def test_a_fan_is_several_linears_on_one_input(bias: bool, dtype: torch.dtype, tolerance: float) -> None:
     ours = [linear(16, outof, bias=bias, dtype=dtype) for outof in (8, 12, 4)]
-    theirs = [nn.Linear(16, each.matrix.shape[0], bias=bias, dtype=dtype) for each in ours]
+    theirs = [nn.Linear(16, item.matrix.shape[0], bias=bias, dtype=dtype) for item in ours]
     for mine, other in zip(ours, theirs, strict=True):
         other.load_state_dict(mine.state_dict())  # same names, same shapes
     x, y = (drawn(10, 16).to(dtype).requires_grad_() for _ in range(2))
     for _ in range(2):  # gradients add up over micro-batches
-        found, expected = fused_linears(x, *ours), [other(y) for other in theirs]
-        for mine, other in zip(found, expected, strict=True):
+        result, expected = fused_linears(x, *ours), [other(y) for other in theirs]
+        for mine, other in zip(result, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
-        for outs in (found, expected):
+        for outs in (result, expected):
             torch.autograd.backward(outs, [drawn(*out.shape).to(dtype) for out in outs])
     pairs = [(x.grad, y.grad)]
     for mine, other in zip(ours, theirs, strict=True):
@@ -79,10 +79,10 @@ class Recorded(LinearHooks):
 def recorded(*, deferring: bool = False) -> tuple[list[str], WgradStore, list[Linear]]:
     did: list[str] = []
     wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]
-    for index, each in enumerate(linears):
-        each.hooks, each.wgrad_store = Recorded(did), wgrad_store
-        each.weight.collect = lambda gradient, index=index: did.append(f"weight {index}")  # type: ignore[union-attr]
-        each.bias.collect = lambda gradient, index=index: did.append(f"bias {index}")  # type: ignore[union-attr]
+    for index, item in enumerate(linears):
+        item.hooks, item.wgrad_store = Recorded(did), wgrad_store
+        item.weight.collect = lambda gradient, index=index: did.append(f"weight {index}")  # type: ignore[union-attr]
+        item.bias.collect = lambda gradient, index=index: did.append(f"bias {index}")  # type: ignore[union-attr]
     wgrad_store.deferring = deferring
     return did, wgrad_store, linears
 
@@ -112,7 +112,7 @@ def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
         *WEIGHTS,
         "wait gradient",
     ]
-    assert all(weight.grad is None for each in linears for weight in each.parameters())  # collected, not kept twice
+    assert all(weight.grad is None for item in linears for weight in item.parameters())  # collected, not kept twice
 
 
 def test_weights_gradients_wait_for_who_takes_them() -> None:
@@ -144,19 +144,19 @@ def test_what_runs_again_keeps_what_entered() -> None:
 
 
 def test_put_off_equals_at_once() -> None:
-    found = []
+    results = []
     for deferring in (False, True):
         wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]
         wgrad_store.deferring = deferring
-        for each in linears:
-            each.wgrad_store = wgrad_store
+        for item in linears:
+            item.wgrad_store = wgrad_store
         gradient = run(linears)
-        weights = [weight for each in linears for weight in each.parameters()]
+        weights = [weight for entry in linears for weight in entry.parameters()]
         assert all((weight.grad is None) == deferring for weight in weights)
         for work in wgrad_store.take():
             work()
-        found.append([gradient, *(weight.grad for weight in weights)])
-    for mine, other in zip(*found, strict=True):
+        results.append([gradient, *(weight.grad for weight in weights)])
+    for mine, other in zip(*results, strict=True):
         assert torch.equal(mine, other)  # type: ignore[arg-type]
 
 
@@ -193,25 +193,25 @@ def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
 
 
 def test_evaluation_keeps_nothing() -> None:
-    each = linear(16, 8, bias=True)
+    item = linear(16, 8, bias=True)
     with torch.no_grad():
-        assert each(drawn(4, 16)).grad_fn is None
+        assert item(drawn(4, 16)).grad_fn is None
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it where it resumes
 def test_a_compiled_block_breaks_at_it_and_is_right() -> None:
-    each = linear(16, 16, bias=True)
+    item = linear(16, 16, bias=True)
     x, y = (drawn(4, 16).requires_grad_() for _ in range(2))
 
     def block(x: Tensor) -> Tensor:
-        return F.silu(each(F.silu(x))) + x
+        return F.silu(item(F.silu(x))) + x
 
     torch.compile(block, backend="eager")(x).sum().backward()
-    weight, each.matrix.grad = each.matrix.grad, None
+    weight, item.matrix.grad = item.matrix.grad, None
     block(y).sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
-    torch.testing.assert_close(weight, each.matrix.grad)
+    torch.testing.assert_close(weight, item.matrix.grad)
 
 
 def test_the_backward_is_called_by_the_weight_alone_where_the_input_has_no_gradient() -> None:

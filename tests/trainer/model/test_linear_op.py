@@ -41,15 +41,15 @@ def trained(text: str, compiled: bool) -> tuple[list[tuple[float, float]], dict[
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()  # of what this process compiled before
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
-    engine, found = Engine(built, model=MODEL, layout=layout, job=job), []
+    engine, results = Engine(built, model=MODEL, layout=layout, job=job), []
     for number in range(2):
         drawn = torch.Generator().manual_seed(number)
         tokens = torch.randint(MODEL.vocab, (layout.micro_batches(job), layout.mbs, 33), generator=drawn)
         done = engine.step(tokens)
         engine.zero_grad()
-        found.append((done.loss, done.norm))
+        results.append((done.loss, done.norm))
     counters = torch._dynamo.utils.counters
-    return found, dict(counters["graph_break"]), counters["stats"]["unique_graphs"]
+    return results, dict(counters["graph_break"]), counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
@@ -124,13 +124,13 @@ def test_weight_gradients_are_made_where_they_are_summed() -> None:
     layers, handed = [Linear(6, width, bias=False) for width in (4, 8)], list[object]()
     sums = [torch.full((layer.matrix.shape), torch.nan) for layer in layers]
     attach(layers)
-    x, gradients, tokens = torch.randn(5, 6), [torch.randn(5, 4), torch.randn(5, 8)], [each.token for each in layers]
+    x, gradients, tokens = torch.randn(5, 6), [torch.randn(5, 4), torch.randn(5, 8)], [entry.token for entry in layers]
     for times in (1, 2):
-        for layer, each in zip(layers, sums, strict=True):
+        for layer, item in zip(layers, sums, strict=True):
             torch.nn.init.ones_(layer.matrix)
-            layer.matrix.room = lambda _, each=each: GradBuffer(each, fresh=times == 1)  # type: ignore[attr-defined]  # noqa: B023
+            layer.matrix.room = lambda _, entry=item: GradBuffer(entry, fresh=times == 1)  # type: ignore[attr-defined]  # noqa: B023
             layer.matrix.collect = handed.append  # type: ignore[attr-defined]
         torch.ops.fivefold.linears_backward(gradients, x, tokens)
-        for each, gradient in zip(sums, gradients, strict=True):
-            torch.testing.assert_close(each, times * gradient.t() @ x)
+        for item, gradient in zip(sums, gradients, strict=True):
+            torch.testing.assert_close(item, times * gradient.t() @ x)
     assert handed == [None] * 4

@@ -126,9 +126,9 @@ def test_values_and_gradients_are_those_of_transformers(family: Any) -> None:
             linear = getattr(theirs.shared_experts, f"{name}_proj")
             linear.weight.copy_(getattr(ours.shared, name).weight)
     x, y = rows(), rows()
-    found, expected = ours(x), theirs(y.view(B, T, D)).view(B * T, D)
-    close(found, expected)
-    for out in (found, expected):
+    result, expected = ours(x), theirs(y.view(B, T, D)).view(B * T, D)
+    close(result, expected)
+    for out in (result, expected):
         out.backward(drawn(B * T, D, seed=1))
     close(x.grad, y.grad)
     close(ours.router.weight.grad, theirs.gate.weight.grad)
@@ -161,9 +161,9 @@ def test_clamped_experts_with_biases_are_those_of_gpt_oss() -> None:
     x, y = rows(), rows()
     gate, up = w.gate_up(x.detach(), torch.tensor([B * T] * E, dtype=torch.int32))
     assert min(int(beyond.sum()) for beyond in (gate > 7, up > 7, up < -7)) > 5
-    found, expected = ours(x), theirs(y.view(B, T, D))[0].view(B * T, D)
-    close(found, expected)
-    for out in (found, expected):
+    result, expected = ours(x), theirs(y.view(B, T, D))[0].view(B * T, D)
+    close(result, expected)
+    for out in (result, expected):
         out.backward(drawn(B * T, D, seed=1))
     close(x.grad, y.grad)
     for name, of_ours in pairs.items():
@@ -209,9 +209,9 @@ def test_values_and_gradients_are_those_of_loops(case: str) -> None:
     ours, theirs = made(model(**CASES[case])), made(model(**CASES[case]))
     ours.sequences = Sequences(T)
     x, y = rows(), rows()
-    found, (expected, _) = ours(x), by_loops(theirs, y)
-    close(found, expected)
-    for out in (found, expected):
+    result, (expected, _) = ours(x), by_loops(theirs, y)
+    close(result, expected)
+    for out in (result, expected):
         out.backward(drawn(B * T, D, seed=1))
     close(x.grad, y.grad)
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
@@ -322,22 +322,22 @@ def test_groups_of_16_bits_are_multiplied_in_fp32_on_a_cpu() -> None:
     x, g, w = drawn(9, 8).bfloat16(), drawn(9, 12).bfloat16(), drawn(3, 8, 12).bfloat16()
     offsets = torch.tensor([2, 2, 9], dtype=torch.int32)
     with Meter([x, g, w], axis=str) as meter:
-        found, summed = by_group(x, w, offsets), summed_by_group(g, x, offsets)
+        result, summed = by_group(x, w, offsets), summed_by_group(g, x, offsets)
     assert meter.flops == 2 * 2 * 9 * 8 * 12
-    assert meter.peak_bytes - meter.base_bytes == found.nbytes + summed.nbytes  # the rest is scratch
-    assert torch.equal(found, by_group(x.double(), w.double(), offsets).bfloat16())
+    assert meter.peak_bytes - meter.base_bytes == result.nbytes + summed.nbytes  # the rest is scratch
+    assert torch.equal(result, by_group(x.double(), w.double(), offsets).bfloat16())
     assert torch.equal(summed, summed_by_group(g.double(), x.double(), offsets).bfloat16())
 
 
 def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:
     narrow, wide = made(model(shared_experts=1)).bfloat16(), made(model(shared_experts=1)).bfloat16().float()
     x, y = rows().detach().bfloat16().requires_grad_(), rows().detach().bfloat16().float().requires_grad_()
-    found, expected = narrow(x), wide(y)
-    assert found.dtype == torch.bfloat16
+    result, expected = narrow(x), wide(y)
+    assert result.dtype == torch.bfloat16
     assert narrow.router(x).dtype == torch.float32
     assert torch.equal(narrow.router(x), wide.router(y))
-    close(found.float(), expected, within=2e-2)
-    for out in (found, expected):
+    close(result.float(), expected, within=2e-2)
+    for out in (result, expected):
         out.backward(drawn(B * T, D, seed=1).to(out.dtype))
     close(x.grad.float(), y.grad, within=2e-2)
     for mine, other in zip(narrow.parameters(), wide.parameters(), strict=True):

@@ -92,7 +92,7 @@ def plain_block(x: Tensor, w: dict[str, Tensor], prefix: str) -> Tensor:
 def plain(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Losses of the next token and of those further on, each by its weight in their sum (arXiv:2412.19437 §2.2)."""
     inputs, *targets = shifted(tokens)
-    table, x, found = w["embed.tokens.weight"], w["embed.tokens.weight"][inputs], []
+    table, x, results = w["embed.tokens.weight"], w["embed.tokens.weight"][inputs], []
     for layer in range(MODEL.layers):
         x = plain_block(x, w, f"blocks.{layer}.")
     h = norm(x, w["head.norm.weight"])
@@ -103,8 +103,8 @@ def plain(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
             both = torch.cat((e, norm(h, w[f"{m}hidden_norm.weight"])), -1)
             h = norm(plain_block(both @ w[f"{m}project.weight"].t(), w, f"{m}block."), w[f"{m}norm.weight"])
         loss = F.cross_entropy((h @ w.get("head.out.weight", table).t()).flatten(0, 1), wanted.flatten())
-        found.append(loss * (0.4 / DEPTH if depth else 1))
-    return torch.stack(found)
+        results.append(loss * (0.4 / DEPTH if depth else 1))
+    return torch.stack(results)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -113,10 +113,10 @@ def test_losses_and_gradients_are_those_of_a_plain_one(tied: bool, chunked: bool
     ours = drawn(MODEL.replace(tied_embeddings=tied))
     ours.head.chunked = chunked
     theirs = {name: weight.detach().clone().requires_grad_() for name, weight in ours.named_parameters()}
-    found, wanted = losses(ours, window(MODEL.vocab)), plain(theirs, window(MODEL.vocab))
-    found.backward(torch.ones_like(found))
+    result, wanted = losses(ours, window(MODEL.vocab)), plain(theirs, window(MODEL.vocab))
+    result.backward(torch.ones_like(result))
     wanted.sum().backward()
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)  # chunked: only now
+    torch.testing.assert_close(result.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)  # chunked: only now
     for name, weight in ours.named_parameters():
         assert weight.grad is not None, name
         assert (weight.grad - theirs[name].grad).norm() <= 1e-5 * theirs[name].grad.norm(), name  # type: ignore
@@ -171,13 +171,13 @@ def their_losses(main: Any, modules: Any, tokens: Tensor) -> list[Tensor]:
     h = main.model(inputs, use_cache=False).last_hidden_state
     mask = torch.full((T, T), float("-inf")).triu(1)[None, None]
     places = torch.arange(T)[None]
-    found = [F.cross_entropy(main.lm_head(h).flatten(0, 1), targets[0].flatten())]
+    results = [F.cross_entropy(main.lm_head(h).flatten(0, 1), targets[0].flatten())]
     for depth, layer in enumerate(modules.layers):
         e = main.get_input_embeddings()(targets[depth])
         turns = modules.rotary_emb(e, position_ids=places)
         h = layer(e, h, position_embeddings=turns, attention_mask=mask, position_ids=places, past_key_values=None)
-        found.append(F.cross_entropy(main.lm_head(h).flatten(0, 1), targets[depth + 1].flatten()))
-    return found
+        results.append(F.cross_entropy(main.lm_head(h).flatten(0, 1), targets[depth + 1].flatten()))
+    return results
 
 
 def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     assert folder.model.mtp == MTP(depth=DEPTH)
     assert len(folder.ignored) == 2 * DEPTH
     ours, tokens = decoder(folder), window(131)
-    found, wanted = losses(ours, tokens), their_losses(main, modules, tokens)
+    result, wanted = losses(ours, tokens), their_losses(main, modules, tokens)
     weight = 0.3 / DEPTH
-    by_weight = [wanted[0], *(weight * each for each in wanted[1:])]
-    torch.testing.assert_close(found, torch.stack(by_weight), rtol=1e-5, atol=1e-6)
-    found.backward(torch.ones_like(found))
+    by_weight = [wanted[0], *(weight * item for item in wanted[1:])]
+    torch.testing.assert_close(result, torch.stack(by_weight), rtol=1e-5, atol=1e-6)
+    result.backward(torch.ones_like(result))
     sum(by_weight).backward()  # type: ignore[union-attr]
     pairs = {
         "embed.tokens.weight": main.get_input_embeddings().weight,
@@ -239,10 +239,10 @@ def test_there_and_back_is_the_same_to_the_bit(forked: Callable[..., Any], tmp_p
     export(find(tmp_path), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=lambda *_: None)
     first, second = Folder.open(tmp_path / "in"), Folder.open(tmp_path / "out")
     assert second.model.replace(name="", source="") == first.model.replace(name="", source="")
-    wanted, found = read_whole(first), read_whole(second)
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    wanted, result = read_whole(first), read_whole(second)
+    assert wanted.keys() == result.keys()
+    assert all(torch.equal(result[name], tensor) for name, tensor in wanted.items())
     assert second.ignored == first.ignored  # the copies of embedding and head
     for name in second.ignored:
         ours = "embed.tokens.weight" if "embed" in name else "head.out.weight"
-        assert torch.equal(second.tensors[name][:], found[ours]), name
+        assert torch.equal(second.tensors[name][:], result[ours]), name

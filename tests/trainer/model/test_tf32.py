@@ -46,7 +46,7 @@ def test_three_products_read_rounded_operands() -> None:
     g = [torch.randn(30, out, generator=torch.Generator().manual_seed(out)) for out in (24, 8)]
     outs = fused_linears(x, one, other)
     torch.autograd.backward(outs, g)
-    wide = [rounded(each.detach()).double() for each in (x, one.matrix, other.matrix, *g)]
+    wide = [rounded(item.detach()).double() for item in (x, one.matrix, other.matrix, *g)]
     assert one.bias is not None
     torch.testing.assert_close(outs[0].double(), wide[0] @ wide[1].t() + one.bias.double(), rtol=1e-5, atol=1e-5)
     assert x.grad is not None

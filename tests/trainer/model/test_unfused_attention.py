@@ -20,7 +20,7 @@ def test_it_is_flash_attention(
     dims: tuple[int, int], window: int | None, documents: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unfused_attention, "ROWS", 4)
-    rule, found = AttentionMask(0.3, window), []
+    rule, results = AttentionMask(0.3, window), []
     gradient = drawn(B, S, N, dims[1], seed=4)
     kept: dict[int, int] = {}
 
@@ -34,7 +34,7 @@ def test_it_is_flash_attention(
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
             out = core(*inputs, documents)
         out.backward(gradient)
-        found.append([out.detach(), *(x.grad for x in inputs if x.grad is not None)])
-    for one, other in zip(*found, strict=True):
+        results.append([out.detach(), *(x.grad for x in inputs if x.grad is not None)])
+    for one, other in zip(*results, strict=True):
         agrees(one, other.double())
     assert sum(kept.values()) == 4 * (sum(x.numel() for x in inputs) + B * N * S * S)  # the output is not kept

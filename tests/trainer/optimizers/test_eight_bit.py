@@ -63,17 +63,17 @@ def test_codes_are_those_of_the_published_table(signed: bool, columns: int) -> N
     rows[2] = 0.0
     rows = rows if signed else rows.abs()
     expected_codes, expected_scales, expected = quantised(rows, signed=signed)
-    found = Codebook.build(signed=signed, device=CPU)
+    result = Codebook.build(signed=signed, device=CPU)
     codes, scales = torch.zeros(4, columns, dtype=torch.uint8), torch.zeros(4, -(-columns // 256))
-    found.write(rows.clone(), codes, scales)
+    result.write(rows.clone(), codes, scales)
     assert torch.equal(scales, expected_scales)
     assert (codes - expected_codes).abs().max() <= 1  # of two neighbours as near
-    torch.testing.assert_close(found.read(codes, scales), expected, rtol=0.2, atol=1e-6 * float(rows.abs().max()))
+    torch.testing.assert_close(result.read(codes, scales), expected, rtol=0.2, atol=1e-6 * float(rows.abs().max()))
     assert (codes != expected_codes).sum() <= 2
-    assert len(found.values) == (256 if signed else 255)
-    assert torch.equal(found.read(codes, scales)[2], torch.zeros(columns))
+    assert len(result.values) == (256 if signed else 255)
+    assert torch.equal(result.read(codes, scales)[2], torch.zeros(columns))
     again, rescaled = torch.zeros_like(codes), torch.zeros_like(scales)
-    found.write(found.read(codes, scales), again, rescaled)
+    result.write(result.read(codes, scales), again, rescaled)
     if not signed:  # the largest of a block is kept as it is; of -max the code says 0.993 max
         assert torch.equal(again, codes)
         assert torch.equal(rescaled, scales)
@@ -91,13 +91,13 @@ def losses(kind: Any, precision: str, steps: int) -> tuple[list[float], int]:
     )
     layout = Layout.parse("mbs8")
     built = build(model=MODEL, layout=layout, job=task, device=CPU)
-    engine, found = Engine(built, model=MODEL, layout=layout, job=task), []
+    engine, results = Engine(built, model=MODEL, layout=layout, job=task), []
     for step in range(steps):
         chance = torch.Generator().manual_seed(step % 8)
         tokens = torch.randint(0, 83, (8, 1), generator=chance) + torch.arange(17) * torch.tensor([[1 + step % 3]])
-        found.append(engine.step((tokens % 83)[None]).loss)
+        results.append(engine.step((tokens % 83)[None]).loss)
         engine.zero_grad()
-    return found, sum(tensor.nbytes for tensor in built.moments())
+    return results, sum(tensor.nbytes for tensor in built.moments())
 
 
 @pytest.mark.long
@@ -126,10 +126,10 @@ def test_codes_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path)
         layout, task = Layout.parse(text), job("adamw8bit")
         ranks = forked(layout.world, play, EXPERTS, layout, task, number, tmp_path / "changing")
         (alone,) = forked(1, play, EXPERTS, Layout.parse("mbs4"), task, number, tmp_path / "alone")
-        found = joined([before for before, _ in ranks])
+        result = joined([before for before, _ in ranks])
         if left is not None:
-            assert found.keys() == left.keys()
-            assert [name for name in found if not torch.equal(found[name], left[name])] == []
+            assert result.keys() == left.keys()
+            assert [name for name in result if not torch.equal(result[name], left[name])] == []
         left = joined([after for _, after in ranks])
         expected, before = joined([alone[1]]), joined([alone[0]])
         assert left["blocks.1.moe.experts.down/exp_avg_scale"].shape == (2, 264, 2)

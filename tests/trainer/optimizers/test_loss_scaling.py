@@ -78,8 +78,8 @@ def play(model: Model, text: str, precision: str) -> list[StepResult]:
 
 @cache
 def in_one_process(model: Model, precision: str) -> list[StepResult]:
-    (found,) = processes.forked(1, play, model, "mbs8", precision)
-    return found
+    (result,) = processes.forked(1, play, model, "mbs8", precision)
+    return result
 
 
 CASES = [
@@ -158,8 +158,8 @@ def test_an_overflow_skips_the_step_on_all_ranks(forked: Fork, model: Model, tex
     def play_overflow() -> list[bool]:
         return overflow(model, text, everywhere=everywhere)
 
-    for found in forked(Layout.parse(text).world, play_overflow):
-        assert found == [True] * 8
+    for result in forked(Layout.parse(text).world, play_overflow):
+        assert result == [True] * 8
 
 
 def test_the_scale_does_not_change_the_step(forked: Fork) -> None:
@@ -194,22 +194,22 @@ def across(folder: Path) -> tuple[Tensor, Tensor, float]:
     done = Progress(step=3, samples=0, tokens=0)
     save(folder / "a", built=built, progress=done, model=DENSE, layout=layout, job=JOB)
     other, _ = started(DENSE, Layout.parse("tp2 mbs2"))
-    found = latest(folder / "a")
-    assert found is not None
+    result = latest(folder / "a")
+    assert result is not None
     assert other.scaler is not None
-    load(found, built=other, model=DENSE, job=JOB)
+    load(result, built=other, model=DENSE, job=JOB)
     wide = JOB.replace(precision=recipe("fp32"))
     plain, _ = started(DENSE, layout, wide)
     save(folder / "b", built=plain, progress=done, model=DENSE, layout=layout, job=wide)
-    found = latest(folder / "b")
-    assert found is not None
+    result = latest(folder / "b")
+    assert result is not None
     fresh, _ = started(DENSE, layout)
     assert fresh.scaler is not None
-    load(found, built=fresh, model=DENSE, job=JOB)
+    load(result, built=fresh, model=DENSE, job=JOB)
     return built.scaler.state(), other.scaler.state(), fresh.scaler.scale
 
 
 def test_the_scaler_is_in_checkpoints(forked: Fork, tmp_path: Path) -> None:
-    for left, found, fresh in forked(2, across, tmp_path):
-        assert left.tolist() == found.tolist() == [2.0**57, 0, 3]
+    for left, result, fresh in forked(2, across, tmp_path):
+        assert left.tolist() == result.tolist() == [2.0**57, 0, 3]
         assert fresh == INITIAL_SCALE

@@ -33,8 +33,8 @@ def task(name: str) -> Job:
 def values(dtype: torch.dtype) -> Tensor:
     """All that are finite, ascending."""
     bits = torch.arange(2 ** (8 * dtype.itemsize), dtype=torch.int64)
-    found = bits.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype).double()
-    return found[found.isfinite()].unique()
+    view = bits.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype).double()
+    return view[view.isfinite()].unique()
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16], ids=str)
@@ -56,11 +56,11 @@ def test_an_element_becomes_the_nearest_value_of_its_block(dtype: torch.dtype, s
             assert scales[row, block] == top / torch.finfo(dtype).max
             if not top:
                 continue
-            found = codes[row, 256 * block : 256 * block + len(part)].view(dtype).double()
+            view = codes[row, 256 * block : 256 * block + len(part)].view(dtype).double()
             ratio = (part / scales[row, block]).double()
             best = (every - ratio[:, None]).abs().amin(1)
-            torch.testing.assert_close((found - ratio).abs(), best, rtol=0, atol=1e-6 * float(every.max()))
-            assert signed or bool((found > 0).all())
+            torch.testing.assert_close((view - ratio).abs(), best, rtol=0, atol=1e-6 * float(every.max()))
+            assert signed or bool((view > 0).all())
     read = form.read(codes, scales)
     assert torch.equal(read[2], torch.zeros(columns))
     torch.testing.assert_close(read, rows, rtol=0.13, atol=float(scales.max()) * float(every[every > 0].min()))
@@ -72,14 +72,14 @@ def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, 
     ((before, after),) = forked(1, play, MODEL, Layout.parse("mbs1"), task(name))
     ((_, exact),) = forked(1, play, MODEL, Layout.parse("mbs1"), task("fp32").replace(emulate=False))
     ours, wide, start = joined([after]), joined([exact]), joined([before])
-    names = [each for each in wide if each.endswith(".weight/weight") and "norm" not in each]
+    names = [item for item in wide if item.endswith(".weight/weight") and "norm" not in item]
     errors = [float((ours[n].float() - wide[n]).norm() / (wide[n] - start[n].float()).norm()) for n in names]
     assert 1e-4 < max(errors) < bound
     scales = {
-        each.rpartition("/")[2] for each in ours if each.startswith("blocks.0.mlp.up.weight/") and "scale" in each
+        item.rpartition("/")[2] for item in ours if item.startswith("blocks.0.mlp.up.weight/") and "scale" in item
     }
     moments = ("exp_avg_scale", "exp_avg_sq_scale")
-    assert scales == {each for each, scaled in zip(moments, recipe(name).scaled_moments, strict=True) if scaled}
+    assert scales == {moment for moment, scaled in zip(moments, recipe(name).scaled_moments, strict=True) if scaled}
     assert "blocks.0.norm1.weight/exp_avg_scale" not in ours
 
 
@@ -89,9 +89,9 @@ def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Pat
     for number, text in enumerate(["dp3 zero3 mbs1", "pp2 mbs1", "dp2 tp2 zero1 mbs1"]):
         layout = Layout.parse(text)
         ranks = forked(layout.world, play, MODEL, layout, task(name), number, tmp_path)
-        found = joined([before for before, _ in ranks])
+        result = joined([before for before, _ in ranks])
         if left is not None:
-            assert [each for each in found if not torch.equal(found[each], left[each])] == []
+            assert [item for item in result if not torch.equal(result[item], left[item])] == []
         left = joined([after for _, after in ranks])
 
 

@@ -22,21 +22,21 @@ def rates(schedule: LearningRate, steps: int) -> list[float]:
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
-    found = rates(LearningRate(kind="constant", peak=1.0, warmup_steps=4), 8)
-    assert found == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
+    result = rates(LearningRate(kind="constant", peak=1.0, warmup_steps=4), 8)
+    assert result == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
 
 
 def test_cosine_goes_from_peak_to_floor_by_way_of_the_middle() -> None:
-    found = rates(LearningRate(kind="cosine", peak=2.0, floor=0.1, warmup_steps=0), 101)
-    assert (found[0], found[50], found[100]) == pytest.approx((2.0, 1.1, 0.2))
-    assert found == sorted(found, reverse=True)
+    result = rates(LearningRate(kind="cosine", peak=2.0, floor=0.1, warmup_steps=0), 101)
+    assert (result[0], result[50], result[100]) == pytest.approx((2.0, 1.1, 0.2))
+    assert result == sorted(result, reverse=True)
 
 
 def test_wsd_is_flat_then_falls_in_a_line() -> None:
-    found = rates(LearningRate(kind="wsd", peak=1.0, floor=0.0, warmup_steps=10, decay_steps=21), 100)
-    assert found[10:80] == pytest.approx([1.0] * 70)
-    assert found[99] == pytest.approx(0.0)
-    assert found[89] == pytest.approx(0.5)
+    result = rates(LearningRate(kind="wsd", peak=1.0, floor=0.0, warmup_steps=10, decay_steps=21), 100)
+    assert result[10:80] == pytest.approx([1.0] * 70)
+    assert result[99] == pytest.approx(0.0)
+    assert result[89] == pytest.approx(0.5)
 
 
 def norm_and_clipped(layout: str) -> tuple[float, float, float]:
@@ -64,14 +64,14 @@ def left_of(sharded_weights: list[tuple[float, float]]) -> list[float]:
     """How much ``largest`` and ``scale`` leave of a gradient whose norm, but for the scale of the loss, is 2."""
     job = Job(sequence=8, global_batch=4)
     built = build(model=build_model("nano"), layout=Layout(), job=job, device=torch.device("cpu"))
-    found = []
+    results = []
     for largest, scale in sharded_weights:
         for shard in built.shards:
             shard.weight.grad = torch.full_like(shard.weight, 0.75)
         clip(built.shards, torch.tensor(2.0), largest=largest, scale=scale)
         (left,) = {value for shard in built.shards for value in shard.weight.grad.unique().tolist()}
-        found.append(left / 0.75)
-    return found
+        results.append(left / 0.75)
+    return results
 
 
 def test_what_is_within_the_norm_is_not_enlarged(forked) -> None:

@@ -70,29 +70,29 @@ def play(model: Model, layout: Layout, task: Job, first: int = 0, folder: Path |
 
 def parts(built: Built) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]:
     """Weights and moments: name, shape of the whole, where the part begins, the part."""
-    found = []
+    results = []
     for shard in built.shards:
         kept = [("weight", shard, shard.weight.detach()), *optimizer.moments(built.optimizer, shard)]
         for kind, part, tensor in kept:
             if part is None:
-                found.append((f"{shard.name}/{kind}", (), (), tensor.clone()))
+                results.append((f"{shard.name}/{kind}", (), (), tensor.clone()))
                 continue
             for box in part.boxes():
                 values = tensor[box.rows].reshape(box.sizes).clone()
-                found.append((f"{shard.name}/{kind}", part.local_weight.weight.shape, box.offsets, values))
-    return found
+                results.append((f"{shard.name}/{kind}", part.local_weight.weight.shape, box.offsets, values))
+    return results
 
 
 def joined(ranks: list[Any]) -> Wholes:
     """Whole tensors out of the parts of all ranks; copies must be equal to the last bit."""
-    found: Wholes = {}
+    result: Wholes = {}
     for name, shape, offsets, values in (part for rank in ranks for part in rank):
-        whole = found.setdefault(name, torch.full(shape, torch.nan))
+        whole = result.setdefault(name, torch.full(shape, torch.nan))
         place = tuple(slice(at, at + size) for at, size in zip(offsets, values.shape, strict=True))
         assert whole[place].isnan().all() or torch.equal(whole[place], values.float()), f"{name} differs between copies"
         whole[place] = values.float()
-    assert not any(whole.isnan().any() for whole in found.values())
-    return found
+    assert not any(whole.isnan().any() for whole in result.values())
+    return result
 
 
 def split(weight: Weight, whole: Tensor) -> list[Tensor]:
@@ -101,15 +101,15 @@ def split(weight: Weight, whole: Tensor) -> list[Tensor]:
 
 def torch_run(model: Model, kind: Kind) -> Wholes:
     """torch's optimizer on whole tensors, each expert's one of its own."""
-    hidden, rest, found = [], {0.0: [], 0.1: []}, {}
+    hidden, rest, result = [], {0.0: [], 0.1: []}, {}
     for weight in weights(model):
-        each = [torch.nn.Parameter(part.clone()) for part in split(weight, initial(weight, model=model, seed=0))]
-        found[weight] = each
-        vector = each[0].ndim == 1
+        item = [torch.nn.Parameter(part.clone()) for part in split(weight, initial(weight, model=model, seed=0))]
+        result[weight] = item
+        vector = item[0].ndim == 1
         if not vector and kind == "muon" and weight.kind not in ("embedding", "head"):
-            hidden += each
+            hidden += item
         else:
-            rest[0.0 if vector else 0.1] += each
+            rest[0.0 if vector else 0.1] += item
     groups = [{"params": params, "weight_decay": decay} for decay, params in rest.items()]
     made: list[torch.optim.Optimizer] = [
         {
@@ -122,13 +122,14 @@ def torch_run(model: Model, kind: Kind) -> Wholes:
     if hidden:
         made.append(torch.optim.Muon(hidden, lr=RATE, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"))
     for step in range(STEPS):
-        for weight, each in found.items():
-            for parameter, part in zip(each, split(weight, gradient(weight, step)), strict=True):
+        for weight, item in result.items():
+            for parameter, part in zip(item, split(weight, gradient(weight, step)), strict=True):
                 parameter.grad = part.clone()
         for one in made:
             one.step()
     return {
-        weight.name: torch.stack([part.detach() for part in each]).view(weight.shape) for weight, each in found.items()
+        weight.name: torch.stack([part.detach() for part in entry]).view(weight.shape)
+        for weight, entry in result.items()
     }
 
 
@@ -160,8 +161,8 @@ def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: F
     """Without momentum what is sent is the gradient itself; bf16 would show any other sum as 1e-3."""
     task, layout = job("muon", momentum=0.0, weight_decay=0.0), Layout.parse(text)
     ours, alone = (
-        joined([after for _, after in forked(each.world, play, model, each, task)])
-        for each in (layout, Layout.parse("mbs1"))
+        joined([after for _, after in forked(item.world, play, model, item, task)])
+        for item in (layout, Layout.parse("mbs1"))
     )
     matrices = [name.replace("/momentum", "/weight") for name in ours if name.endswith("/momentum")]
     assert len(matrices) > 10
@@ -180,10 +181,10 @@ def test_moments_go_from_layout_to_layout(forked: Fork, tmp_path: Path, kind: Ki
         task = job(kind, precision)
         ranks = forked(layout.world, play, SPARSE, layout, task, number, tmp_path / "changing")
         (alone,) = forked(1, play, SPARSE, Layout.parse("mbs4"), task, number, tmp_path / "alone")
-        found = joined([before for before, _ in ranks])
+        result = joined([before for before, _ in ranks])
         if left is not None:
-            assert found.keys() == left.keys()
-            assert [name for name in found if not torch.equal(found[name], left[name])] == []
+            assert result.keys() == left.keys()
+            assert [name for name in result if not torch.equal(result[name], left[name])] == []
         left = joined([after for _, after in ranks])
         expected, before = joined([alone[1]]), joined([alone[0]])
         for name in (name for name in expected if not name.endswith("step")):
@@ -251,8 +252,8 @@ def test_groups_are_data(forked: Fork) -> None:
         Group(of="experts", rate=2.0, weight_decay=0.3),
         Group(of="vectors", weight_decay=0.1),
     )
-    (found,) = forked(1, groups_of, job("adamw", groups=own))
-    assert found == {(0.5, 0.1): 1, (1.0, 0.0): 2, (2.0, 0.3): experts, (1.0, 0.1): rest - 3 - experts + vectors}
+    (result,) = forked(1, groups_of, job("adamw", groups=own))
+    assert result == {(0.5, 0.1): 1, (1.0, 0.0): 2, (2.0, 0.3): experts, (1.0, 0.1): rest - 3 - experts + vectors}
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adafactor", "muon", "adamw", "adamw8bit"])

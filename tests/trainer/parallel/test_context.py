@@ -107,7 +107,8 @@ def on_a_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], lis
     with Meter([], axis=lambda _: "cp") as backward:
         out.backward(gradient)
     sent = [
-        [(found.collective, found.messages, found.bytes) for found in meter.traffic] for meter in (forward, backward)
+        [(result.collective, result.messages, result.bytes) for result in meter.traffic]
+        for meter in (forward, backward)
     ]
     if case.sinks:
         dist.all_reduce(sinks.grad)
@@ -134,20 +135,20 @@ def whole(case: Case) -> list[Tensor]:
         scores = torch.cat((scores, sinks[:, None, None].expand(B, N, T, 1)), dim=-1)
     out = torch.einsum("bnts,bsnh->btnh", scores.softmax(-1)[..., :T], v)
     out.backward(gradient)
-    found = [*leaves, sinks] if case.sinks else leaves
-    return [out.detach(), *(x.grad for x in found if x.grad is not None)]
+    result = [*leaves, sinks] if case.sinks else leaves
+    return [out.detach(), *(x.grad for x in result if x.grad is not None)]
 
 
 def joined(case: Case, parts: list[list[Tensor]]) -> list[Tensor]:
     order = torch.cat([positions(layout(case), rank=rank, sequence=T) for rank in range(case.ranks)])
-    found = [torch.cat(each, dim=1)[:, order.argsort()] for each in zip(*(part[:4] for part in parts), strict=True)]
-    return [*found, parts[0][4]] if case.sinks else found
+    results = [torch.cat(item, dim=1)[:, order.argsort()] for item in zip(*(part[:4] for part in parts), strict=True)]
+    return [*results, parts[0][4]] if case.sinks else results
 
 
 def errors(case: Case, parts: list[list[Tensor]]) -> list[float]:
     return [
-        float((found.double() - wanted).abs().max() / wanted.abs().max())
-        for found, wanted in zip(joined(case, parts), whole(case), strict=True)
+        float((result.double() - wanted).abs().max() / wanted.abs().max())
+        for result, wanted in zip(joined(case, parts), whole(case), strict=True)
     ]
 
 
@@ -159,14 +160,14 @@ def sent(case: Case) -> tuple[list[tuple[str, int, int]], list[tuple[str, int, i
         hops, pair = case.ranks - 1, rows * case.kv_heads * (dim + value) * width
         return [("p2p", hops, hops * pair)], [("p2p", 2 * hops, 2 * hops * pair)]
     heads = N + max(case.kv_heads, case.ranks)  # q and out, k and v
-    each = [("all_to_all", 4, (case.ranks - 1) * rows * heads * (dim + value) * width // case.ranks)]
-    return each, each
+    item = [("all_to_all", 4, (case.ranks - 1) * rows * heads * (dim + value) * width // case.ranks)]
+    return item, item
 
 
 @pytest.mark.parametrize("case", one_in(2, CASES), ids=lambda case: " ".join(map(str, case)))
 def test_equals_whole_sequences_in_exactly_so_many_bytes(case: Case, forked: Fork) -> None:
     results = forked(case.ranks, on_a_rank, case)
-    assert max(errors(case, [found for found, *_ in results])) < (1e-5 if case.dtype == torch.float32 else 3e-2)
+    assert max(errors(case, [result for result, *_ in results])) < (1e-5 if case.dtype == torch.float32 else 3e-2)
     for _, forward, backward in results:
         assert (forward, backward) == sent(case)
 
@@ -176,8 +177,8 @@ def without(left_out: int, case: Case) -> list[Tensor]:
     come, hops = context._Hop.wait, iter(range(1, 100))
 
     def wait(self: context._Hop) -> Tensor:
-        found = come(self)
-        return self._sent if next(hops) == left_out else found
+        result = come(self)
+        return self._sent if next(hops) == left_out else result
 
     context._Hop.wait = wait  # type: ignore[method-assign]
     context.all_to_all = lambda x, _: Pending(x)  # type: ignore[assignment]
@@ -234,12 +235,12 @@ class Attention(nn.Module):
 def test_attach_sets_the_core_or_what_is_around_it() -> None:
     model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), Axis("cp", 0, (0, 1), None)
     attach(model, axis, kind="ulysses")
-    assert [type(each.hooks) for each in (model[0], model[2])] == [Ulysses, Ulysses]
-    assert [(type(each.core), each.core.rule.window, each.core.heads) for each in (model[0], model[2])] == [
+    assert [type(item.hooks) for item in (model[0], model[2])] == [Ulysses, Ulysses]
+    assert [(type(item.core), item.core.rule.window, item.core.heads) for item in (model[0], model[2])] == [
         (Flash, 5, Heads(rank=0, ranks=2))
     ] * 2
     attach(model, axis, kind="ring")
-    assert [(type(each.core), each.core.rule) for each in (model[0], model[2])] == [
+    assert [(type(item.core), item.core.rule) for item in (model[0], model[2])] == [
         (Ring, AttentionMask(0.3, window=5))
     ] * 2
 

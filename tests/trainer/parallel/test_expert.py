@@ -150,10 +150,10 @@ def farthest(text: str, of: Model, answers: list[dict[str, Any]]) -> float:
             inside = name.startswith("experts.")
             key = (name, *((answer["ep"], answer["etp"]) if inside else ()))
             total[key] = total.get(key, 0) + gradient / (1 if inside else copies)
-    for (name, *place), found in total.items():
+    for (name, *place), result in total.items():
         places = zip(("ep", "etp"), place or (0, 0), strict=True)
         axes = {axis: SimpleNamespace(rank=rank, size=getattr(layout, axis)) for axis, rank in places}
-        errors.append(_error(found, own_part(name, gradients[name], axes)))  # type: ignore[arg-type]
+        errors.append(_error(result, own_part(name, gradients[name], axes)))  # type: ignore[arg-type]
     errors.append(_error(sum(a["load"] for a in answers) / copies, load.float()))
     return max(errors)
 
@@ -186,8 +186,8 @@ LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one seque
     one_in(
         2,
         [
-            *((each, 8, E) for each in LAYOUTS),
-            *((each, 32, E) for each in LONG),
+            *((layout, 8, E) for layout in LAYOUTS),
+            *((item, 32, E) for item in LONG),
             ("dp4 ep4", 8, 4),
             ("tp4 ep2 etp2", 8, 2),
         ],
@@ -253,11 +253,11 @@ def test_messages_sum_to_the_planners(forked, layout: str) -> None:
         expected["etp", "all_gather"] += [copies * parsed.etp * 4, payload["etp"]]
         expected["etp", "reduce_scatter"] += [copies * parsed.etp * 4]
     for (axis, collective), payloads in expected.items():
-        found = [t for a in answers for t in a["traffic"] if (t.axis, t.collective) == (axis, collective)]
-        assert [t.messages for t in found] == [len(payloads)] * parsed.world
+        results = [t for a in answers for t in a["traffic"] if (t.axis, t.collective) == (axis, collective)]
+        assert [t.messages for t in results] == [len(payloads)] * parsed.world
         size = getattr(parsed, axis)
-        sent = sum(sent_bytes(collective, payload=each, ranks=size) for each in payloads)
-        assert sum(t.bytes for t in found) == sent * parsed.world
+        sent = sum(sent_bytes(collective, payload=item, ranks=size) for item in payloads)
+        assert sum(t.bytes for t in results) == sent * parsed.world
     assert {(t.axis, t.collective) for a in answers for t in a["traffic"]} == expected.keys()
 
 
@@ -274,7 +274,7 @@ def test_load_is_summed_and_biases_move_alike_everywhere(forked) -> None:
     load = alone(of)[3]
     for total, bias, left in forked(4, balanced, "dp2 tp2 ep4", of):
         assert total.tolist() == [load.tolist()]
-        assert bias.tolist() == pytest.approx([1e-3 if each < ROWS * K / E else -1e-3 for each in load.tolist()])
+        assert bias.tolist() == pytest.approx([1e-3 if item < ROWS * K / E else -1e-3 for item in load.tolist()])
         assert left == 0
 
 

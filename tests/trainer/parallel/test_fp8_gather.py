@@ -135,8 +135,8 @@ def test_ranks_train_as_one_does(forked: Callable[..., list[Any]], model: Model,
     """By another order of sums, and of operands of which those in fp8 share a scale on each rank."""
     layout = Layout.parse(text)
     (alone,) = forked(1, ran, model, Layout.parse(f"mbs{layout.mbs}"), precision, 8)
-    for each in forked(layout.world, ran, model, layout, precision, 8):
-        assert each.losses == pytest.approx(alone.losses, rel=1e-3)
+    for item in forked(layout.world, ran, model, layout, precision, 8):
+        assert item.losses == pytest.approx(alone.losses, rel=1e-3)
 
 
 def taken_up(directory: Path, first: int, last: int) -> tuple[list[float], dict[str, Tensor]]:

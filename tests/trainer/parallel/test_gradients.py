@@ -119,6 +119,6 @@ def test_a_checkpoint_of_one_is_taken_up_by_the_other(
 ) -> None:
     layout = Layout.parse("dp2 zero3 mbs1")
     job = Job(sequence=32, global_batch=8, precision=recipe("fp32"))
-    jobs = [job.replace(reduce=reduce) for reduce in sorted(("step", "micro_batch"), key=lambda each: each != first)]
+    jobs = [job.replace(reduce=reduce) for reduce in sorted(("step", "micro_batch"), key=lambda item: item != first)]
     for there, here in forked(2, crossed, tmp_path / "saved", DENSE, layout, jobs):
         assert here == pytest.approx(there, rel=1e-6)

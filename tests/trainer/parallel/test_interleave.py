@@ -197,7 +197,7 @@ class Spoken(torch.autograd.Function):
 
 def speak(delay_seconds: float) -> tuple[float, float]:
     """In a child of pp2 tp2: seconds of a step apart, and with pairs; the gradients are the same."""
-    found, gradients = [], []
+    results, gradients = [], []
     table = schedule("dualpipev", pp=2, v=2, micro_batches=6)
     for pairs in (False, True):
         among = ranks(Layout.parse("pp2 tp2 v2 dualpipev"), kv_heads=4, device=torch.device("cpu"), pairs=pairs)
@@ -230,11 +230,11 @@ def speak(delay_seconds: float) -> tuple[float, float]:
         dist.barrier()
         begin = time.monotonic()
         pipeline.step()
-        found.append(time.monotonic() - begin)
+        results.append(time.monotonic() - begin)
         gradients.append([held[number].grad for number in sorted(held)])
     for apart, paired in zip(*gradients, strict=True):
         assert torch.equal(apart, paired)
-    return found[0], found[1]
+    return results[0], results[1]
 
 
 def test_pairs_hide_slow_messages(forked: Callable[..., Any]) -> None:

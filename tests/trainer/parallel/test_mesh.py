@@ -16,7 +16,7 @@ KINDS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage", "ep", "etp", "expe
 
 def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dict[str, Axis]]:
     """Of every rank; a group's members are those that torch knows."""
-    found = []
+    results = []
     for rank in range(layout.world):
         with fake_rank(layout, rank=rank):
             made = ranks(layout, kv_heads=kv_heads, device=torch.device("cpu"), experts=experts)
@@ -26,8 +26,8 @@ def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dic
                 else:
                     assert axis.ranks == (rank,)
                 assert axis.ranks[axis.rank] == rank
-            found.append(dict(made.axes))
-    return found
+            results.append(dict(made.axes))
+    return results
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ class Stages:
 
 def play_all(cases: list[Case], kind: type[Pipeline] = Pipeline) -> list[Played]:
     """In a child: every case in turn over the same process groups, each step under the meter."""
-    among, found = pipes(cases[0].table.pp), []
+    among, results = pipes(cases[0].table.pp), []
     for case in cases:
         mine = Stages(case, among=among, kind=kind)
         with Meter([], axis=among.axis) as meter:
@@ -160,8 +160,8 @@ def play_all(cases: list[Case], kind: type[Pipeline] = Pipeline) -> list[Played]
         heldout = mine.pipeline.evaluate(case.table.micro_batches + 3)
         sent = sum(row.messages for row in meter.traffic), sum(row.bytes for row in meter.traffic)
         assert all((row.axis, row.collective) == ("pp", "p2p") for row in meter.traffic)
-        found.append(Played(loss.item(), mine.gradients(), forwards, mine.collected, sent, heldout.item()))
-    return found
+        results.append(Played(loss.item(), mine.gradients(), forwards, mine.collected, sent, heldout.item()))
+    return results
 
 
 NAMES = [
@@ -193,13 +193,13 @@ def assert_alike(case: Case, played: tuple[Played, ...]) -> None:
     """The sum over ranks is what one process finds; DualPipe's two copies of a layer add up."""
     loss, gradients = alone(sum(case.layers), case.table.micro_batches)
     assert sum(one.loss for one in played) == pytest.approx(loss, rel=1e-5)
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for one in played:
         for name, gradient in one.gradients.items():
-            found[name] = found[name] + gradient if name in found else gradient
-    assert set(found) == set(gradients)
+            result[name] = result[name] + gradient if name in result else gradient
+    assert set(result) == set(gradients)
     for name, gradient in gradients.items():
-        assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
+        assert (result[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 def planned(case: Case) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def test_every_schedule_is_one_process(forked: Callable[..., Any], pp: int) -> N
         layers, every = range(sum(case.layers)), range(table.micro_batches)
         forwards = sum((one.forwards for one in played), Counter())
         assert forwards == Counter((layer, i) for layer in layers for i in every), table.name
-        sent = [sum(each) for each in zip(*(one.sent for one in played), strict=True)]
+        sent = [sum(item) for item in zip(*(one.sent for one in played), strict=True)]
         assert tuple(sent) == planned(case), table.name
         assert sent[1] == sent[0] * STREAM
 
@@ -289,7 +289,7 @@ def test_a_deadlock_is_one_line() -> None:
 
 def refusals() -> list[str]:
     """In a child of one rank."""
-    among, found = pipes(1), []
+    among, results = pipes(1), []
     for table, stages in [
         (schedule("1f1b", pp=2, v=1, micro_batches=2), {0: lambda entry, i: entry}),
         (schedule("interleaved", pp=1, v=2, micro_batches=2), {1: lambda entry, i: entry}),
@@ -299,8 +299,8 @@ def refusals() -> list[str]:
             Pipeline(
                 table, ranks=among, wgrad_store=WgradStore(), stages=stages, shape=(ROWS, D), dtype=torch.float32
             ).step()
-        found.append(str(caught.value))
-    return found
+        results.append(str(caught.value))
+    return results
 
 
 def test_what_does_not_fit_is_refused(forked: Callable[..., Any]) -> None:
@@ -345,15 +345,15 @@ def test_a_gradient_that_is_not_sent_is_found(forked: Callable[..., Any]) -> Non
 def lives(case: Case) -> list[int]:
     """In a child: bytes alive before each action of this rank, less those before the first."""
     among = pipes(case.table.pp)
-    mine, found = Stages(case, among=among), []
+    mine, results = Stages(case, among=among), []
     mine.pipeline.step()  # from now on gradients live
     living = [tensor for layer in mine.all for weight in layer.parameters() for tensor in (weight, weight.grad)]
     with Meter([tensor for tensor in living if tensor is not None], axis=among.axis) as meter:
         del living
-        mine.pipeline.on_action = lambda _: found.append(meter.live_bytes)
+        mine.pipeline.on_action = lambda _: results.append(meter.live_bytes)
         mine.pipeline.step()
-        found.append(meter.live_bytes)
-    return [now - found[0] for now in found]
+        results.append(meter.live_bytes)
+    return [now - results[0] for now in results]
 
 
 def test_an_output_lives_until_it_is_taken(forked: Callable[..., Any]) -> None:
@@ -383,10 +383,10 @@ def peaks(table: Table) -> list[int]:
             total.add_(loss.detach())
             loss.backward()
 
-    found = []
+    results = []
     for step in (plain, mine.pipeline.step):
         step()
         with Meter([], axis=lambda _: "") as meter:
             step()
-        found.append(meter.peak_bytes)
-    return [found[1] - found[0]]
+        results.append(meter.peak_bytes)
+    return [results[1] - results[0]]

@@ -134,8 +134,8 @@ def test_gradients_are_those_of_no_recomputation(name: str, ac: str, plain: Any)
     order=st.permutations(range(3)),
 )
 def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: list[int], plain: Any) -> None:
-    found = trained(MODELS[name], "+".join(sorted(chosen)), order=tuple(order), layers=2)
-    assert difference(found, plain(MODELS[name])) < 1e-6
+    result = trained(MODELS[name], "+".join(sorted(chosen)), order=tuple(order), layers=2)
+    assert difference(result, plain(MODELS[name])) < 1e-6
 
 
 # Bytes
@@ -303,8 +303,8 @@ def messages(ac: str) -> dict[str, int]:
         out = stack(entry)
         out.sum().backward()
     assert entry.grad is not None
-    found = {each.collective: each.messages for each in meter.traffic}
-    return found | {"gradient": round(entry.grad.abs().sum().item(), 3)}
+    result = {item.collective: item.messages for item in meter.traffic}
+    return result | {"gradient": round(entry.grad.abs().sum().item(), 3)}
 
 
 def every(sets: tuple[str, ...]) -> list[dict[str, int]]:
@@ -347,8 +347,8 @@ class Gathered:
 def test_hooks_that_gather_weights_fire_once_each_way(ac: str) -> None:
     expected, stack = Stack(DENSE, "none", layers=2), Stack(DENSE, ac, layers=2)
     units = [Gathered(block) for block in stack.blocks]
-    for each in (expected, stack):
-        each(micro_batch(0)).square().mean().backward()
+    for item in (expected, stack):
+        item(micro_batch(0)).square().mean().backward()
     assert [unit.gathers for unit in units] == [2, 2]
     assert difference(stack.gradients(), expected.gradients()) < 1e-6
 
@@ -359,8 +359,8 @@ def test_hooks_that_gather_weights_fire_once_each_way(ac: str) -> None:
 def test_under_compilation(ac: str, backend: str, plain: Any) -> None:
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend=backend)
-    found = trained(DENSE, ac, order=(1, 2, 0), layers=2, compiled=compiled)
-    assert difference(found, plain(DENSE)) < 1e-6 * (10 if backend == "inductor" else 1)  # fused, rounded less often
+    result = trained(DENSE, ac, order=(1, 2, 0), layers=2, compiled=compiled)
+    assert difference(result, plain(DENSE)) < 1e-6 * (10 if backend == "inductor" else 1)  # fused, rounded less often
 
 
 # What is wrong is found

@@ -135,25 +135,25 @@ def farthest(module: Small, gradients: dict[str, Tensor], axis: Axis, *, sp: boo
     for name, weight in module.named_parameters():
         assert weight.grad is not None, name
         assert weight.grad.dtype == weight.dtype
-        found = weight.grad.float()
+        grad = weight.grad.float()
         if sp and name in ("norm", "mlp.down.bias"):
-            dist.all_reduce(found)
+            dist.all_reduce(grad)
         expected = own(name, gradients[name], axis)
-        errors.append(((found - expected).norm() / expected.norm()).item())
+        errors.append(((grad - expected).norm() / expected.norm()).item())
     return max(errors)
 
 
 def compare(dtype: torch.dtype) -> list[tuple[float, float]]:
     """Errors of loss and gradients, with sp and without, tied and not."""
-    axis, found = world(), []
+    axis, results = world(), []
     for sp in (True, False):
         for tied in (True, False):
             loss, gradients = reference(tied=tied)
             module = cut(axis, sp=sp, tied=tied, dtype=dtype)
             ours = module()
             ours.backward()
-            found.append((abs(ours.item() - loss) / loss, farthest(module, gradients, axis, sp=sp)))
-    return found
+            results.append((abs(ours.item() - loss) / loss, farthest(module, gradients, axis, sp=sp)))
+    return results
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -205,7 +205,7 @@ def test_messages_and_bytes_are_the_planners(forked, sp: bool, again: bool) -> N
 
 
 def put_off(sp: bool) -> bool:
-    axis, found = world(), []
+    axis, results = world(), []
     for deferring in (False, True):
         module, later = cut(axis, sp=sp, tied=True), WgradStore()
         later.deferring = deferring
@@ -216,8 +216,8 @@ def put_off(sp: bool) -> bool:
         assert (module.mlp.up.weight.grad is None) == deferring
         for work in later.take():
             work()
-        found.append([weight.grad for weight in module.parameters()])
-    return all(torch.allclose(mine, other, rtol=0, atol=1e-8) for mine, other in zip(*found, strict=True))
+        results.append([weight.grad for weight in module.parameters()])
+    return all(torch.allclose(mine, other, rtol=0, atol=1e-8) for mine, other in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("sp", [False, True])
@@ -283,7 +283,7 @@ def test_each_collective_left_out_is_found(forked, sp: bool, kinds: dict[str, in
 
 def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
     """Per dtype: loss, the gradient's error, whether it lies where the logits lay, how many all_reduces."""
-    axis, found = world(), []
+    axis, results = world(), []
     padded = -(-words // axis.size) * axis.size
     held = padded // axis.size
     targets = torch.arange(ROWS) * 23 % words
@@ -307,8 +307,8 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
         own_part = F.pad(rounded.grad, (0, padded - words))[:, axis.rank * held :][:, :held]
         error = (gradient - own_part).abs().max().item()
         torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=1e-6)
-        found.append((loss.item(), error, inside.data_ptr() == gradient.data_ptr(), line.messages))
-    return found
+        results.append((loss.item(), error, inside.data_ptr() == gradient.data_ptr(), line.messages))
+    return results
 
 
 @pytest.mark.parametrize(("ranks", "words", "spread"), [(2, 251, 1.0), (4, 251, 1.0), (4, 5, 1.0), (2, 251, 1e4)])
@@ -365,7 +365,7 @@ def few_heads(kv_heads: int, sp: bool) -> float:
         pairs.append((sum(gradients[first : first + copies]), weights[name].grad.chunk(kv_heads)[here[name]]))
     pairs.append((layers["q"].matrix.grad, weights["q"].grad.chunk(axis.size)[axis.rank]))
     pairs.append((layers["out"].matrix.grad, weights["out"].grad.chunk(axis.size, 1)[axis.rank]))
-    return max(((found - expected).norm() / expected.norm()).item() for found, expected in pairs)
+    return max(((result - expected).norm() / expected.norm()).item() for result, expected in pairs)
 
 
 @pytest.mark.parametrize("sp", [False, True])
@@ -418,11 +418,11 @@ def cast_before_the_gather(name: str) -> list[Any]:
         said.append((collective, payload))
 
     axis.listener.post = post
-    found, expected = hooks.operand(own, gemms), gemms.operand(whole)
-    assert [part is None for part in found] == [part is None for part in expected]
+    operand, expected = hooks.operand(own, gemms), gemms.operand(whole)
+    assert [part is None for part in operand] == [part is None for part in expected]
     same = [
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.float(), b.float())
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(operand, expected, strict=True)
         if a is not None and b is not None
     ]
     return [all(same), said]

@@ -35,9 +35,9 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
 
     def noted(gradients: Gradients) -> None:
         every = [unit.gradients for unit in built.units]
-        running = [each for each in every if each._reducing is not None and each._reducing._works]
+        running = [item for item in every if item._reducing is not None and item._reducing._works]
         assert len(running) <= 1
-        reducing.extend(each.shards[0].name for each in running)
+        reducing.extend(item.shards[0].name for item in running)
         begin(gradients)
 
     Gradients._reduce = noted  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from fivefold.planner.predict import predict
 from fivefold.planner.search import search
 
 machine, model = resolve("z9:8", local=Path()), build_model("llama3-8b")
-steps = [predict(model=model, machine=each, layout=LAYOUT, job=JOB).time.step_seconds for each in (machine, NODE)]
+steps = [predict(model=model, machine=item, layout=LAYOUT, job=JOB).time.step_seconds for item in (machine, NODE)]
 assert steps[0] == steps[1], steps
 assert machine.chip.memory_bytes == 2 * NODE.chip.memory_bytes
 assert search(model=model, machine=machine, job=Job(sequence=2048, global_batch=16)).best

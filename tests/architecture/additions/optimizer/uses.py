@@ -10,7 +10,7 @@ from fivefold.record import UserError
 
 job = JOB.replace(optimizer=JOB.optimizer.replace(kind="lion"))
 states = [
-    predict(model=TINY, machine=NODE, layout=LAYOUT, job=each).memory.stages[0].optimizer_bytes for each in (job, JOB)
+    predict(model=TINY, machine=NODE, layout=LAYOUT, job=item).memory.stages[0].optimizer_bytes for item in (job, JOB)
 ]
 assert 0 < states[0] < states[1], states
 assert checkpoint_bytes(TINY, job) < checkpoint_bytes(TINY, JOB)

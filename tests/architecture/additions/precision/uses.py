@@ -8,7 +8,7 @@ from fivefold.planner.search import search
 
 usual, job = (JOB.replace(precision=recipe(name)) for name in ("bf16-grad16", "bf16-moments16"))
 states = [
-    predict(model=TINY, machine=NODE, layout=LAYOUT, job=each).memory.stages[0].optimizer_bytes for each in (job, usual)
+    predict(model=TINY, machine=NODE, layout=LAYOUT, job=item).memory.stages[0].optimizer_bytes for item in (job, usual)
 ]
 assert 0.5 <= states[0] / states[1] < 0.51, states
 assert search(model=TINY, machine=NODE, job=job).best

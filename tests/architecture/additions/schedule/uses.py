@@ -38,7 +38,7 @@ assert not is_legal(layout, model=tiny, job=job.replace(global_batch=2))  # fewe
 table = schedule("eager", pp=4, v=1, micro_batches=16)
 check(table)
 usual = schedule("1f1b", pp=4, v=1, micro_batches=16)
-ends = [max(play(each, seconds=lambda task: 1.0, hop_seconds=lambda *_: 0.5).rank_ends) for each in (table, usual)]
+ends = [max(play(item, seconds=lambda task: 1.0, hop_seconds=lambda *_: 0.5).rank_ends) for item in (table, usual)]
 assert ends[0] < ends[1]  # messages between stages are hidden
 
 planner = Planner(model=tiny, machine=node, job=job)
@@ -48,7 +48,7 @@ assert "eager" in step.layout
 
 found = search(model=tiny, machine=node, job=job, where=Where.parse("schedule=eager pp=4"))
 assert found.best
-assert {Layout.parse(each.step.layout).schedule for each in found.best} == {"eager"}
+assert {Layout.parse(item.step.layout).schedule for item in found.best} == {"eager"}
 
 run = dryrun(model=tiny, machine=node, layout=layout, job=job).step
 assert run is not None

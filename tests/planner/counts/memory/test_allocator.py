@@ -48,9 +48,9 @@ def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: 
     """Allocated to 0.3 %, reserved to 3 %."""
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(global_batch=batch)), Layout.parse(text)
     ranks = memory(counts, layout)
-    found = allocator_totals(counts, layout, ranks)
+    result = allocator_totals(counts, layout, ranks)
     assert max(rank.peak_bytes for rank in ranks) == pytest.approx(allocated * GIB, rel=0.003)
-    assert found.reserved_bytes == pytest.approx(reserved * GIB, rel=0.03)
+    assert result.reserved_bytes == pytest.approx(reserved * GIB, rel=0.03)
 
 
 def test_expandable_segments_reserve_what_lives() -> None:
@@ -104,9 +104,10 @@ def test_the_driver_shows_context_and_communicators() -> None:
         (Layout(dp=2, tp=2), 3),
     )
     for layout, groups in axes:
-        found = allocator_totals(counts, layout, memory(counts, layout))
+        result = allocator_totals(counts, layout, memory(counts, layout))
         assert (
-            found.driver_bytes == found.reserved_bytes + PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes
+            result.driver_bytes
+            == result.reserved_bytes + PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes
         )
 
 

@@ -49,18 +49,18 @@ def test_it_parses_in_any_order_and_prints_in_one() -> None:
 
 def test_a_node_holds_masters_moments_and_gradients_of_its_ranks() -> None:
     """All of it over two nodes: 4 + 8 + 4 bytes of each parameter, but for padding."""
-    found = host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1 offload=optimizer"), TWO_NODES)
-    assert found == pytest.approx(16 * LLAMA.parameters / 2, rel=1e-3)
+    result = host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1 offload=optimizer"), TWO_NODES)
+    assert result == pytest.approx(16 * LLAMA.parameters / 2, rel=1e-3)
     asked = Counts(LLAMA, JOB.replace(offload=("optimizer",)))
-    assert host_bytes(asked, Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == found
+    assert host_bytes(asked, Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == result
     assert host_bytes(Counts(LLAMA, JOB), Layout.parse("dp16 zero3 mbs1"), TWO_NODES) == 0
 
 
 def test_a_node_that_is_half_full_holds_what_its_ranks_have() -> None:
     """Four ranks on a node of eight hold the 16 bytes of every parameter once."""
     layout = Layout.parse("dp4 zero3 mbs1 offload=optimizer")
-    found = host_bytes(Counts(LLAMA, JOB), layout, resolve("h100:4", local=Path("/nowhere")))
-    assert found == pytest.approx(16 * LLAMA.parameters, rel=1e-3)
+    result = host_bytes(Counts(LLAMA, JOB), layout, resolve("h100:4", local=Path("/nowhere")))
+    assert result == pytest.approx(16 * LLAMA.parameters, rel=1e-3)
 
 
 def test_the_engine_says_that_it_has_none() -> None:

@@ -42,8 +42,8 @@ SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
 
 def test_one_forward_one_backward_by_hand() -> None:
     """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
-    found = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
-    assert [live_pass.own[:4] for live_pass in found] == [
+    order = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
+    assert [live_pass.own[:4] for live_pass in order] == [
         ("F", 0, True, False),
         ("F", 0, False, False),
         ("BW", 0, True, False),
@@ -52,7 +52,7 @@ def test_one_forward_one_backward_by_hand() -> None:
         ("BW", 0, False, True),
     ]
     # others until B, until W, sums born, those of W, reduced, weights held, and streams that stay here: none in a line
-    assert [live_pass.counts[:7] for live_pass in found] == [
+    assert [live_pass.counts[:7] for live_pass in order] == [
         (0, 0, 0, 0, 0, 0, 0),
         (1, 0, 0, 0, 0, 0, 0),
         (1, 0, 0, 0, 0, 0, 0),
@@ -61,12 +61,12 @@ def test_one_forward_one_backward_by_hand() -> None:
         (0, 0, 1, 1, 0, 0, 0),
     ]
     backward, end = Before("BW", 0, False), Before("BW", 0, True)
-    assert [live_pass.own.before for live_pass in found] == [None, None, None, backward, None, backward]
+    assert [live_pass.own.before for live_pass in order] == [None, None, None, backward, None, backward]
     once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules("last")))
     assert [live_pass.own.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
-    assert end not in [live_pass.own.before for live_pass in found]  # nothing comes after the last
+    assert end not in [live_pass.own.before for live_pass in order]  # nothing comes after the last
     # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
-    assert [live_pass.counts[7] for live_pass in found][:2] == [0, 2]
+    assert [live_pass.counts[7] for live_pass in order][:2] == [0, 2]
 
 
 def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
@@ -81,7 +81,7 @@ def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward(
         False,
     ]
     several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
-    assert [(each.own.kind, each.own.stage, each.own.held, each.counts[10:12]) for each in several[:5]] == [
+    assert [(item.own.kind, item.own.stage, item.own.held, item.counts[10:12]) for item in several[:5]] == [
         ("F", 0, False, (0, 0)),
         ("F", 0, True, (0, 0)),
         ("F", 2, False, (1, 0)),
@@ -130,7 +130,7 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
             kept, late, sums, made, left, whole = some.integers(0, 1000, (6, held))
             weights = [*kept, *late, *sums, *made, *-np.minimum(sums, left), *whole, 0, some.integers(0, 50)]
             walks: dict[object, int] = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
-            walks |= {each.own[4:]: int(some.integers(0, 500)) for each in every}
+            walks |= {item.own[4:]: int(some.integers(0, 500)) for item in every}
 
             def live(live_pass: LivePass, weights: list[int] = weights, walks: dict[object, int] = walks) -> int:
                 return int(np.dot(live_pass.counts, weights)) + walks[live_pass.own.kind] + walks[live_pass.own[4:]]
@@ -179,8 +179,8 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
             every = list(walked(table, rank, rules))
             assert list(in_order(table, rank, rules)) == every, (case, rules, rank)
             alike: dict[object, dict[LivePass, None]] = {}
-            for each in every:
-                alike.setdefault((each.own.stage, each.own.kind), {})[each] = None
+            for item in every:
+                alike.setdefault((item.own.stage, item.own.kind), {})[item] = None
             wanted = [
                 one
                 for _, some_of in sorted(alike.items())
@@ -195,18 +195,18 @@ def test_passes_of_equal_stages_are_told_apart_only_by_what_matters() -> None:
     pass has the kind of one of an equal stage.
     """
     asked = ("1f1b", 5, 1, 20, Rules("each"))
-    kinds, found = (0, 1, 1, 1, 4), live_passes(*asked)
+    kinds, result = (0, 1, 1, 1, 4), live_passes(*asked)
     some, place = alike_passes(*asked, kinds)
-    assert len(some) < len(found.distinct)
-    for mine, own in zip(place, found.place, strict=True):
-        one, other = found.distinct[some[mine]], found.distinct[own]
+    assert len(some) < len(result.distinct)
+    for mine, own in zip(place, result.place, strict=True):
+        one, other = result.distinct[some[mine]], result.distinct[own]
         assert (one.kind, one.first, one.last, one.held) == (other.kind, other.first, other.last, other.held)
         assert kinds[one.stage] == kinds[other.stage]
         assert (one.before and one.before[::2]) == (other.before and other.before[::2])
-    assert len({found.distinct[at] for at in some if found.distinct[at].stage in (1, 2, 3)}) == len(
+    assert len({result.distinct[at] for at in some if result.distinct[at].stage in (1, 2, 3)}) == len(
         {
-            each._replace(stage=1, before=each.before and each.before._replace(stage=1))
-            for each in found.distinct
-            if each.stage in (1, 2, 3)
+            item._replace(stage=1, before=item.before and item.before._replace(stage=1))
+            for item in result.distinct
+            if item.stage in (1, 2, 3)
         }
     )

@@ -109,14 +109,14 @@ LAYOUTS = (
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
     counts, layout = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=64)), Layout.parse(text)
-    for rank, found in enumerate(memory(counts, layout)):
+    for rank, result in enumerate(memory(counts, layout)):
         moments = over_time(counts, layout, rank=rank)
         for moment in moments:
             parts = moment[3:]  # gradients, states, activations, gathers, logits, temporary
             assert min(parts) >= 0, moment
             assert sum(parts) == moment.live_bytes
         fullest = max(moments, key=lambda moment: moment.live_bytes)
-        assert (fullest.cause, fullest.live_bytes) == (found.peak_cause, found.peak_bytes)
+        assert (fullest.cause, fullest.live_bytes) == (result.peak_cause, result.peak_bytes)
         assert moments[-1].cause == "optimizer"
         assert moments[-1].activations_bytes == 0
         assert any(moment.logits_bytes for moment in moments) == any("head" in moment.cause for moment in moments)
@@ -129,7 +129,7 @@ def test_offloaded_activations_leave_two_units() -> None:
     """What every layer keeps is on the host but for the layer that runs and the one on its way."""
     job = Job(sequence=8192, global_batch=16)  # a second micro-batch: activations and gradients at once
     model, layout = build_model("llama3-8b"), Layout(dp=8, zero=1)
-    here, away = (memory(Counts(model, each), layout)[0] for each in (job, job.replace(offload=("activations",))))
+    here, away = (memory(Counts(model, item), layout)[0] for item in (job, job.replace(offload=("activations",))))
     kept = Counts(model, job).profile(part_of(layout), kind_of(model, 0)).kept_bytes
     assert here.activations_bytes > model.layers * kept
     head = Counts(model, job).profile(part_of(layout), "head").kept_bytes
@@ -171,8 +171,8 @@ def test_placeholders_are_one_of_each_shape() -> None:
     model = build_model("llama3-8b")
     job = Job(sequence=1024, global_batch=8, merged_projections=True, wgrad_accumulation="fused")
     summed, kept = (
-        memory(Counts(model, job.replace(wgrad_accumulation=each)), Layout(dp=8, zero=1))[0].peak_bytes
-        for each in ("fused", "fused_dummy")
+        memory(Counts(model, job.replace(wgrad_accumulation=item)), Layout(dp=8, zero=1))[0].peak_bytes
+        for item in ("fused", "fused_dummy")
     )
     D, F, kv = model.width, model.ffn, model.kv_heads * model.head_dim
     assert kept - summed == 2 * ((D + 2 * kv) * D + D * D + 2 * F * D + D * F)
@@ -183,8 +183,8 @@ def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
     model = build_model("llama3-8b").replace(layers=4)
     layout, P = Layout(dp=2, zero=0), model.parameters
     apart, late, buckets = (
-        memory(Counts(model, Job(sequence=64, global_batch=2, wgrad_accumulation=each)), layout)[0].passes_bytes
-        for each in ("separate", "deferred", "deferred_buckets")
+        memory(Counts(model, Job(sequence=64, global_batch=2, wgrad_accumulation=item)), layout)[0].passes_bytes
+        for item in ("separate", "deferred", "deferred_buckets")
     )
     assert buckets - late == 2 * P
     assert late == pytest.approx((2 + 12 + 4 + 2) * P, rel=0.05)  # weights, the optimizer's, sums, gradients
@@ -194,7 +194,7 @@ def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
 def test_gradients_joined_for_the_update() -> None:
     """Each rank's half of them, in 2 bytes and in 4."""
     job = JOB.replace(flat_copies=("gradients",))
-    apart, joined = (only_rank(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=each) for each in (JOB, job))
+    apart, joined = (only_rank(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=item) for item in (JOB, job))
     assert (apart.peak_cause, joined.peak_cause) == ("optimizer", "optimizer")
     assert joined.peak_bytes - apart.peak_bytes == 2 * joined.updated
     assert joined.peak_bytes == pytest.approx((2 + 2 + (12 + 2 + 4) / 2) * ZERO_TABLE.parameters, rel=0.001)
@@ -235,9 +235,9 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
     job = Job(sequence=16, global_batch=64, precision=recipe("bf16-grad16"))
 
     def sent(text: str) -> dict[str, int]:
-        found = per_step(ZERO_TABLE, layout=Layout.parse(text), job=job)
-        assert [row.bytes for row in found if row.axis == "world"] == [2 * (n - 1) * 12 // n]
-        return {row.collective: row.bytes for row in found if row.axis == "dp"}
+        result = per_step(ZERO_TABLE, layout=Layout.parse(text), job=job)
+        assert [row.bytes for row in result if row.axis == "world"] == [2 * (n - 1) * 12 // n]
+        return {row.collective: row.bytes for row in result if row.axis == "dp"}
 
     assert sent("dp8 zero0 mbs8") == {"all_reduce": 2 * (n - 1) * 2 * P // n}
     for zero in (1, 2):
@@ -251,9 +251,9 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
 
 def test_gathers_of_zero_3_come_with_every_micro_batch() -> None:
     job = Job(sequence=16, global_batch=64)
-    found = messages(Counts(ZERO_TABLE, job), Layout.parse("dp8 zero3 mbs2"))
-    counts = dict.fromkeys((message.collective for message in found), 0)
-    for message in found:
+    result = messages(Counts(ZERO_TABLE, job), Layout.parse("dp8 zero3 mbs2"))
+    counts = dict.fromkeys((message.collective for message in result), 0)
+    for message in result:
         counts[message.collective] += message.times
     assert counts == {"all_reduce": 1, "all_gather": 4 * (2 * 37 + 2), "reduce_scatter": 4 * 39}
 

@@ -38,9 +38,9 @@ def test_tp_divides_all_but_the_norms(tp: int, zero: int, dp: int) -> None:
 def test_pp_divides_the_layers(pp: int) -> None:
     job = Job(sequence=128, global_batch=8)
     ranks = memory(Counts(MODEL, job), Layout(pp=pp))
-    each = [rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes for rank in ranks]
-    assert sum(each) == states_bytes(Layout(), job)
-    assert each[0] > each[-2] if pp > 2 else True  # the embedding
+    item = [rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes for rank in ranks]
+    assert sum(item) == states_bytes(Layout(), job)
+    assert item[0] > item[-2] if pp > 2 else True  # the embedding
 
 
 @given(dp=st.sampled_from([2, 4, 8]), pp=st.sampled_from([1, 2]), tp=st.sampled_from([1, 2]))
@@ -56,9 +56,9 @@ def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> No
 @pytest.mark.parametrize(("kind", "per_parameter"), [("adamw", 8), ("adamw8bit", 2 + 8 / 256), ("sgd", 4)])
 def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_parameter: float) -> None:
     job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
-    found = memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
+    result = memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
     rel = 3e-4 if kind == "adamw8bit" else 1e-4  # its vectors keep fp32
-    assert found == pytest.approx(per_parameter * MODEL.parameters, rel=rel)
+    assert result == pytest.approx(per_parameter * MODEL.parameters, rel=rel)
 
 
 def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> None:

@@ -33,22 +33,22 @@ def whole(name: str) -> int:
 def test_what_a_gather_brought_lives_beside_the_weights() -> None:
     block, embedding, last = whole("block 0"), whole("embed"), MODEL.layers - 1
     for overlap in ((), ("dp",)):  # on a CPU as on GPUs
-        found = moments("dp2 zero3 mbs1", overlap=overlap)
-        assert found["block 0 forward"].gathers_bytes == 2 * block
-        assert found["block 0 gather"].gathers_bytes == block + max(block, embedding)
-        backward = next(each for cause, each in found.items() if cause.startswith(f"block {last} backward"))
+        result = moments("dp2 zero3 mbs1", overlap=overlap)
+        assert result["block 0 forward"].gathers_bytes == 2 * block
+        assert result["block 0 gather"].gathers_bytes == block + max(block, embedding)
+        backward = next(item for cause, item in result.items() if cause.startswith(f"block {last} backward"))
         assert backward.gathers_bytes == 2 * block  # and the next one's, which are not copied yet
-        backward = next(each for cause, each in found.items() if cause.startswith("block 0 backward"))
+        backward = next(item for cause, item in result.items() if cause.startswith("block 0 backward"))
         assert backward.gathers_bytes == block + embedding
 
 
 def test_gradients_are_copied_when_all_are_made_and_their_copy_stays_for_a_unit() -> None:
     block, head, last = whole("block 0"), whole("head"), MODEL.layers - 1
-    found = moments("dp2 zero3 mbs1", overlap=())
-    reduced = found[f"block {last} reduce"]
+    result = moments("dp2 zero3 mbs1", overlap=())
+    reduced = result[f"block {last} reduce"]
     assert reduced.gradients_bytes == head // 2 + 2 * block  # the head's shard; gradients and their copy
     assert reduced.gathers_bytes == block  # of the block before: its own are let go
-    after = found[f"block {last - 1} gather"]
+    after = result[f"block {last - 1} gather"]
     assert after.gradients_bytes == head // 2 + block // 2 + block  # shards, and the copy that is being reduced
 
 
@@ -63,8 +63,8 @@ def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
     model = MODEL.replace(layers=4)
     job = Job(stack=stack_named("torchtitan").replace(compile=False, kernels="plain"), sequence=128, global_batch=8)
     peaks = {
-        each: [rank.peak_bytes for rank in memory(Counts(model, job.replace(deferred_wgrad=each)), layout)]
-        for each in ("operands", "graph")
+        item: [rank.peak_bytes for rank in memory(Counts(model, job.replace(deferred_wgrad=item)), layout)]
+        for item in ("operands", "graph")
     }
     assert all(more > less for more, less in zip(peaks["graph"], peaks["operands"], strict=True))
     counts = Counts(model, job)
@@ -83,4 +83,4 @@ def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
     job = Job(stack=stack_named("fivefold").replace(comm_buffers="retained"), sequence=128, global_batch=8)
     counts = Counts(moe, job)
     (block,) = {counts.states(layout, run.name).sums for run in counts.stage_runs(layout)[0] if run.routes}
-    assert min(each.gradients_bytes for each in over_time(counts, layout) if each.cause.endswith("reduce")) >= block
+    assert min(item.gradients_bytes for item in over_time(counts, layout) if item.cause.endswith("reduce")) >= block

@@ -16,9 +16,9 @@ Pass = tuple[Kind, int, int]  # stage, micro-batch
 
 def walked(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
     """Every pass of a rank in time order."""
-    found = _row(table, rank, list(_sent_and_live(table))[rank], rules)
+    row = _row(table, rank, list(_sent_and_live(table))[rank], rules)
     before: Before | None = None
-    for live_pass in _inputs_kept(found, table, rank) if rules.buffers else found:
+    for live_pass in _inputs_kept(row, table, rank) if rules.buffers else row:
         yield live_pass._replace(own=live_pass.own._replace(before=before))
         kind, stage, _, last, *_ = live_pass.own
         leaves = kind != "F" and (rules.reduced == "each" or (rules.reduced == "last" and last))
@@ -33,7 +33,7 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
     until_b, until_w, born, made, reduced, begun, whole = ([0] * len(held) for _ in range(7))
     here = 0  # streams from a stage of this rank to another
     for at, action in enumerate(row):
-        ahead = sum(_entry(table, each) not in (None, rank) for each in (row[at + 1] if at + 1 < len(row) else ()))
+        ahead = sum(_entry(table, item) not in (None, rank) for item in (row[at + 1] if at + 1 < len(row) else ()))
         gone = 0
         for number, (kind, stage, i) in enumerate(action):
             mine, entry, target = place[stage], _entry(table, (kind, stage, i)), _exit(table, (kind, stage, i))
@@ -41,11 +41,11 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
             until_b[mine] -= kind in ("B", "BW")
             until_w[mine] -= kind == "W"
             left[kind == "B", stage] -= kind != "F"
-            waits = sum(_entry(table, each) not in (None, rank) for each in action[number + 1 :])
+            waits = sum(_entry(table, item) not in (None, rank) for item in action[number + 1 :])
             first = not {"F": begun, "W": made}.get(kind, born)[mine]
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
             last = kind != "F" and not left[kind == "B", stage]
-            others = whole if kind == "W" else [int(each != mine and some) for each, some in enumerate(whole)]
+            others = whole if kind == "W" else [int(index != mine and some) for index, some in enumerate(whole)]
             if rules.heads == "tied" and (kind, stage) == ("F", 0) and not rules.keeps:
                 others = [0] * len(held)  # the table, which it gathers itself
             counts = (*until_b, *until_w, *born, *made, *reduced, *others, stays, messages)

@@ -48,7 +48,7 @@ def test_our_ring_pads_and_others_do_not(cp: int) -> None:
 
 def test_padding_is_held_and_not_kept() -> None:
     """Forward v and the output; backward these two, the gradient of the output and what comes of v."""
-    each = 64 * LATENT.heads * 24 * 2
+    item = 64 * LATENT.heads * 24 * 2
     flash, blocks = (
         Counts(LATENT, JOB.replace(attention=kind)).unit(part_of(Layout()), Kind(False, False)).ops
         for kind in ("flash", "blocks")
@@ -60,7 +60,7 @@ def test_padding_is_held_and_not_kept() -> None:
         for one, other in pairs
         if one.backward_scratch != other.backward_scratch
     )
-    assert more == (2 * each, 4 * each)
+    assert more == (2 * item, 4 * item)
 
 
 def test_values_are_kept_as_a_part_of_what_keys_and_values_are_made_in() -> None:

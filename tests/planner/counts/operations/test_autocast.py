@@ -55,13 +55,13 @@ def saved_bytes(model: nn.Module, block: nn.Module, run: Callable[[], object], *
     """Bytes of the storages that autograd saves in ``block``, but parameters and the rotary table; ``half``: under
     autocast.
     """
-    mine = {each.untyped_storage().data_ptr() for each in model.parameters()}
+    mine = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     table = 4 * TOKENS * 16  # cosines, or sines, of one sequence
-    found: dict[int, Tensor] = {}
+    result: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         if tensor.shape[0] != 1 or tensor.untyped_storage().nbytes() != table:
-            found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+            result.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
@@ -69,7 +69,7 @@ def saved_bytes(model: nn.Module, block: nn.Module, run: Callable[[], object], *
     block.register_forward_hook(lambda *_: hooks.__exit__())
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         run()
-    return sum(each.untyped_storage().nbytes() for key, each in found.items() if key not in mine)
+    return sum(item.untyped_storage().nbytes() for key, item in result.items() if key not in mine)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -168,7 +168,7 @@ def test_messages_of_tensor_parallelism_are_those_of_dtensor() -> None:
     with ff.watch(model, optimizer, mesh=mesh, called="tp2") as watched:
         step(loops.batches(1, 1))
     case = measured.CASES["TP, DTensor, autocast"]._replace(mbs=1)
-    assert [each for each in measured.predicted(case).traffic if each.axis == "tp"] == [*watched.step.traffic]
+    assert [item for item in measured.predicted(case).traffic if item.axis == "tp"] == [*watched.step.traffic]
 
 
 @pytest.mark.filterwarnings("ignore:.broadcast_buffers:FutureWarning")
@@ -181,9 +181,9 @@ def test_recomputed_casts_of_weights_live_to_the_end_of_the_forward() -> None:
         for _ in range(2):
             step(loops.batches(1, 2))
     case = measured.CASES["DDP, autocast, recomputed"]._replace(layout="dp1 ac=full", mbs=1, micro_batches=2)
-    found, asked = watched.step.memory, measured.predicted(case).memory
-    assert (found.stages[0].peak_cause, asked.stages[0].peak_cause) == ("forward nll_loss_forward", "head forward")
-    assert asked.peak_bytes == pytest.approx(found.peak_bytes, rel=5e-4)
+    memory, asked = watched.step.memory, measured.predicted(case).memory
+    assert (memory.stages[0].peak_cause, asked.stages[0].peak_cause) == ("forward nll_loss_forward", "head forward")
+    assert asked.peak_bytes == pytest.approx(memory.peak_bytes, rel=5e-4)
 
 
 def test_our_engine_has_no_autocast() -> None:

@@ -43,14 +43,14 @@ def kept(ops: Sequence[Op]) -> dict[str, int]:
 
 def test_routing_keeps_what_the_engine_keeps() -> None:
     """fp32 scores of all experts; int64 order, token and place of each copy, and where those of each token begin."""
-    found = kept(operations("dp1"))
-    assert found["scores"] == 4 * T * E
-    assert found["chosen"] == 8 * T * K
-    assert found["shares"] == 4 * T * (K + 1)  # the chosen scores and their sum
-    assert found["permutation"] == 8 * (3 * T * K + T + E + 1)
-    assert found["share"] == 4 * T * K
-    assert found["ends"] == 4 * E
-    assert "weights" not in found
+    result = kept(operations("dp1"))
+    assert result["scores"] == 4 * T * E
+    assert result["chosen"] == 8 * T * K
+    assert result["shares"] == 4 * T * (K + 1)  # the chosen scores and their sum
+    assert result["permutation"] == 8 * (3 * T * K + T + E + 1)
+    assert result["share"] == 4 * T * K
+    assert result["ends"] == 4 * E
+    assert "weights" not in result
 
 
 def test_what_is_not_normalised_keeps_no_sums() -> None:
@@ -66,11 +66,11 @@ def test_what_is_not_normalised_keeps_no_sums() -> None:
     ("dp2 tp2 ep2 etp2", T * K, True, E // 2),
 ])  # fmt: skip
 def test_a_voyage_keeps_the_order_of_what_arrives(text: str, arrived: int, order: bool, ends: int) -> None:
-    found = kept(operations(text))
-    assert found["dispatch_plan"] == 8 * arrived * order + 4 * ends
-    assert found["arrived"] == 2 * D * arrived
-    assert found["arrived.share"] == 4 * arrived
-    assert "routed" not in found
+    result = kept(operations(text))
+    assert result["dispatch_plan"] == 8 * arrived * order + 4 * ends
+    assert result["arrived"] == 2 * D * arrived
+    assert result["arrived.share"] == 4 * arrived
+    assert "routed" not in result
 
 
 def test_recomputation_lets_go_of_all_but_the_plan() -> None:
@@ -86,8 +86,8 @@ def test_every_weight_gets_its_gradient_once(text: str) -> None:
     """Those of gate and up while the gradients of rows travel, whose place is where the rows arrive."""
     layout = Layout.parse(text)
     whole, mine = (
-        sum(sum(op.gradient_widths) for op in operations(each) if op.name.startswith(("moe.experts", "moe.arrive")))
-        for each in ("dp1", text)
+        sum(sum(op.gradient_widths) for op in operations(item) if op.name.startswith(("moe.experts", "moe.arrive")))
+        for item in ("dp1", text)
     )
     assert whole == 3 * E * D * F
     assert mine * layout.ep * layout.etp == whole

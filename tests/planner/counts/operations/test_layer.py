@@ -79,8 +79,8 @@ def test_flash_attention_keeps_no_squares() -> None:
 def test_joint_projections_compute_and_keep_the_same() -> None:
     """One matmul for q, k, v and one for gate, up: as many FLOPs, parameters and kept bytes, in fewer operations."""
     apart, joint = (
-        block(Local(LLAMA, Job(sequence=64, merged_projections=each), LocalDegrees(2, tp=2, sp=True)), layer=0)
-        for each in (False, True)
+        block(Local(LLAMA, Job(sequence=64, merged_projections=item), LocalDegrees(2, tp=2, sp=True)), layer=0)
+        for item in (False, True)
     )
     for field in ("flops", "causal_flops", "parameters"):
         assert sum(getattr(op, field) for op in joint) == sum(getattr(op, field) for op in apart)
@@ -95,7 +95,7 @@ def test_joint_projections_compute_and_keep_the_same() -> None:
 def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
     """The whole inputs [B·T, D] of attention and MLP instead of this rank's part of them; nothing is gathered again."""
     B, T, D = 3, 64, LLAMA.width
-    again, whole = (Job(sequence=T, linears="separate", column_inputs=each) for each in ("regathered", "saved"))
+    again, whole = (Job(sequence=T, linears="separate", column_inputs=item) for item in ("regathered", "saved"))
     for tp in (2, 4):
         parts = kept(LLAMA, whole, sequences=B, tp=tp) - kept(LLAMA, again, sequences=B, tp=tp)
         assert parts == 2 * 2 * (B * T * D - B * T * D // tp)

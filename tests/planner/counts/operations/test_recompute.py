@@ -45,7 +45,7 @@ def test_casts_of_what_is_recomputed_cheaply_are_made_again_with_it(recomputed: 
     job = Job(stack=build_stack("megatron-core"), precision="fp8", sequence=1024)
 
     of = {"norm": 2 * 1024 * (MODEL.width + 4) + 2 * 4, "act": 1024 * MODEL.ffn + 4}
-    freed = sum(of[each] for each in recomputed.split("+"))
+    freed = sum(of[item] for item in recomputed.split("+"))
     assert kept(block(job, "")) - kept(block(job, recomputed)) == freed
 
 

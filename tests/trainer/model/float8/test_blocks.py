@@ -31,30 +31,30 @@ def blocks(x: Tensor, each: int) -> list[tuple[object, ...]]:
 def test_mxfp8_takes_the_smallest_power_of_two_that_saturates_nothing(shape: tuple[int, ...]) -> None:
     x = drawn(*shape, dtype=torch.bfloat16)
     x[..., :2] = torch.tensor([448.0, -3.5 * 2**-9])  # amax is the format's largest, to the bit
-    found = by_32(x)
-    assert (found.data.dtype, found.scale.dtype, found.outer) == (torch.float8_e4m3fn, E8M0, None)
+    result = by_32(x)
+    assert (result.data.dtype, result.scale.dtype, result.outer) == (torch.float8_e4m3fn, E8M0, None)
     for place, part in enumerate(blocks(x, MX)):
-        scale = found.scale[..., place].float()
+        scale = result.scale[..., place].float()
         for ours, amax in zip(scale.flatten().tolist(), x[part].abs().amax(-1).flatten().tolist(), strict=True):
             power = Fraction(ours)
             assert Fraction(amax) / power <= 448 < Fraction(amax) / power * 2
         exact = nearest(x[part].double() / scale[..., None].double(), torch.float8_e4m3fn)
-        assert torch.equal(found.data[part].double(), exact)
+        assert torch.equal(result.data[part].double(), exact)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_nvfp4_takes_the_nearest_of_fifteen_values(shape: tuple[int, ...]) -> None:
     """Of two equally near ones that with the even code, as torch rounds to e4m3."""
     x = drawn(*shape)
-    found = by_16(x)
-    assert found.outer is not None
-    assert torch.equal(found.outer, x.abs().amax((-2, -1), keepdim=True) / (6 * 448))
+    result = by_16(x)
+    assert result.outer is not None
+    assert torch.equal(result.outer, x.abs().amax((-2, -1), keepdim=True) / (6 * 448))
     values = torch.tensor(E2M1)
-    taken = codes(found.data, x.shape[-1])
+    taken = codes(result.data, x.shape[-1])
     for place, part in enumerate(blocks(x, NV)):
-        wanted = x[part].abs().amax(-1) / 6 / found.outer[..., 0]
-        assert torch.equal(found.scale[..., place].double(), nearest(wanted, torch.float8_e4m3fn))
-        ratio = x[part] / (found.scale[..., place, None].float() * found.outer)
+        wanted = x[part].abs().amax(-1) / 6 / result.outer[..., 0]
+        assert torch.equal(result.scale[..., place].double(), nearest(wanted, torch.float8_e4m3fn))
+        ratio = x[part] / (result.scale[..., place, None].float() * result.outer)
         away = (ratio.abs()[..., None] - values).abs()
         ours = (taken[part] & 7).long()
         assert (away.gather(-1, ours[..., None])[..., 0] == away.amin(-1)).all()
@@ -65,11 +65,11 @@ def test_ties_of_nvfp4_go_to_the_even_code_and_large_values_to_six() -> None:
     halves = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
     x = torch.tensor([[*halves, 6.0, *(-half for half in halves), 0.0]]) * 448
     x[0, -1] = 6 * 448.0  # so that the block's scale is 448 and outer 1
-    found = by_16(x)
-    assert found.scale.float().item() == 448.0
-    assert found.outer is not None
-    assert found.outer.item() == 1.0
-    assert widen_blocks(found, columns=16)[0].div(448).tolist() == [
+    result = by_16(x)
+    assert result.scale.float().item() == 448.0
+    assert result.outer is not None
+    assert result.outer.item() == 1.0
+    assert widen_blocks(result, columns=16)[0].div(448).tolist() == [
         0.0,
         1.0,
         1.0,
@@ -108,28 +108,28 @@ def test_three_products_are_sums_of_what_their_operands_were_cast_to(name: str) 
     caster = by_32 if name == "mxfp8" else by_16
     x, w, g = drawn(rows, into), drawn(outof, into), drawn(rows, outof)
     gemms = Float8Gemms(recipe(name), kernel=False)
-    found = (
+    result = (
         gemms.fprop(gemms.operand(x), w, None),
         gemms.dgrad(g, w, None),
         gemms.wgrad(g, gemms.columns(x)),
     )
-    for ours, (a, b) in zip(found, ((x, w), (g, w.t()), (g.t(), x.t())), strict=True):
-        left, right = (widen_blocks(caster(each), columns=each.shape[-1]).double() for each in (a, b))
+    for ours, (a, b) in zip(result, ((x, w), (g, w.t()), (g.t(), x.t())), strict=True):
+        left, right = (widen_blocks(caster(item), columns=item.shape[-1]).double() for item in (a, b))
         sums = left @ right.t()
         torch.testing.assert_close(ours.double(), sums, rtol=0, atol=2e-6 * sums.abs().max().item())
         assert (ours - a @ b.t()).norm() / (a @ b.t()).norm() < {"mxfp8": 0.05, "nvfp4": 0.2}[name]
 
 
 def test_fake_tensors_have_the_same_shapes() -> None:
-    found = []
+    results = []
     for mode in (None, FakeTensorMode()):
         if mode is not None:
             mode.__enter__()
         casts = [caster(torch.ones(shape)) for caster in (by_32, by_16) for shape in ((5, 33), (2, 4, 64))]
-        found.append([[None if part is None else (part.shape, part.dtype) for part in cast] for cast in casts])
+        results.append([[None if part is None else (part.shape, part.dtype) for part in cast] for cast in casts])
         if mode is not None:
             mode.__exit__(None, None, None)
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def test_a_row_is_cast_as_if_it_were_alone_but_for_the_matrix_scale() -> None:

@@ -27,13 +27,13 @@ def largest(x: Tensor, kind: str) -> Tensor:
     """|x| of the part of each element, one part after another."""
     if kind == "tensor":
         return x.abs().max().expand(x.shape)
-    found = torch.empty_like(x)
+    result = torch.empty_like(x)
     rows, columns = (few or size for few, size in zip(PARTS[kind], x.shape[-2:], strict=True))
     for top in range(0, x.shape[-2], rows):
         for left in range(0, x.shape[-1], columns):
             part = (..., slice(top, top + rows), slice(left, left + columns))
-            found[part] = x[part].abs().amax((-2, -1), keepdim=True)
-    return found
+            result[part] = x[part].abs().amax((-2, -1), keepdim=True)
+    return result
 
 
 def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,13 +56,13 @@ def test_every_element_is_rounded_to_the_nearest_of_its_part(
     kind: str, shape: tuple[int, ...], dtype: torch.dtype, powers: bool
 ) -> None:
     x = drawn(*shape, dtype=torch.bfloat16)
-    found = KINDS[kind](x, dtype=dtype, powers=powers)
+    result = KINDS[kind](x, dtype=dtype, powers=powers)
     factor = (torch.finfo(dtype).max / largest(x.double(), kind)).float()
     if powers:
         factor = 2.0 ** torch.frexp(factor).exponent.sub(1)
     expected = nearest((x.float() * factor), dtype)
-    assert torch.equal(found.data.double(), expected)
-    torch.testing.assert_close(widen(found, torch.float64), expected / factor, rtol=2**-22, atol=0)
+    assert torch.equal(result.data.double(), expected)
+    torch.testing.assert_close(widen(result, torch.float64), expected / factor, rtol=2**-22, atol=0)
 
 
 @given(st.sampled_from(sorted(KINDS)), st.integers(1, 300), st.integers(1, 300), st.booleans(), st.integers(0, 9))
@@ -70,11 +70,11 @@ def test_every_element_is_rounded_to_the_nearest_of_its_part(
 def test_no_value_is_farther_off_than_half_a_step(kind: str, rows: int, columns: int, powers: bool, seed: int) -> None:
     """Three bits of mantissa: 1/16 of the value, or half of the smallest step, 2^-9, of the scale."""
     x = drawn(rows, columns, seed=seed)
-    found = KINDS[kind](x, powers=powers)
+    result = KINDS[kind](x, powers=powers)
     step = largest(x, kind) / 448 * 2**-10 * (2 if powers else 1)
-    assert ((widen(found, torch.float32) - x).abs() <= torch.maximum(x.abs() / 16, step) * 1.0001).all()
-    again = KINDS[kind](widen(found, torch.float32), powers=powers)
-    assert powers or torch.equal(again.data.float(), found.data.float())  # the largest stays the largest
+    assert ((widen(result, torch.float32) - x).abs() <= torch.maximum(x.abs() / 16, step) * 1.0001).all()
+    again = KINDS[kind](widen(result, torch.float32), powers=powers)
+    assert powers or torch.equal(again.data.float(), result.data.float())  # the largest stays the largest
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_no_value_is_farther_off_than_half_a_step(kind: str, rows: int, columns:
 def test_scales_have_their_places_on_fake_tensors_too(
     kind: str, shape: tuple[int, ...], scales: tuple[int, ...]
 ) -> None:
-    found = KINDS[kind](torch.ones(shape))
+    result = KINDS[kind](torch.ones(shape))
     with FakeTensorMode():
         fake = KINDS[kind](torch.ones(shape))
         assert widen(fake, torch.bfloat16).shape == shape
-    for each in (found, fake):
-        assert (each.data.shape, each.data.dtype) == (shape, torch.float8_e4m3fn)
-        assert (each.scale.shape, each.scale.dtype) == (scales, torch.float32)
-    assert found.data.is_contiguous()
+    for item in (result, fake):
+        assert (item.data.shape, item.data.dtype) == (shape, torch.float8_e4m3fn)
+        assert (item.scale.shape, item.scale.dtype) == (scales, torch.float32)
+    assert result.data.is_contiguous()
 
 
 def test_zeros_stay_zero_and_no_number_stays_visible() -> None:
@@ -126,7 +126,7 @@ def test_transposed_and_chunked_are_the_same(monkeypatch: pytest.MonkeyPatch) ->
     whole = [kind(x.t()) for kind in KINDS.values()]
     monkeypatch.setattr(cast, "CHUNK_ELEMENTS", 1000)
     for kind, other in zip(KINDS.values(), whole, strict=True):
-        found: Cast = kind(x.t().contiguous())
-        assert torch.equal(found.data.float(), other.data.float())
-        assert torch.equal(found.scale, other.scale)
-        assert torch.equal(widen(found, torch.float32), widen(other, torch.float32))
+        result: Cast = kind(x.t().contiguous())
+        assert torch.equal(result.data.float(), other.data.float())
+        assert torch.equal(result.scale, other.scale)
+        assert torch.equal(widen(result, torch.float32), widen(other, torch.float32))

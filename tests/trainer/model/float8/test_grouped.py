@@ -45,8 +45,8 @@ def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
             (dx[rows], plain.dgrad(g[rows], w[expert], None)),
             (dw[expert], plain.wgrad(g[rows], plain.columns(x[rows]))),
         )
-        for found, expected in pairs:
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+        for result, expected in pairs:
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +64,7 @@ def test_fake_tensors_have_the_same_shapes(name: str) -> None:
         sums = (
             [] if recipe(name).wide_gradients else [grouped.wgrad(g, grouped.columns(x, offsets), offsets, read_ends)]
         )
-        shapes.append([(each.shape, each.dtype) for each in (y, dx, *casts, *sums)])
+        shapes.append([(item.shape, item.dtype) for item in (y, dx, *casts, *sums)])
         if mode is not None:
             mode.__exit__(None, None, None)
     assert shapes[0] == shapes[1]
@@ -79,7 +79,7 @@ def test_experts_train_with_gradients_near_those_of_fp32(name: str) -> None:
     model = moe()
     assert model.moe is not None
     model = model.replace(moe=model.moe.replace(experts=4, ffn=48, topk=2))
-    offsets, found = torch.tensor(ENDS, dtype=torch.int32), []
+    offsets, results = torch.tensor(ENDS, dtype=torch.int32), []
     for groups in (None, Float8GroupedGemms(recipe(name))):
         experts = Experts(model)
         with torch.no_grad():
@@ -91,8 +91,8 @@ def test_experts_train_with_gradients_near_those_of_fp32(name: str) -> None:
         gate, up = experts.gate_up(x, offsets)
         experts.last(gate * up / 64, torch.ones(ENDS[-1]), offsets).square().sum().backward()
         assert x.grad is not None
-        found.append([x.grad, *(weight.grad for weight in experts.parameters() if weight.grad is not None)])
-    assert len(found[0]) == len(found[1]) == 4
-    for exact, ours in zip(*found, strict=True):
+        results.append([x.grad, *(weight.grad for weight in experts.parameters() if weight.grad is not None)])
+    assert len(results[0]) == len(results[1]) == 4
+    for exact, ours in zip(*results, strict=True):
         error = ((ours - exact).norm() / exact.norm()).item()
         assert 1e-4 < error < (0.35 if name == "nvfp4" else 0.15)

@@ -23,14 +23,14 @@ def values(*shape: int, seed: int) -> Tensor:
 
 
 def linears(name: str, *, into: int = 96, outof: tuple[int, ...] = (160,), dtype: torch.dtype) -> list[Linear]:
-    found = []
-    for each in outof:
-        made = Linear(into, each, bias=False).to(dtype)
+    results = []
+    for item in outof:
+        made = Linear(into, item, bias=False).to(dtype)
         with torch.no_grad():
-            made.matrix.copy_(values(each, into, seed=1))
+            made.matrix.copy_(values(item, into, seed=1))
         made.gemms = Float8Gemms(recipe(name), kernel=False)
-        found.append(made)
-    return found
+        results.append(made)
+    return results
 
 
 def run(ours: list[Linear], *, rows: int = 64) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,10 +55,10 @@ TORCHAO = {
 
 @pytest.mark.parametrize("name", TORCHAO)
 def test_three_recipes_are_torchaos(name: str) -> None:
-    for found, (total, squares) in zip(run(linears(name, dtype=torch.bfloat16)), TORCHAO[name], strict=True):
-        assert found.dtype == torch.bfloat16
-        assert found.double().sum().item() == pytest.approx(total, abs=0.05)  # one bit of one element
-        assert found.double().square().sum().item() == pytest.approx(squares, rel=1e-6)
+    for result, (total, squares) in zip(run(linears(name, dtype=torch.bfloat16)), TORCHAO[name], strict=True):
+        assert result.dtype == torch.bfloat16
+        assert result.double().sum().item() == pytest.approx(total, abs=0.05)  # one bit of one element
+        assert result.double().square().sum().item() == pytest.approx(squares, rel=1e-6)
 
 
 def spelled(cast: Cast) -> Tensor:
@@ -110,8 +110,8 @@ def test_each_product_is_the_sum_of_what_its_operands_were_cast_to(name: str) ->
     expected = [written(*pair) for pair in pairs]
     if name == "fp8-rowwise-gw":
         expected.append(g.double().t() @ x.double())
-    for found, sums in zip((y, dx, dw), expected, strict=True):
-        torch.testing.assert_close(found.double(), sums, rtol=0, atol=2e-6 * sums.abs().max().item())
+    for result, sums in zip((y, dx, dw), expected, strict=True):
+        torch.testing.assert_close(result.double(), sums, rtol=0, atol=2e-6 * sums.abs().max().item())
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_the_error_is_that_of_three_bits(name: str, bound: float) -> None:
     """Each operand is off by up to 1/16 (2^-4 of a mantissa of three bits; e5m2 1/8), on average by a third of it."""
     ours = run(linears(name, into=256, dtype=torch.float32), rows=256)
     x, w, g = values(256, 256, seed=2).float(), values(160, 256, seed=1).float(), values(256, 160, seed=3).float()
-    for found, exact in zip(ours, (x @ w.t(), g @ w, g.t() @ x), strict=True):
-        error = (found - exact).norm() / exact.norm()
+    for result, exact in zip(ours, (x @ w.t(), g @ w, g.t() @ x), strict=True):
+        error = (result - exact).norm() / exact.norm()
         assert error < bound
-        assert (error < 1e-6) == (name == "fp8-rowwise-gw" and found is ours[2])
+        assert (error < 1e-6) == (name == "fp8-rowwise-gw" and result is ours[2])
 
 
 def test_tiles_bear_outliers_that_one_scale_does_not() -> None:

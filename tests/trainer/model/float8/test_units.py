@@ -24,13 +24,13 @@ def decoded(data: Tensor, scale: Tensor, kind: Any) -> Tensor:
     rows, columns = data.shape
     if kind == F.ScalingType.BlockWise1x128:
         assert (scale.shape, scale.stride()) == ((rows, columns // 128), (1, rows))
-        each = scale
+        item = scale
     else:
         assert kind == F.ScalingType.BlockWise128x128
         padded = -(-columns // 512) * 4
         assert (scale.shape, scale.stride()) == ((padded, -(-rows // 128)), (1, padded))
-        each = scale.t()[:, : columns // 128].repeat_interleave(128, 0)[:rows]
-    return data.double() * each.double().repeat_interleave(128, 1)
+        item = scale.t()[:, : columns // 128].repeat_interleave(128, 0)[:rows]
+    return data.double() * item.double().repeat_interleave(128, 1)
 
 
 def test_tiles_are_handed_over_as_cublas_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +45,8 @@ def test_tiles_are_handed_over_as_cublas_reads_them(monkeypatch: pytest.MonkeyPa
     x, w, g = drawn(48, 640), drawn(208, 640), drawn(80, 640)
     for a, b in ((by_tile(x), by_block(w)), (by_tile(x), by_tile(g))):
         assert units.takes(a, b)
-        found, expected = units.multiply(a, b, dtype=torch.float32, fast=True), emulated(a, b)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+        result, expected = units.multiply(a, b, dtype=torch.float32, fast=True), emulated(a, b)
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
         assert offs.dtype == torch.int32
         left, right = a.double() * of_a[:, None], b.double() * of_b[:, None, :]
         ends = [0, *offs.tolist()]
-        parts = [left[low:high] @ each for low, high, each in zip(ends, ends[1:], right, strict=False)]
+        parts = [left[low:high] @ item for low, high, item in zip(ends, ends[1:], right, strict=False)]
         return torch.cat(parts).to(rest["out_dtype"])
 
     monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped)
     gemms = Float8GroupedGemms(recipe("fp8-rowwise-gw"))
     offsets, x, w = torch.tensor([5, 5, 20], dtype=torch.int32), drawn(20, 48), drawn(3, 32, 48)
     operand, weights = gemms.operand(x), gemms.casts.weight(w)
-    found = units.multiply_by_group(operand, weights, offsets, dtype=torch.float32)
+    result = units.multiply_by_group(operand, weights, offsets, dtype=torch.float32)
     expected = gemms.fprop(operand, w, offsets, lambda *_: [])
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ def test_fused_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) 
 def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "unavailable", lambda: "the package triton is not installed")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found, remark = check_kernels(JOB)
-    assert found.stack.kernels == settled(JOB, gpu=True).stack.kernels == "eager"
+    result, remark = check_kernels(JOB)
+    assert result.stack.kernels == settled(JOB, gpu=True).stack.kernels == "eager"
     assert remark.startswith("kernels='eager': the package triton is not installed")
-    assert check_kernels(found) == (found, "")
+    assert check_kernels(result) == (result, "")
     assert check_kernels(JOB.replace(compile=True))[1] == ""
     with pytest.raises(UserError, match="kernels='triton' cannot run: the package triton is not installed"):
         check_kernels(JOB.replace(kernels="triton"))
@@ -72,8 +72,8 @@ def test_the_planner_prices_and_counts_each_as_what_it_is() -> None:
     for kernels in ("fused", "triton", "eager", "compiled"):
         job = Job(sequence=8192, global_batch=8, kernels=kernels)
         planner = Planner(model=build_model("llama3-8b"), machine=machine, job=job)
-        found = planner.estimate(layout)
-        steps[kernels] = found.step_time.seconds, found.peak_bytes, planner.step(layout).memory.stages[0]
+        result = planner.estimate(layout)
+        steps[kernels] = result.step_time.seconds, result.peak_bytes, planner.step(layout).memory.stages[0]
     assert steps["fused"] == steps["triton"]
     assert steps["eager"][0] > 1.05 * steps["triton"][0]
     assert steps["eager"][0] > steps["compiled"][0]
@@ -86,13 +86,13 @@ def trained(kernels: str) -> list[tuple[float, float]]:
     job, layout = JOB.replace(kernels=kernels, sequence=8, global_batch=1), Layout.parse("dp1 mbs1")
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
     assert (built.module.head.kernels is TRITON) == (kernels == "triton")
-    engine, found = Engine(built, model=MODEL, layout=layout, job=job), []
+    engine, results = Engine(built, model=MODEL, layout=layout, job=job), []
     for number in range(2):
         drawn = torch.Generator().manual_seed(number)
         done = engine.step(torch.randint(MODEL.vocab, (1, 1, 9), generator=drawn))
         engine.zero_grad()
-        found.append((done.loss, done.norm))
-    return found
+        results.append((done.loss, done.norm))
+    return results
 
 
 def test_a_step_in_tritons_kernels_is_the_eager_step(forked: Fork) -> None:

@@ -29,8 +29,8 @@ def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     upstream = torch.linspace(-1, 1, ours.numel()).view(ours.shape).to(ours.dtype)
     expected = torch.autograd.grad(theirs, inputs, upstream, retain_graph=True)
-    found = torch.autograd.grad(ours, inputs, upstream)
-    for mine, other in zip(found, expected, strict=True):
+    grad = torch.autograd.grad(ours, inputs, upstream)
+    for mine, other in zip(grad, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
 
 

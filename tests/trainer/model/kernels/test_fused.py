@@ -49,10 +49,10 @@ def run(call: Call, kernels: Kernels, inputs: Sequence[Tensor]) -> tuple[Tensor,
 def same(call: Call, inputs: Sequence[Tensor], *, tolerance: float | None = None) -> None:
     theirs, ours = run(call, EAGER, inputs), run(call, TRITON, inputs)
     bound = ULPS[inputs[0].dtype] if tolerance is None else tolerance
-    for found, wanted in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    for result, wanted in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
+        assert (result.dtype, result.shape) == (wanted.dtype, wanted.shape)
         scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
-        torch.testing.assert_close(found.float(), wanted.float(), rtol=bound, atol=bound * scale)
+        torch.testing.assert_close(result.float(), wanted.float(), rtol=bound, atol=bound * scale)
     assert ours[2] == theirs[2]
 
 
