@@ -98,11 +98,11 @@ def test_a_run_is_built_without_what_it_does_not_use() -> None:
     python(
         "import sys, torch, fivefold.profiling.closed_loop\n"
         "from fivefold.job import Job\n"
-        "from fivefold.model.catalog import named\n"
+        "from fivefold.model.catalog import build_model\n"
         "from fivefold.trainer.model.kernels.choice import check_kernels\n"
         "from fivefold.trainer.model.transformer import Transformer\n"
         "check_kernels(Job())\n"
-        "with torch.device('meta'): Transformer(named('nano'))\n"
+        "with torch.device('meta'): Transformer(build_model('nano'))\n"
         "assert not {'torch._dynamo', 'triton', 'torch.utils.tensorboard'} & set(sys.modules)"
     )
 

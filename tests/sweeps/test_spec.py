@@ -55,7 +55,7 @@ def test_every_combination_is_a_row() -> None:
         used = {tp for tp in (1, 2, 3, 4) if any(ranks % tp == 0 for ranks in values["ranks"])}
         if any(f"tp{tp} " in " ".join(made.requests()) and tp not in used for tp in (2, 3, 4)):
             with pytest.raises(UserError, match="has none of the numbers of ranks"):
-                Plan.of(made, local=NOWHERE)
+                Plan.from_sweep(made, local=NOWHERE)
             continue
         plan = Plan.from_sweep(made, local=NOWHERE)
         assert plan.rows == rows

@@ -120,4 +120,4 @@ def test_what_it_waits_for(forked: Fork) -> None:
         assert whole.count("Engine.step") == 4
         assert set(whole) == {"DispatchPlan.read", "Engine.step"}
     ((inside, _),) = forked(1, played, DENSE, "mbs2", {"documents": "apart"})
-    assert set(inside) == {"within"}
+    assert set(inside) == {"self_attention_spans"}

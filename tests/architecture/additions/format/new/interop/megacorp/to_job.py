@@ -9,6 +9,6 @@ def to_job(config, asked):
     ranks, fields = world(config.document, asked), values.fields()
     fields |= {
         "job.stack.name": "megatron-core",
-        "layout.dp": replicas(ranks, values.whole("megacorp.tensor"), of="tensor", origin=values.origin),
+        "layout.dp": replicas(ranks, values.to_int("megacorp.tensor"), of="tensor", origin=values.origin),
     }
     return build_reading(config, fields, model=model, ranks=ranks)
