@@ -161,16 +161,17 @@ class Gradients:
         """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
         if gradient is None:
             return
-        shards, columns = self.shard.size, self._sums_of(index)
+        columns = self._sums_of(index)
         if isinstance(gradient, Cast):
             add_cast_(columns, gradient, fresh=not self._received[index])
             return
-        divides_evenly = gradient.numel() == columns.numel()
-        rows = [columns] if divides_evenly else columns.unbind()
-        chunks = [gradient.reshape(shards, -1)] if divides_evenly else gradient.reshape(-1).split(self.sizes[index])
-        for row, chunk in zip(rows, chunks, strict=False):  # the last ranks may have no chunk
-            target = row if divides_evenly else row[: chunk.numel()]
-            target.add_(chunk) if self._received[index] else target.copy_(chunk)
+        flat, chunk = gradient.reshape(-1), self.sizes[index]
+        full = flat.numel() // chunk  # rows that are filled; the last ranks may have less, or nothing
+        parts = [(columns[:full], flat[: full * chunk].view(full, chunk))] if full else []
+        if flat.numel() % chunk:
+            parts.append((columns[full, : flat.numel() % chunk], flat[full * chunk :]))
+        for target, part in parts:
+            target.add_(part) if self._received[index] else target.copy_(part)
 
     def _reduce(self) -> None:
         """Start the reduce_scatter (all_reduce if nothing is sharded) of the gradients added since the last one."""
