@@ -115,7 +115,9 @@ def test_orders_beside_the_usual_one() -> None:
 )  # fmt: skip
 def test_what_a_config_can_be_told_to_recompute(ac: str, experts: bool, told: bool) -> None:
     assert (
-        SupportedLayouts(recomputes=("full", "core", "norm"), expert_recomputes=("act",)).can_express(ac, experts=experts)
+        SupportedLayouts(recomputes=("full", "core", "norm"), expert_recomputes=("act",)).can_express(
+            ac, experts=experts
+        )
         == told
     )
     assert SupportedLayouts().can_express(ac, experts=experts)
