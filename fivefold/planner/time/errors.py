@@ -1,7 +1,8 @@
 """Expected intervals of step time and peak memory, from the errors of the planner on comparable published runs.
 
     ratio = measured / predicted, by constants set without the run's source (benchmarks/published/left_out.py)
-    weight of a source = SIMILAR_SOURCE_WEIGHT ^ (features in which its nearest runs differ), split among its runs by similarity
+    weight of a source = SIMILAR_SOURCE_WEIGHT ^ (features in which its nearest runs differ), split among its runs by
+        similarity
     interval = quantiles of the weighted ratios, with ``DOUBT`` added (the weight of a source not seen yet)
 
 ``errors.csv`` is written by ``python -m benchmarks.published --learn``: a row per source and class.
