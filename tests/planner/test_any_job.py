@@ -55,7 +55,7 @@ def test_the_questions_about_any_job(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(2, STACKS))
+@pytest.mark.parametrize("name", one_in(4, STACKS))
 def test_every_stack_is_searched(name: str) -> None:
     """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
     model, ranks = build_model("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4

@@ -113,7 +113,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(
     ("model", "layout"),
     one_in(
-        2,
+        4,
         [
             *((PLAIN, layout) for layout in LAYOUTS),
             *((TIED, layout) for layout in ("dp2 zero3 mbs3", "dp3 zero1 mbs2")),

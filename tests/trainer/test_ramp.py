@@ -22,6 +22,7 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.run import Run
 from fivefold.update import LearningRate, Ramp
 from tests.agree.parity import processes
+from tests.selection import one_in
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
@@ -79,7 +80,7 @@ def in_one_process() -> list[tuple[float, float]]:
 LAYOUTS = ["dp2 zero3 mbs2", "dp2 tp2 ep2 zero1 mbs1", "dp2 pp2 zero2 mbs1", "pp2 dualpipe mbs2", "pp2 v2 zbv mbs1"]
 
 
-@pytest.mark.parametrize("text", LAYOUTS)
+@pytest.mark.parametrize("text", one_in(3, LAYOUTS))
 def test_every_layout_grows_alike(forked: Fork, text: str) -> None:
     """With too many or too few gradients awaited a weight would be reduced too early or never."""
     layout, alone = Layout.parse(text), in_one_process()[:5]  # of every size

@@ -18,6 +18,7 @@ from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.trainer.checkpoint.full_weights import gather_full
 from fivefold.trainer.engine import Engine
+from tests.selection import one_in
 
 MODEL = Model(
     name="odd",
@@ -76,7 +77,7 @@ def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[f
     return result, bits(built), losses, biases
 
 
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("backwards", one_in(2, [False, True]))
 def test_every_layout_takes_up_what_any_other_left(forked: Fork, tmp_path: Path, backwards: bool) -> None:
     alone, changing = [], []
     left: Bits = {}

@@ -19,6 +19,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
+from tests.selection import one_in
 
 Fork = Callable[..., list[Any]]
 # operations whose result, or whose size, the host must see
@@ -102,10 +103,10 @@ def played(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str],
 
 @pytest.mark.parametrize(
     ("text", "changes"),
-    [
+    one_in(3, [
         ("mbs2", {"loss": "chunked"}), ("mbs2 ac=full", {"precision": "bf16-pure"}), ("tp2 mbs2", {}),
         ("dp2 tp2 zero3 mbs2", {"loss": "chunked"}), ("cp2 mbs2", {}), ("dp2 pp2 zb1p zero1 mbs1", {}),
-    ],
+    ]),
 )  # fmt: skip
 def test_the_host_does_not_wait_in_forward_and_backward(forked: Fork, text: str, changes: dict[str, Any]) -> None:
     for inside, whole in forked(Layout.parse(text).world, played, DENSE, text, changes):

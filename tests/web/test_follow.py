@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from fivefold.sweeps.rows_file import write
 from fivefold.web.app import create
+from tests.selection import one_in
 from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, fits_the_window
 from tests.web.test_runs import write_run
 from tests.web.test_sweep import row
@@ -47,7 +48,7 @@ def settled(page: Any) -> None:
     playwright.expect(page.locator("body.busy, #going:visible")).to_have_count(0)
 
 
-@pytest.mark.parametrize("path", CHANGES)
+@pytest.mark.parametrize("path", one_in(3, CHANGES))
 def test_every_control_follows_back_and_forward(page: Any, folder: Path, path: str) -> None:
     write([row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1")], folder / "followed.csv")
     result = 'event: found\ndata: "<p class=dim>answered</p>"\n\n'

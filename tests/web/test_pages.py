@@ -17,6 +17,7 @@ import fivefold
 from fivefold.cli import app as cli
 from fivefold.sweeps.rows_file import write
 from fivefold.units import show_bytes
+from tests.selection import one_in
 from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, Server, fits_the_window, is_whole, serious
 from tests.web.test_runs import write_run
 from tests.web.test_sweep import row
@@ -292,7 +293,7 @@ def test_a_chapter_is_read_and_tried(page: Any) -> None:
 PAGES = ["/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/rehearse"]
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("path", one_in(3, PAGES))
 def test_everybody_can_read_it(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})
@@ -320,7 +321,7 @@ THEMES = {  # what each notebook sets, and how it paints its page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("notebook", THEMES)
+@pytest.mark.parametrize("notebook", one_in(4, THEMES))
 def test_a_notebook_is_read_in_its_theme(page: Any, shown: str, notebook: str, scheme: str) -> None:
     """Its pictures too, which are files of their own: they follow the notebook, and not the browser."""
     page.emulate_media(color_scheme="dark" if scheme == "light" else "light")

@@ -19,7 +19,7 @@ from tests.selection import one_in
 @pytest.mark.parametrize(
     "case",
     one_in(
-        2,
+        4,
         [
             Case("dense", "dp2 mbs2 ac=selective"),
             Case("few-kv", "cp4 mbs2"),

@@ -17,7 +17,7 @@ from tests.selection import one_in
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("case", one_in(5, QUICK), ids=str)
+@pytest.mark.parametrize("case", one_in(15, QUICK), ids=str)
 def test_a_rehearsal_is_the_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()

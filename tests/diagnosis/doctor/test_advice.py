@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fivefold.diagnosis.doctor import examine, recompute
 from fivefold.trainer.measure.meter import Meter
+from tests.selection import one_in
 
 WIDTH, LAYERS, ROWS = 16, 3, 256
 
@@ -49,7 +50,7 @@ def with_these(modules: tuple[str, ...]) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.8, 0.65])
+@pytest.mark.parametrize("share", one_in(2, [0.8, 0.65]))
 def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
     plain = examine(Net, loss)
     budget = int(share * plain.peak_bytes)

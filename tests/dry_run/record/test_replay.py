@@ -85,7 +85,7 @@ def job_for(layout: Layout) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "streams"), one_in(4, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES])
+    ("name", "text", "streams"), one_in(8, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES])
 )
 def test_played_blocks_do_what_blocks_do(name: str, text: str, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse(text), MODELS[name]

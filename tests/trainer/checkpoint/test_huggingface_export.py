@@ -83,7 +83,7 @@ def _tokens() -> Tensor:
     return torch.randint(0, 131, (3, 40), generator=torch.Generator().manual_seed(7))
 
 
-@pytest.mark.parametrize("family", one_in(2, MODELS))
+@pytest.mark.parametrize("family", one_in(4, MODELS))
 def test_transformers_computes_what_was_trained(forked: Fork, tmp_path: Path, family: str) -> None:
     model, text = MODELS[family]
     layout = Layout.parse(text)
@@ -132,7 +132,7 @@ THERE_AND_BACK = (
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), one_in(3, [(case, dtype) for case in THERE_AND_BACK for dtype in ("bf16", "fp32")])
+    ("case", "dtype"), one_in(6, [(case, dtype) for case in THERE_AND_BACK for dtype in ("bf16", "fp32")])
 )
 def test_there_and_back_is_the_same_to_the_bit(
     forked: Fork, tmp_path: Path, case: str, dtype: str, cases: ModuleType

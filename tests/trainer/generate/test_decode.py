@@ -100,7 +100,7 @@ def said(module: Transformer, prompts: list[list[int]], **changes: object) -> li
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "window"),
-    one_in(3, [(model, window) for model in MODELS for window in (64, 8)]),
+    one_in(9, [(model, window) for model in MODELS for window in (64, 8)]),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_what_is_kept_changes_no_token(model: Model, window: int) -> None:

@@ -86,7 +86,7 @@ def a_run(folder: Path, corpus: Path, **changes: Any) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("model", "text"), one_in(3, CASES), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("model", "text"), one_in(9, CASES), ids=lambda value: getattr(value, "name", value))
 def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: Model, text: str) -> None:
     layout, run = Layout.parse(text), a_run(tmp_path / "run", corpus)
     result = forked(layout.world, traced, run, model, layout)

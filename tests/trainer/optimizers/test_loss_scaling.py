@@ -92,7 +92,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("model", "text", "precision"),
-    one_in(3, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
+    one_in(6, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_every_layout_is_one_process_and_that_is_fp32_nearly(

@@ -65,7 +65,7 @@ def one(engine: Engine) -> tuple[list[float], int, int]:
 @pytest.mark.parametrize(
     ("model", "text", "precision", "optimizer"),
     one_in(
-        2,
+        4,
         [
             (DENSE, "dp2 zero2 mbs1", "fp32", Optimizer(clip=0.1)),
             (TIED, "dp2 zero3 mbs1", "fp32", Optimizer(kind="adamw8bit")),

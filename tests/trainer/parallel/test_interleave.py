@@ -284,7 +284,7 @@ def test_ranks_of_a_stage_speak_in_one_order(layout: str) -> None:
 @pytest.mark.parametrize(
     "case",
     one_in(
-        3,
+        6,
         [
             Case("tied", "tp2 pp2 dualpipev ac=qkv+core"),
             Case("dense", "pp2 dualpipe ac=full"),
