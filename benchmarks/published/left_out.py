@@ -75,8 +75,10 @@ class Problem:
     """The fit of the constants of ``source`` without that source: the runs of all other sources."""
 
     def __init__(self, source: str, others: Mapping[str, Sequence[Run]], known: Known | None = None) -> None:
-        """``others``: by source; that of ``source`` itself is not looked at. ``known``: filled with every error, for
-        the problems of other sources on the same runs.
+        """``others``: by source.
+
+        That of ``source`` itself is not looked at. ``known``: filled with every error, for the problems of other
+        sources on the same runs.
         """
         self.known = {} if known is None else known
         self.runs = [(name, run) for name, runs in others.items() if name != source for run in runs]

@@ -43,9 +43,10 @@ def dryrun(
     ranks: Sequence[int] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Rehearsal:
-    """Run a dry run of a training step. ``ranks``: further ranks to run, whose tapes are kept. ``table``: a custom
-    pipeline schedule. ``progress(done, total)`` is called before each rank. Raises ``UserError`` for an invalid layout
-    or job.
+    """Run a dry run of a training step.
+
+    ``ranks``: further ranks to run, whose tapes are kept. ``table``: a custom pipeline schedule. ``progress(done,
+    total)`` is called before each rank. Raises ``UserError`` for an invalid layout or job.
     """
     refuse(layout, model=model, job=job, machine=machine)
     check_supported(layout, job, model=model)

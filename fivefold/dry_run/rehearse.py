@@ -51,8 +51,10 @@ class RankTapes(NamedTuple):
 def rehearse_rank(
     *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
 ) -> RankTapes:
-    """Run two steps of ``rank`` under the simplifications of ``assumed``. ``streams``: messages overlap with compute,
-    as on GPUs. ``replay``: run one block of each kind and replay its recording for the others.
+    """Run two steps of ``rank`` under the simplifications of ``assumed``.
+
+    ``streams``: messages overlap with compute, as on GPUs. ``replay``: run one block of each kind and replay its
+    recording for the others.
     """
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))

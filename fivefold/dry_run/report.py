@@ -283,8 +283,9 @@ def _stages(rank_summaries: Sequence[RankSummary], layout: Layout) -> tuple[Stag
 
 
 def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) -> Work:
-    """Sum the hardware FLOPs of all ranks, and the parameters of all weights, whose shards may be uneven across ranks;
-    model FLOPs and active parameters stay as ``counted``.
+    """Sum the hardware FLOPs of all ranks, and the parameters of all weights, whose shards may be uneven across ranks.
+
+    Model FLOPs and active parameters stay as ``counted``.
     """
     represented = stands_for([summary.rank for summary in rank_summaries], layout=layout)
     weights = {name: size for summary in rank_summaries for name, size in summary.weights.items()}

@@ -47,13 +47,16 @@ def laws(model: Model, tokens: float) -> list[Advice]:
 
 
 def advised(model: Model, tokens: float) -> float:
-    """Tokens per step between the laws: their geometric mean."""
+    """Return the advised tokens per step: the geometric mean of the scaling laws."""
     first, second = laws(model, tokens)
     return sqrt(first.tokens * second.tokens)
 
 
 def find_nearby_advice(size: float, *, model: Model, tokens: float) -> Iterator[Advice]:
-    """Laws and teams whose batch is nearer to ``size`` than to its half or its double; teams of runs as long, ×4."""
+    """Yield laws and published runs whose batch is closer to ``size`` than to its half or its double.
+
+    Published runs count if their length is within a factor of 4 of ``tokens``.
+    """
     for law in (*laws(model, tokens), *TEAMS):
         alike = law.run is None or abs(log2(law.run / tokens)) <= 2
         if alike and abs(log2(law.tokens / size)) < 0.5:

@@ -73,7 +73,7 @@ def _ratios(cases: Sequence[Case], variants: Sequence[Variant]) -> Iterator[Vari
 
 
 def run_by(job: Job, stack: str) -> Job:
-    """The job run by the software called ``stack``, with the changes that ``job`` makes to the facts of its own."""
+    """Return the job run by the software called ``stack``. Facts of its stack that ``job`` has changed stay changed."""
     usual = build_stack(job.stack.name)
     changed = [name for name in FACTS if getattr(job.stack, name) != getattr(usual, name)]
     widened = job.stack.reduce_in_fp32
@@ -83,7 +83,7 @@ def run_by(job: Job, stack: str) -> Job:
 
 
 def in_precision(job: Job, name: str) -> Job:
-    """The job in the recipe called ``name``, with gradients as its software reduces them."""
+    """Return the job in the recipe called ``name``, with gradients as its software reduces them."""
     return job.replace(precision=recipe(name).reduced(in_fp32=job.stack.reduce_in_fp32))
 
 
@@ -98,7 +98,10 @@ def _variant(name: str, case: Case, facts: Sequence[str]) -> Variant:
 
 
 def _facts(cases: Sequence[Case]) -> list[list[str]]:
-    """The words of each case: model, machine, software, job and layout; other fields of jobs where they differ."""
+    """Return the keywords of each case: model, machine, software, job and layout.
+
+    Other fields of the jobs are listed where they differ.
+    """
     jobs = [_flat(case.job.model_dump(mode="json")) for case in cases]
     names = {"stack": {case.job.stack.name for case in cases}, "precision": {c.job.precision.name for c in cases}}
     told = {"sequence", "global_batch", "stack.name", "precision.name"}
@@ -121,7 +124,7 @@ def _facts(cases: Sequence[Case]) -> list[list[str]]:
 
 
 def _flat(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
-    """A record's dump as one level: ``{"optimizer": {"kind": "adamw"}}`` → ``{"optimizer.kind": "adamw"}``."""
+    """Flatten a record's dump to one level: ``{"optimizer": {"kind": "adamw"}}`` → ``{"optimizer.kind": "adamw"}``."""
     flat: dict[str, str] = {}
     for key, value in values.items():
         flat |= _flat(value, f"{within}{key}.") if isinstance(value, dict) else {f"{within}{key}": str(value)}

@@ -36,7 +36,10 @@ def lengths(
     target: int = TARGET,
     risk: float = FITS_RISK,
 ) -> Lengths:
-    """The curves of a layout, and what must change for sequences of ``target`` tokens; ``search``: of a job."""
+    """Return the curves of a layout over context length, and what must change for sequences of ``target`` tokens.
+
+    ``search`` searches the layouts of a job.
+    """
     answer = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
     sizes = [2**power for power in range(SHORTEST.bit_length() - 1, target.bit_length())]
     if model.position == "learned":
@@ -65,7 +68,7 @@ def lengths(
 
 
 def _vary_layout(layout: Layout) -> Iterator[Layout]:
-    """The layout with every recomputation and every cp that its data-parallel ranks allow."""
+    """Yield the layout with every recomputation and every cp that its data-parallel ranks allow."""
     ranks = layout.dp * layout.cp
     for cp in (2**power for power in range(MOST_CP.bit_length()) if ranks % 2**power == 0):
         for ac in dict.fromkeys((layout.ac, *RECOMPUTATIONS)):

@@ -29,7 +29,7 @@ LARGEST = 2**14  # sequences per step that are proposed
 
 
 def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[Stage, Job]:
-    """The batch: as the job says, or the power of two of sequences nearest between the laws."""
+    """Return the batch step: the job's batch, or the power-of-two number of sequences closest to the scaling laws."""
     wanted = advised(model, tokens) / job.sequence
     proposed = min(LARGEST, max(1, 2 ** round(log2(max(1.0, wanted)))))
     chosen = job.global_batch if said else proposed
@@ -47,7 +47,7 @@ def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[S
 
 
 def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
-    """The first layout of the ladder that fits; a ``UserError`` names the nearest if none does."""
+    """Return the first candidate layout that fits. Raises a ``UserError`` that names the closest one if none does."""
     room, tried, chosen, after = planner.machine.chip.memory_bytes, [], None, 0
     least: tuple[int, Layout] | None = None
     for words, layout in ladder(planner, world):
@@ -80,7 +80,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
 
 
 def ladder(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
-    """Layouts from plain to laborious, each of ``world`` ranks with one sequence at a time, and what is new in it."""
+    """Yield layouts of ``world`` ranks from simple to complex, with one sequence at a time, and what each one adds."""
     model, node, batch = planner.model, planner.machine.ranks_per_node, planner.job.global_batch
     seen: set[Layout] = set()
     eps = [1]
@@ -115,7 +115,10 @@ def ladder(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
 
 
 def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | None:
-    """The layout with dp of what is left of the ranks; with more ranks than sequences, the rest to cp."""
+    """Return the layout with dp over the remaining ranks.
+
+    If there are more ranks than sequences, the rest goes to cp.
+    """
     degrees = {axis: int(str(fields.get(axis, 1))) for axis in ("tp", "pp", "cp")}
     taken = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if world % taken:
@@ -134,7 +137,7 @@ def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | No
 
 
 def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
-    """The micro-batch: of those that fit the fastest, and so how often gradients are accumulated."""
+    """Return the micro-batch step: the fastest micro-batch that fits, and the gradient accumulation that follows."""
     job, tried = planner.job, list[Attempt]()
     fitting: list[tuple[float, Layout]] = []
     for size in (2**power for power in range(7)):
@@ -159,7 +162,7 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
 
 
 def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
-    """The walk from where we are, one change at a time, and what ``search`` proposes of all layouts."""
+    """Return the speed step: single changes of the current layout, and the layout that ``search`` proposes."""
     tried = [
         Attempt(
             layout=change.layout,
@@ -198,7 +201,7 @@ def _count_micro_batches(count: int) -> str:
 
 
 def _describe_attempt(planner: Planner, layout: Layout, *, fits: str, else_: str) -> Attempt:
-    """An estimated layout, in the words of ``fits``, or of ``else_`` and by how much it is too large."""
+    """Return an estimated layout with the text ``fits``, or with ``else_`` and the bytes by which it is too large."""
     estimate = planner.estimate(layout)
     over = planner.excess_bytes(layout, estimate.ranks)
     return Attempt(
@@ -239,7 +242,7 @@ def stages(
     propose: Callable[[Job], Proposal],
     risk: float = FITS_RISK,
 ) -> tuple[Sequence[Stage], Job, Proposal]:
-    """All steps; ``walk`` and ``propose`` are those of ``search``."""
+    """Return all steps of the playbook. ``walk`` and ``propose`` are the functions of ``search``."""
     validate_job(model, job)
     first, job = batch_stage(model, job, tokens=tokens, said=said)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)

@@ -44,12 +44,12 @@ class Estimate(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Peak bytes of the fullest rank."""
+        """Return the peak bytes of the fullest rank."""
         return fullest(self.ranks)
 
 
 def fullest(ranks: list[RankMemory]) -> int:
-    """Peak bytes of the fullest of ``ranks``."""
+    """Return the peak bytes of the fullest of ``ranks``."""
     return max(rank.peak_bytes for rank in ranks)
 
 
@@ -67,10 +67,12 @@ class Planner:
         risk: float = FITS_RISK,
         constants: Constants = PUBLISHED,
     ) -> None:
-        """``counts``: those of a planner for the same model and job on a machine of the same backend, to reuse.
+        """Initialize the planner of a model and a job on a machine.
 
-        ``straggler``: how many times slower the kernels of one rank are, for which the others wait. ``risk``: the
-        probability of running out of memory up to which a layout ``fits``. ``constants``: those of the time model.
+        ``counts``: counts of a planner for the same model and job on a machine of the same backend, to reuse.
+        ``straggler``: factor by which the kernels of one rank are slower; all others wait for it. ``risk``: the
+        probability of running out of memory up to which a layout ``fits``. ``constants``: the constants of the time
+        model.
         """
         job = job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
         if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
@@ -89,16 +91,19 @@ class Planner:
         return describe_run(self.model, self.machine, layout, self.job)
 
     def memory(self, layout: Layout) -> list[RankMemory]:
-        """Memory of every pipeline rank; a ``UserError`` if the layout is not legal for model and job."""
+        """Return the memory of every pipeline rank.
+
+        Raises ``UserError`` if the layout is not legal for model and job.
+        """
         refuse(layout, model=self.model, job=self.job)
         return memory(self.counts, layout)
 
     def peak_bytes(self, layout: Layout) -> int:
-        """Peak bytes of the fullest rank, without estimating time."""
+        """Return the peak bytes of the fullest rank, without estimating time."""
         return fullest(self.memory(layout))
 
     def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
-        """Bytes that PyTorch reserves and that the driver shows; None on a CPU."""
+        """Return the bytes that PyTorch reserves and the bytes that the driver reports; None on a CPU."""
         return allocator_totals(self.counts, layout, ranks) if self.machine.backend == "nccl" else None
 
     def out_of_memory_risk(self, layout: Layout, ranks: list[RankMemory] | None = None) -> float:
@@ -120,14 +125,17 @@ class Planner:
         return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
-        """Memory and step time; ``UserError`` if the layout is not legal. ``ranks``: what ``memory`` returned of it."""
+        """Estimate memory and step time.
+
+        Raises ``UserError`` if the layout is not legal. ``ranks``: the result of ``memory`` for this layout, to reuse.
+        """
         if ranks is None:
             refuse(layout, model=self.model, job=self.job, machine=self.machine)
             ranks = memory(self.counts, layout)
         return Estimate(layout, ranks, step_seconds(self.units, layout, ranks, straggler=self.straggler))
 
     def step(self, layout: Layout) -> Step:
-        """The full prediction as a ``Step``, the record that rehearsals and measurements share."""
+        """Return the full prediction as a ``Step``, the record that dry runs and measurements also return."""
         ranks, step_time = self.estimate(layout)[1:]
         model, machine, job = self.model, self.machine, self.job
         stages = tuple(_stage(index, rank) for index, rank in enumerate(ranks))
@@ -169,7 +177,7 @@ class Planner:
         )
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:
-        """Every operation of every distinct unit, with the number of units in the model."""
+        """Yield every operation of every distinct unit, with the number of such units in the model."""
         part, prices = part_of(layout), self.units.prices(layout)
         tally = {
             run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
@@ -204,7 +212,7 @@ def predict(*, model: Model, machine: Machine, layout: Layout, job: Job, using: 
 
 @lru_cache(maxsize=16)
 def planner(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Planner:
-    """One planner per model, machine, job and risk, cached for the next layout."""
+    """Return the planner of a model, machine, job and risk. It is cached for the next layout."""
     return Planner(model=model, machine=machine, job=job, risk=risk)
 
 

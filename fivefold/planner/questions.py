@@ -34,7 +34,10 @@ SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V
 
 
 def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
-    """The largest mbs with which ``layout`` fits, among divisors of a replica's batch. A ``UserError`` if none fits."""
+    """Return the largest mbs with which ``layout`` fits, among divisors of a replica's batch.
+
+    Raises ``UserError`` if none fits.
+    """
     planner, question = Planner(model=model, machine=machine, job=job, risk=risk), "largest micro-batch"
     sizes = (layout.replace(mbs=size) for size in reversed(divisors(max(1, job.global_batch // layout.dp))))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
@@ -47,7 +50,10 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
 
 
 def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
-    """The most tokens per sequence with which ``layout`` fits, up to 2^24, in multiples that cp and sp can split."""
+    """Return the longest sequence in tokens with which ``layout`` fits.
+
+    It is at most 2^24, and a multiple that cp and sp can split.
+    """
     step = 2 * layout.cp * layout.tp
     longest = min(2**24, model.positions) if model.position == "learned" else 2**24
     question = "longest sequence"
@@ -102,7 +108,7 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
 
 
 def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Answer:
-    """The fewest ranks of the machine on which some layout fits, with the fastest layout there.
+    """Return the smallest number of ranks of the machine on which a layout fits, with the fastest layout there.
 
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
     """
@@ -151,7 +157,10 @@ def _node_multiples(low: int, high: int, node: int) -> list[int]:
 
 
 def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[Answer, Model]:
-    """The largest model that fits the machine: ``model`` with layers and heads scaled by eighths, up to 32 times."""
+    """Return the largest model that fits the machine.
+
+    Layers and heads of ``model`` are scaled in eighths, up to 32 times.
+    """
 
     planners = dict[int, Planner]()
 
@@ -178,7 +187,10 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
 
 
 def scaled(model: Model, factor: float) -> Model:
-    """``model`` with layers and width times ``factor``; head_dim stays, ffn and kv heads keep their ratio to heads."""
+    """Return ``model`` with layers and width times ``factor``.
+
+    head_dim stays; ffn and kv heads keep their ratio to heads.
+    """
     ratio = model.heads // model.kv_heads
     kv_heads = max(1, round(model.kv_heads * factor))
     share = kv_heads / model.kv_heads
@@ -208,9 +220,11 @@ def sound_batches(
     noise: float | None = None,
     machine: Machine | None = None,
 ) -> list[Batch]:
-    """Global batches that the layout can split, in powers of two: of 4 to 60 million tokens for a run of ``tokens``, or
-    from less where the laws of ``batch.py`` for ``model``, or a measured ``noise`` scale in tokens, say less. Of a
-    ``model`` only those that are legal, such as with enough micro-batches for its pipeline; a ``UserError`` if none is.
+    """Return the reasonable global batches that the layout can split, in powers of two.
+
+    They have 4 to 60 million tokens for a run of ``tokens``, or fewer if the laws of ``batch.py`` for ``model``, or a
+    measured ``noise`` scale in tokens, advise fewer. With a ``model`` only legal batches are returned, such as those
+    with enough micro-batches for its pipeline. Raises ``UserError`` if there is none.
     """
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
     said = [*(law.tokens for law in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
@@ -251,7 +265,7 @@ def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, j
 
 
 def _who(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
-    """Who says or chose a batch of about ``size`` tokens."""
+    """Yield the laws and published runs that have a batch of about ``size`` tokens."""
     if noise and abs(log2(noise / size)) < 0.5:
         yield f"the measured noise scale, {show_count(noise)}"
     for advice in find_nearby_advice(size, model=model, tokens=tokens) if model else ():
@@ -259,7 +273,7 @@ def _who(size: float, *, model: Model | None, tokens: float, noise: float | None
 
 
 def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
-    """The effect of each single change of layout or job, sorted: those that fit first, then the fastest."""
+    """Return the effect of each single change of layout or job: changes that fit come first, then the fastest."""
     before = Planner(model=model, machine=machine, job=job).estimate(layout)
     facts = describe_run(model, machine, layout, job)
     changes = []
@@ -286,7 +300,7 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
 
 
 def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
-    """Single changes: what is changed in words, the job and the layout."""
+    """Yield single changes: a description, the job and the layout."""
     for zero in {layout.zero + 1, layout.zero - 1} & {0, 1, 2, 3}:
         if other := with_zero(layout, zero):
             yield f"zero{zero}", job, other
@@ -318,7 +332,7 @@ def _fits(planner: Planner, layout: Layout) -> bool:
 
 
 def _most(fits: Callable[[int], bool], *, limit: int) -> int:
-    """The largest number up to ``limit`` that fits, or 0, by bisection: everything below it must fit too."""
+    """Return the largest number up to ``limit`` that fits, or 0, by bisection. Every smaller number must fit too."""
     if not fits(1):
         return 0
     low, high = 1, 2

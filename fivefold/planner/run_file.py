@@ -11,14 +11,17 @@ WARMUP = 2000  # steps of Llama 2 (arXiv:2307.09288 §2.2); of short runs a fift
 
 
 def for_run(job: Job, *, tokens: float) -> Job:
-    """The job with the steps of ``tokens``, and a warm-up unless it says one."""
+    """Return the job with the number of steps that ``tokens`` need, and with a warm-up unless the job has one."""
     steps = max(1, ceil(tokens / job.tokens_per_step))
     warmup = job.learning_rate.warmup_steps or min(WARMUP, steps // 50)
     return job.replace(steps=steps, learning_rate=job.learning_rate.replace(warmup_steps=min(warmup, steps)))
 
 
 def write_run_file(content: str, job: Job, *, run: WholeRun, command: str) -> str:
-    """The run file ``content`` with the line that made it, its data, and checkpoints as often as loses the least."""
+    """Return the run file ``content`` with the command that made it and its data.
+
+    Checkpoints are as frequent as loses the least time.
+    """
     every = min(job.steps, max(1, round(run.interval_seconds / run.step_seconds)))
     head = [
         f"# {command}",

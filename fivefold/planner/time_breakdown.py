@@ -20,7 +20,7 @@ from fivefold.planner.time.units import Units
 
 
 def parts(units: Units, layout: Layout, time: StepTime) -> dict[str, float]:
-    """Seconds by name; they add up to those of ``time``."""
+    """Return the seconds by name. They add up to those of ``time``."""
     operations, ranks = _OperationTimes(units, layout), []
     for held in dict.fromkeys(map(tuple, stages_held(layout))):
         number = operations.number(held)
@@ -57,7 +57,7 @@ class _OperationTimes:
         return runs
 
     def parts(self, key: tuple[LocalDegrees, Name]) -> dict[str, float]:
-        """Seconds by operation and way."""
+        """Return the seconds by operation and direction."""
         if key not in self._parts:
             seconds: dict[str, float] = defaultdict(float)
             heads = self.counts.local(key[0]).heads
@@ -70,12 +70,12 @@ class _OperationTimes:
         return self._parts[key]
 
     def seconds(self, key: tuple[LocalDegrees, Name]) -> float:
-        """Seconds of all of them."""
+        """Return the seconds of all operations."""
         return sum(self.parts(key).values())
 
 
 def _messages(units: Units, layout: Layout, exposed: dict[str, float], *, held: tuple[int, ...]) -> dict[str, float]:
-    """The ``exposed`` seconds of each axis, shared by collective as the seconds of its messages are, hidden or not."""
+    """Return the ``exposed`` seconds of each axis, split by collective in proportion to the seconds of its messages."""
     whole: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
     for message in messages(units.counts, layout, chunks=held) if exposed else ():
         if message.axis in exposed and message.ranks > 1:

@@ -30,14 +30,17 @@ NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as 
 
 
 def checked(tokens: float) -> float:
-    """``tokens``, if a run can have so many; else a ``UserError``."""
+    """Return ``tokens`` if a run can have that many. Otherwise raises a ``UserError``."""
     if not 1 <= tokens <= RUN_TOKENS:
         raise UserError(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
     return tokens
 
 
 def goodput(interval: float, *, blocked: float, restart: float, between: float) -> float:
-    """W / T: the share of time that trains, saved every ``interval`` seconds of training; 0 if nothing is ever done."""
+    """Return W / T, the share of time spent training if saved every ``interval`` seconds.
+
+    0 if no interval ever ends.
+    """
     if between == inf:
         return interval / (interval + blocked)
     if (interval + blocked) / between > LONGEST or restart / between > LONGEST:
@@ -46,7 +49,10 @@ def goodput(interval: float, *, blocked: float, restart: float, between: float) 
 
 
 def best_interval(*, blocked: float, written: float, restart: float, between: float) -> float:
-    """The interval with the most goodput, by golden section; no shorter than it takes until a checkpoint is whole."""
+    """Return the checkpoint interval with the highest goodput, by golden section.
+
+    It is at least the time until a checkpoint is complete.
+    """
     between = min(between, NEVER)
     least = max(written, 1.0)
     low, high = log(least), log(max(2 * least, 100 * sqrt(2 * max(blocked, 1e-3) * between), between))
@@ -62,7 +68,10 @@ def best_interval(*, blocked: float, written: float, restart: float, between: fl
 
 
 def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> WholeRun:
-    """The run of ``tokens`` whose step is ``step``, at ``site``. A ``UserError`` if it would never end."""
+    """Return the full run of ``tokens`` with steps of ``step`` at ``site``.
+
+    Raises ``UserError`` if it would never end.
+    """
     steps = ceil(checked(tokens) / job.tokens_per_step)
     size = checkpoint_bytes(model, job)
     written = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
@@ -124,8 +133,9 @@ def _seconds(training: float, *, site: Site, interval: float, blocked: float, re
 def _lost(
     training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float
 ) -> dict[str, float]:
-    """Seconds by what they are lost to. A piece fails exp((τ + δ) / M) - 1 times, and each time it takes
-    M·(exp(R / M) - 1) to be back.
+    """Return the lost seconds by cause.
+
+    An interval fails exp((τ + δ) / M) - 1 times, and each failure takes M·(exp(R / M) - 1) seconds to recover from.
     """
     pieces, cycle = training * (1 + site.evaluation) / interval, interval + blocked
     fails = 0.0 if between == inf else expm1(cycle / between)
@@ -140,7 +150,10 @@ def _lost(
 def _bound(
     step: Step, steps: int, *, site: Site, interval: float, high: bool, blocked: float, restart: float, between: float
 ) -> float:
-    """Seconds of the run at one end: of the step's half interval, and of published failures and restarts."""
+    """Return the seconds of the run at one end of the 50 % interval.
+
+    It combines the step's interval with published failures and restarts.
+    """
     expected, seconds = step.time.interval, step.time.step_seconds
     if expected is not None:  # where predictions have a bias, a bound may lie beyond them
         seconds = max(seconds, expected.high_50) if high else min(seconds, expected.low_50)
@@ -156,7 +169,7 @@ def _bound(
 
 
 def _curve(interval: float, *, blocked: float, restart: float, between: float) -> list[Goodput]:
-    """Goodput at intervals from a thirtieth to thirty times the chosen one."""
+    """Return goodput at intervals from a thirtieth to thirty times the chosen one."""
     curve = []
     for place in range(POINTS):
         at = interval * 30 ** (2 * place / (POINTS - 1) - 1)

@@ -48,8 +48,10 @@ class StepResult(NamedTuple):
 
 
 class Engine:
-    """The engine that runs training steps on this rank. If ``meter`` is set, the engine sets its phase and tracks
-    ``kept_bytes``: the peak bytes of activations saved between two passes, over all live micro-batches.
+    """The engine that runs training steps on this rank.
+
+    If ``meter`` is set, the engine sets its phase and tracks ``kept_bytes``: the peak bytes of activations saved
+    between two passes, over all live micro-batches.
     """
 
     def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
@@ -92,8 +94,9 @@ class Engine:
     def step(
         self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
     ) -> StepResult:
-        """Run one optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1]; every rank calls it. With
-        multi-token prediction a sequence has one more token per module.
+        """Run one optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1].
+
+        Every rank calls it. With multi-token prediction a sequence has one more token per module.
 
         ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
         same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can fix.
@@ -205,8 +208,10 @@ class Engine:
         return dict(zip(self.routed, loads.tolist(), strict=True))
 
     def expert_shares(self) -> dict[int, list[float]]:
-        """Return ``expert_loads`` of all stages, relative to the layer's mean (1 = even), by all_gather_object. Every
-        rank calls it."""
+        """Return ``expert_loads`` of all stages, relative to the layer's mean (1 = even), by all_gather_object.
+
+        Every rank calls it.
+        """
         if self.loads.shape[1] == 0:  # no experts anywhere
             return {}
         loads_of_ranks: list[dict[int, list[int]]] = [{}] * self.built.ranks.world

@@ -32,8 +32,10 @@ LOOK_SECONDS = 1.0
 
 
 class Holder(Record):
-    """The process that trains in a folder. ``kernel``: the kernel of the process id; ``started``: start time of the
-    process in ticks since that kernel's start, as ids are reused.
+    """The process that trains in a folder.
+
+    ``kernel``: the kernel of the process id; ``started``: start time of the process in ticks since that kernel's start,
+    as ids are reused.
     """
 
     host: str

@@ -78,8 +78,10 @@ def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = N
 
 
 def stage_memory(tape: Tape, stage: int) -> StageMemory:
-    """Return the peak of a tape, as pipeline rank ``stage``. ``activations_bytes`` as the planner counts them: the
-    maximum that is live between two actions, of all micro-batches in flight.
+    """Return the peak of a tape, as pipeline rank ``stage``.
+
+    ``activations_bytes`` as the planner counts them: the maximum that is live between two actions, of all micro-batches
+    in flight.
     """
     events, lives = events_of(tape), lifetimes(tape)
     live_bytes = _live_bytes(lives, len(events))

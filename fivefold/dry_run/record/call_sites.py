@@ -28,8 +28,10 @@ ROOT = str(Path(__file__).parents[3]) + "/"
 
 
 class CallSites:
-    """A tracker of the running module, which names sites. ``categories``: memory category of the storages that a
-    function allocates, by its qualified name. ``through``: files that are skipped, so that their caller is the site.
+    """A tracker of the running module, which names sites.
+
+    ``categories``: memory category of the storages that a function allocates, by its qualified name. ``through``: files
+    that are skipped, so that their caller is the site.
     """
 
     def __init__(self, *, categories: Mapping[str, str], through: tuple[str, ...]) -> None:

@@ -49,8 +49,9 @@ class Scope(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel on the device, as it is priced. ``shape`` of a matmul: rows, columns, inner dim, batch; of attention:
-    sequences · heads, queries, keys, head dim.
+    """A kernel on the device, as it is priced.
+
+    ``shape`` of a matmul: rows, columns, inner dim, batch; of attention: sequences · heads, queries, keys, head dim.
     """
 
     kind: str  # matmul, attention, attention_backward, moving

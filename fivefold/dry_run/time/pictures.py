@@ -19,8 +19,9 @@ MOMENT = 1e-9  # seconds: tolerance for two events at the same time
 
 
 def levels(played: Played, tape: Tape) -> list[Level]:
-    """Return live bytes over time on the tape's rank, thinned to about 2 · ``LEVELS``. Causes omit the line of code,
-    for which a chart has no room.
+    """Return live bytes over time on the tape's rank, thinned to about 2 · ``LEVELS``.
+
+    Causes omit the line of code, for which a chart has no room.
     """
     all_of_rank = all_levels(tape, played.seconds_at(tape.rank))
     interval = played.step_seconds / LEVELS or 1.0

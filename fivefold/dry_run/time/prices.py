@@ -90,8 +90,10 @@ class Pricer:
         return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
 
     def _attention(self, kernel: Kernel) -> float:
-        """Return an attention kernel's seconds. Queries = keys: causal, half the square; else a ring block, in full;
-        under a window only the visible pairs are counted.
+        """Return an attention kernel's seconds.
+
+        Queries = keys: causal, half the square; else a ring block, in full; under a window only the visible pairs are
+        counted.
         """
         sequences, queries, keys, dim = kernel.shape
         is_backward, is_causal = kernel.kind.endswith("backward"), queries == keys and "window" not in kernel.kind
@@ -125,7 +127,8 @@ class Pricer:
 
 
 def _slows_compute(message: Message) -> bool:
-    """Return whether a message slows concurrent compute, as in the planner: pp messages do not; of the send and the
-    receive of a p2p exchange only the receive counts.
+    """Return whether a message slows concurrent compute, as in the planner: pp messages do not.
+
+    Of the send and the receive of a p2p exchange only the receive counts.
     """
     return message.axis != "pp" and (message.collective != "p2p" or message.receives)

@@ -136,7 +136,9 @@ class Streams:
     def _enqueue(
         self, endpoint: Endpoint, message: Message, streams: dict[Hashable, Endpoint], *, rank: int, batched: bool
     ) -> None:
-        """Put an endpoint at the end of its stream. Outside of a batch, NCCL has a communicator per pair of ranks
+        """Put an endpoint at the end of its stream.
+
+        Outside of a batch, NCCL has a communicator per pair of ranks
         (pytorch/pytorch:torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, pointToPoint).
         """
         if not self.streams:

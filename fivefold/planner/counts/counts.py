@@ -114,8 +114,9 @@ class Counts:
         return profile
 
     def split(self, part: LocalDegrees, name: Name, sums: Sums = NO_SUMS, *, waits: Waits = NO_WAITS) -> SplitProfile:
-        """Return the live bytes of a unit whose weight gradients (W) are deferred; ``waits`` as in
-        ``liveness.play_split``.
+        """Return the live bytes of a unit whose weight gradients (W) are deferred.
+
+        ``waits`` as in ``liveness.play_split``.
         """
         key = part, name, sums, waits
         split_profile = self._splits.get(key)

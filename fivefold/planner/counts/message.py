@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 
 class Message(NamedTuple):
-    """Equal messages of a step: ``times`` of them among the ``ranks`` of ``group``; ``payload``: the full tensor in
-    bytes.
+    """Equal messages of a step: ``times`` of them among the ``ranks`` of ``group``.
+
+    ``payload``: the full tensor in bytes.
     """
 
     axis: str

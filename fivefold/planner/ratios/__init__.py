@@ -53,7 +53,10 @@ QUESTIONS = (
 
 
 def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = None) -> Ratios:
-    """Each axis varied alone, the others as in ``layout``. ``UserError`` if model, job or machine refuse ``layout``."""
+    """Return the ratios of each axis varied alone, with the others as in ``layout``.
+
+    Raises ``UserError`` if the model, job or machine does not support ``layout``.
+    """
     layout = layout or Layout()
     refuse(layout, model=model, job=job, machine=machine)
     routed = model.is_moe(model.layers - 1)
@@ -74,7 +77,10 @@ def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = 
 
 
 def answer(question: Question, model: Model, *, machine: Machine, job: Job, layout: Layout) -> Axis:
-    """All legal degrees of one axis, the largest at which the message hides, and why no larger one does."""
+    """Return all legal degrees of one axis.
+
+    The record has the largest one at which its messages overlap fully, and why no larger one does.
+    """
     degrees: list[Degree] = []
     refused = ""
     for changes in _changes(question.axis, layout, machine.ranks):
@@ -111,7 +117,9 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
 
 
 def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
-    """Expert width F and top-k k at which R + k·2·j·D·F FLOPs per token hide the all-to-alls' k·D·(g+w) bytes.
+    """Return the expert width F and the top-k k at which compute overlaps the all-to-alls.
+
+    The condition: R + k·2·j·D·F FLOPs per token take at least as long as k·D·(g+w) bytes.
 
     j: matmuls per expert; R: the layer's other FLOPs per token. A ``UserError`` if the model has no experts.
     """
@@ -154,7 +162,10 @@ def _field(axis: str) -> str:
 
 
 def _changes(axis: str, layout: Layout, ranks: int) -> Iterator[list[dict[str, int | None]]]:
-    """Changes of the layout for each degree, ascending: divisors of the ranks left by other axes; 2D: all splits."""
+    """Yield changes of the layout for each degree, ascending: divisors of the ranks left by other axes.
+
+    For 2D tensor parallelism all splits are tried.
+    """
     field = _field(axis)
     room = ranks // (layout.pp * layout.etp if axis == "ep" else layout.world // getattr(layout, field))
     for n in (n for n in range(2, room + 1) if room % n == 0):

@@ -40,11 +40,11 @@ class Exchange(NamedTuple):
 
     @property
     def flops_per_byte(self) -> float:
-        """FLOPs per byte sent."""
+        """Return the FLOPs per byte sent."""
         return self.flops / sum(transfer.bytes for transfer in self.transfers)
 
     def balance(self, machine: Machine) -> float:
-        """FLOPs that the machine computes at its peak while it sends one byte."""
+        """Return the FLOPs that the machine computes at its peak rate while it sends one byte."""
         seconds = sum(transfer.bytes / machine.link(transfer.span).bandwidth for transfer in self.transfers)
         return machine.chip.peak(self.dtype) * seconds / sum(transfer.bytes for transfer in self.transfers)
 
@@ -61,7 +61,7 @@ class Layer(NamedTuple):
 
 @lru_cache(maxsize=64)
 def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
-    """The most common layer: 2 FLOPs per token and active matmul weight; flash attention skips masked pairs.
+    """Return the most common layer: 2 FLOPs per token and active matmul weight. Flash attention skips masked pairs.
 
     ``routed``: the most common one with experts; the model must have some.
     """
@@ -89,7 +89,10 @@ def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
 
 
 def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
-    """The attention's output projection under tp = x·y: gather its input over y, scatter its output over x."""
+    """Return the exchange of attention's output projection under tp = x·y.
+
+    Its input is gathered over y, its output scattered over x.
+    """
     y, x = layout.tp_inner, layout.tp // layout.tp_inner
     into = model.heads * _head_dims(model)[1]
     tokens = _tokens(job, layout) / layout.tp
@@ -100,7 +103,11 @@ def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
 
 
 def context(model: Model, job: Job, layout: Layout) -> Exchange:
-    """Ring: one hop of K and V behind the attention of a chunk. Ulysses: q, k, v and the output behind all of it."""
+    """Return the exchange of context parallelism.
+
+    Ring: one hop of K and V, overlapped with the attention of a chunk. Ulysses: q, k, v and the output, overlapped with
+    all of attention.
+    """
     n = layout.cp
     heads, kv_heads = (max(1.0, N / layout.tp) for N in (model.heads, model.heads if model.mla else model.kv_heads))
     head_bytes = _tokens(job, layout) * sum(_head_dims(model)) * activation_width(job)
@@ -122,29 +129,29 @@ def zero3_backward(model: Model, job: Job, layout: Layout) -> Exchange:
 
 
 def gradients_last(model: Model, job: Job, layout: Layout) -> Exchange:
-    """The reduction behind the last micro-batch's backward: gradients are complete only then."""
+    """Return the reduction overlapped with the last micro-batch's backward: gradients are complete only then."""
     return _states(model, job, layout, forwards=2, width=job.precision.summed_bytes * (1 if layout.zero else 2))
 
 
 def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
-    """All that dp sends in a step behind all compute of the step: the most that could ever be hidden."""
+    """Return all that dp sends in a step against all compute of the step: the most that could ever overlap."""
     second = weight_width(job) if layout.zero else job.precision.summed_bytes
     forwards = 3 * layout.micro_batches(job)
     return _states(model, job, layout, forwards=forwards, width=job.precision.summed_bytes + second)
 
 
 def experts_alone(model: Model, job: Job, layout: Layout) -> Exchange:
-    """Both all-to-alls of a layer behind its routed experts; top-k cancels."""
+    """Return both all-to-alls of a layer overlapped with its routed experts; top-k cancels."""
     return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).expert_flops)
 
 
 def experts_layer(model: Model, job: Job, layout: Layout) -> Exchange:
-    """Both all-to-alls behind a whole layer of another micro-batch, as DualPipe arranges it."""
+    """Return both all-to-alls overlapped with a full layer of another micro-batch, as DualPipe arranges it."""
     return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).flops)
 
 
 def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
-    """The activations of one boundary behind the forward of the layers between two boundaries."""
+    """Return the activations of one stage boundary, overlapped with the forward of the layers of one stage."""
     layers = model.layers / (layout.pp * layout.v)
     flops = layout.mbs * commonest_layer(model, job).flops * layers / (layout.cp * layout.tp)
     sent = _tokens(job, layout) * model.width * activation_width(job) / (layout.tp if layout.sp else 1)
@@ -152,28 +159,31 @@ def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
 
 
 def gathered_width(job: Job) -> float:
-    """Bytes per element of a matmul's input in a message, without its scales; outputs have always 16 bits or more."""
+    """Return the bytes per element of a matmul's input in a message, without scales.
+
+    Outputs always have 16 bits or more.
+    """
     return {"fp8": 1.0, "fp4": 0.5}.get(job.precision.compute, activation_width(job))
 
 
 def weight_width(job: Job) -> int:
-    """Bytes per element of a weight in ZeRO's gather."""
+    """Return the bytes per element of a weight in ZeRO's gather."""
     return 1 if job.precision.gathers == "fp8" else job.precision.weights_bytes
 
 
 def row_width(job: Job) -> float:
-    """Bytes per element of a row dispatched to an expert; in fp8 with its share of a tile's scale."""
+    """Return the bytes per element of a row dispatched to an expert, in fp8 with its share of a tile's scale."""
     return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else activation_width(job)
 
 
 def _head_dims(model: Model) -> tuple[int, int]:
-    """Head dims of queries and keys, and of values."""
+    """Return the head dims of queries and keys, and of values."""
     mla = model.mla
     return (mla.nope_dim + mla.rope_dim, mla.v_dim) if mla else (model.head_dim, model.head_dim)
 
 
 def _tokens(job: Job, layout: Layout) -> float:
-    """Tokens of one micro-batch on one cp rank (msl)."""
+    """Return the tokens of one micro-batch on one cp rank (msl)."""
     return layout.mbs * job.sequence / layout.cp
 
 
@@ -183,7 +193,10 @@ def _transfer(sent: float, layout: Layout, *axes: str) -> Transfer:
 
 
 def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int) -> Exchange:
-    """FLOPs of ``forwards`` forwards of a layer, and one ring pass over its weights at ``width`` bytes per element."""
+    """Return the FLOPs of ``forwards`` forwards of a layer against one ring pass over its weights.
+
+    ``width``: bytes per element of a weight.
+    """
     layer, cut = commonest_layer(model, job), layout.ep * layout.etp
     dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
     experts = layer.expert_weights / cut * width * (1 - 1 / layout.expert_replicas)
@@ -196,7 +209,7 @@ def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int
 
 
 def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange:
-    """Dispatch and combine of a layer behind ``flops`` per sequence."""
+    """Return dispatch and combine of a layer, overlapped with ``flops`` per sequence."""
     assert model.moe is not None
     tokens = _tokens(job, layout) / layout.tp
     row = model.moe.topk * model.width * (row_width(job) + activation_width(job))

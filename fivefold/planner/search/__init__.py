@@ -64,15 +64,17 @@ def search(
     using: Planner | None = None,
     **narrowed: Any,
 ) -> SearchResult:
-    """The ``top`` layouts by time, cost, memory or regret, and the fastest under each of ``levels`` memory budgets.
+    """Search for the ``top`` layouts by time, cost, memory or regret.
 
-    ``within``: propose the simplest layout that is no further from the best, as a share of its time (``simplest.py``).
-    ``recipes``: precisions to try beside the job's; ``reduces``: how else to reduce gradients. ``worlds``: numbers of
-    ranks; by default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``.
-    ``improved``: told each better layout and its score. ``risk``: the probability of running out of memory up to which
-    a layout fits; with ``tight`` the best of the tight ones beyond it is found too, if it beats those that fit.
-    ``using`` as in ``fitting``.
-    Interrupted once it knows a layout, it returns the best so far. A ``UserError`` if no layout is legal.
+    The fastest in each of ``levels`` memory budgets are returned too.
+
+    ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). ``recipes``:
+    precisions to try besides the job's; ``reduces``: other ways to reduce gradients. ``worlds``: numbers of ranks; by
+    default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. ``improved``:
+    called with each better layout and its score. ``risk``: the probability of running out of memory up to which a
+    layout fits. With ``tight`` the best of the tight layouts beyond it is returned too, if it beats those that fit.
+    ``using``: the same as in ``fitting``. If it is interrupted after it has a layout, it returns the best so far.
+    Raises ``UserError`` if no layout is legal.
     """
     begin = time.perf_counter()
     spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
@@ -125,7 +127,7 @@ def _all_spaces(
     worlds: Sequence[int],
     **narrowed: Any,
 ) -> list[tuple[Job, Space]]:
-    """The layouts of every job and number of ranks; a ``UserError`` if there is none."""
+    """Return the layouts of every job and number of ranks. Raises ``UserError`` if there is none."""
     validate_job(model, job)
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
@@ -138,7 +140,10 @@ def _all_spaces(
 def _spaces(
     jobs: Sequence[Job], reduces: Sequence[Reduce], *, model: Model, worlds: Sequence[int], **narrowed: Any
 ) -> Iterator[tuple[Job, Space]]:
-    """The layouts of each job, and with a changed job those that also differ by how often gradients are reduced."""
+    """Yield the layouts of each job.
+
+    For a changed job these are only the ones that also differ by how often gradients are reduced.
+    """
     for job in jobs:
         for world in worlds:
             yield job, Space(model, job, world=world, **narrowed)
@@ -150,8 +155,9 @@ def _spaces(
 
 
 def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner], where: Where) -> Proposal | None:
-    """The simplest layout within ``within`` of the best, on as many ranks and in the same precision; what was estimated
-    beside the search joins the best. None if nothing fits.
+    """Return the simplest layout within ``within`` of the best, on as many ranks and in the same precision.
+
+    Layouts that are estimated on the way join the best. Returns None if nothing fits.
     """
     if not known.best:
         return None
@@ -188,7 +194,7 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
 def _until_judged(
     result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
 ) -> SearchResult:
-    """``found``, ranked by regret; if that is interrupted, by time as it is."""
+    """Return ``result`` ranked by regret, or ranked by time if the ranking is interrupted."""
     try:
         return _by_regret(result, known, narrowed=narrowed, report=report)
     except (KeyboardInterrupt, StopSignal):
@@ -198,7 +204,7 @@ def _until_judged(
 def _by_regret(
     result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
 ) -> SearchResult:
-    """``found`` with what was judged robust in place of its best and its proposal, which is judged beside them."""
+    """Return ``result`` with the most robust layouts as its best, and with a proposal compared with them."""
     planner, fastest = known.best[0].planner, known.best[0].estimate.layout
     simplest = Layout.parse(result.proposal.layout) if result.proposal else fastest
     judge = RegretEvaluator(planner, world=fastest.world, narrowed=narrowed, report=report)
@@ -246,7 +252,9 @@ def fits_any(
 def fitting(
     where: Where, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
 ) -> Layout | None:
-    """Some layout over all ranks that fits and that ``where`` admits: a ``search`` that stops at the first one.
+    """Return a layout over all ranks that fits and that ``where`` admits.
+
+    It is a ``search`` that stops at the first one.
 
     ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused.
     """
@@ -277,7 +285,7 @@ def _until_stopped(
     machine: Machine,
     risk: float,
 ) -> dict[Job, Planner]:
-    """``_search_spaces``; none if it was interrupted when some layout was known."""
+    """Run ``_search_spaces``. Returns an empty result if it is interrupted when a layout is known."""
     try:
         return _search_spaces(solver, spaces, known, model=model, machine=machine, risk=risk)
     except (KeyboardInterrupt, StopSignal):
@@ -317,7 +325,7 @@ def _misses(
     machine: Machine,
     risk: float,
 ) -> Iterator[NearMiss]:
-    """The layouts that need the least memory, found as if memory were unlimited."""
+    """Yield the layouts that need the least memory, searched as if memory were unlimited."""
     endless = machine.replace(chip=machine.chip.replace(memory_bytes=ENDLESS))
     known = Incumbents(ENDLESS, by="memory", top=MISSES, levels=0)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
@@ -328,7 +336,7 @@ def _misses(
 
 
 def _front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
-    """The Pareto front of time and memory, from the fastest layout to the smallest."""
+    """Yield the Pareto front of time and memory, from the fastest layout to the smallest."""
     smallest = None
     for candidate in sorted(evaluated, key=lambda candidate: (candidate.seconds, candidate.peak_bytes)):
         if smallest is None or candidate.peak_bytes < smallest:
@@ -344,7 +352,7 @@ def _front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
 
 
 def _ranked(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
-    """A layout's step with its GPU hours and, if the machine has a price, dollars per step."""
+    """Return a layout's step with its GPU hours and, if the machine has a price, dollars per step."""
     step = planner.step(layout)
     hours = step.time.step_seconds * step.world / 3600
     price = machine.dollars_per_rank_hour

@@ -40,7 +40,7 @@ class Bounds:
     """Lower bounds for the layouts of one space under one planner. Arrays are [n] for n candidates unless stated."""
 
     def __init__(self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Bounds | None = None) -> None:
-        """``like`` as in ``Estimates``."""
+        """Initialize the bounds of ``partials``; ``like`` has the same meaning as in ``Estimates``."""
         self.planner, self.space = planner, space
         self.estimates: Estimates = Estimates(planner, space, partials, like=like.estimates if like else None)
         self.partials = partials
@@ -52,14 +52,14 @@ class Bounds:
         self.update_slope = _update_slope(planner)
 
     def over(self, partials: PartialLayouts) -> Bounds:
-        """The bounds of other partial layouts, with what is known already."""
+        """Return the bounds of other partial layouts, which reuse what is known already."""
         restricted = copy(self)
         restricted.estimates, restricted.partials = self.estimates.over(partials), partials
         restricted.micro_batches = self.space.micro_batches(partials)
         return restricted
 
     def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
-        """Peak bytes of the fullest rank [n], which do not depend on the mesh order.
+        """Return the peak bytes of the fullest rank [n], which do not depend on the mesh order.
 
         ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``.
         """
@@ -85,7 +85,7 @@ class Bounds:
         return self._seconds(candidates, self.estimates.units(candidates), placed=True)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
-        """Seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
+        """Return the seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
         parallel = self.estimates.parallel(candidates)
         return self._seconds(candidates, self.estimates.units(candidates), parallel, placed=True)
 
@@ -98,7 +98,10 @@ class Bounds:
         placed: bool = False,
         bare: bool = False,
     ) -> tuple[Floats, Floats]:
-        """``placed``: the order is known, so that halves of an FB are; ``bare``: as if no layer were recomputed."""
+        """Return the seconds of candidates in total and by ``TIME_PARTS``.
+
+        ``placed``: the order is known, and so are halves of an FB. ``bare``: as if no layer were recomputed.
+        """
         pipe, m = self.pipelines(candidates, bare=bare), self.micro_batches[candidates.partial][:, None].astype(float)
         weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
         (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel)
@@ -140,7 +143,10 @@ class Bounds:
     def data_parallel(
         self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None
     ) -> tuple[Floats, Floats, Floats, Floats]:
-        """``_exposed``, ``_each_way``, ``_ends``, and seconds [n, 3] of the update; without ``parallel`` the last."""
+        """Return ``_exposed``, ``_each_way``, ``_ends``, and seconds [n, 3] of the update.
+
+        Without ``parallel`` only the update is counted.
+        """
         states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
         update = over(pipe.held, states[:, 4]) * self.update_slope
         if parallel is None:
@@ -152,7 +158,7 @@ class Bounds:
     def _paired(
         self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
     ) -> Floats:
-        """Busy seconds [n, 3] of ranks under a schedule with FB: so many of each pair, and the other passes alone.
+        """Return the busy seconds [n, 3] of ranks under a schedule with FB: pairs, and the passes that remain unpaired.
 
         ``halves``: of ``Estimates.pairs``; ``sent``, ``shown``: of ``_each_way`` and ``_exposed``.
         """
@@ -195,8 +201,9 @@ class Bounds:
         return busy
 
     def _each_way(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
-        """Seconds [2, n, units] of ZeRO-3's gathers, and of reductions in every micro-batch, in a forward and in a
-        backward of each unit.
+        """Return the seconds [2, n, units] of ZeRO-3's gathers and of reductions in every micro-batch.
+
+        The first axis is the forward and the backward of each unit.
         """
         often = self.estimates.reduces_often(candidates)[:, None]
         stage3 = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
@@ -242,7 +249,7 @@ class Bounds:
         return np.asarray(early + late + copies + self.planner.units.contention * np.maximum(0.0, hidden))
 
     def resting(self) -> Floats:
-        """Bytes of every partial layout, whatever its recomputation, schedule, ZeRO stage and order.
+        """Return the bytes of every partial layout for any recomputation, schedule, ZeRO stage and order.
 
         The fullest rank holds at least 1/pp of all states and gradients.
         """
@@ -260,12 +267,12 @@ class Bounds:
         return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)
 
     def _any(self) -> CandidateLayouts:
-        """One candidate of each partial layout."""
+        """Return one candidate of each partial layout."""
         number, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
         return CandidateLayouts(number, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
 
     def pipelines(self, candidates: CandidateLayouts, *, bare: bool = False) -> PipelineUnits:
-        """The candidates' pipelines, one row per candidate; ``bare``: with no layer recomputed."""
+        """Return the candidates' pipelines, one row per candidate; ``bare``: with no layer recomputed."""
         every = self.every[self.partials.ac[candidates.partial]] * (not bare)
         _, first, inverse = np.unique(candidates.shape * 1000 + every, return_index=True, return_inverse=True)
         pipelines = []
@@ -281,7 +288,7 @@ class Bounds:
 
 
 def _update_slope(planner: Planner) -> float:
-    """Seconds per updated element, as the update is linear in them; 0 (no bound) on a calibrated machine."""
+    """Return the seconds per updated element, as the update is linear in them; 0 (no bound) on a calibrated machine."""
     if planner.machine.calibration is not None:
         return 0.0
     sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)

@@ -53,7 +53,7 @@ class BranchAndBound:
         self.total, self.done, self.few_fit = total, 0, False
 
     def floors(self, bounds: Bounds) -> list[BoundedSpace]:
-        """Partial layouts of one space that may fit, of which ``bounds`` has no row yet."""
+        """Return partial layouts of one space that may fit and of which ``bounds`` has no row yet."""
         return [floor for block in bounds.space.blocks if len((floor := self._floor(bounds, block)).size)]
 
     def sweep(self, bounds: Bounds, floors: list[BoundedSpace]) -> None:
@@ -68,7 +68,7 @@ class BranchAndBound:
         self._finish(bounds, opened)
 
     def _floor(self, bounds: Bounds, block: PartialLayouts) -> BoundedSpace:
-        """Partial layouts that have a schedule and may fit."""
+        """Return partial layouts that have a schedule and may fit."""
         stems, none = block.take(bounds.space.candidates_of(block) > 0), np.zeros(0)
         if not len(stems.dp):
             return BoundedSpace(stems, none, none)
@@ -84,7 +84,7 @@ class BranchAndBound:
         )
 
     def _narrowed(self, bounds: Bounds, floor: BoundedSpace) -> BoundedSpace:
-        """Without partial layouts that no longer can win, by their bounds and by tighter ones."""
+        """Return ``floor`` without partial layouts that can no longer win, by their bounds and by tighter ones."""
         for tight in (False, True) if self.timed else (False,):
             if tight and len(floor.size):
                 floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=FEWEST))
@@ -94,7 +94,7 @@ class BranchAndBound:
         return floor
 
     def opened(self, bounds: Bounds, floor: BoundedSpace) -> Iterator[ExpandedCandidates]:
-        """All schedules of partial layouts, the most promising first."""
+        """Yield all schedules of partial layouts, the most promising first."""
         best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
         for start in range(0, len(best), STEMS):
             yield self._open_up(bounds.over(floor.stems.take(best[start : start + STEMS])))
@@ -120,8 +120,9 @@ class BranchAndBound:
         self.waiting.append((some, size, seconds, unplayed))
 
     def _open_up(self, bounds: Bounds) -> ExpandedCandidates:
-        """Every schedule of partial layouts with every recomputation, without those that bounds exclude that hold for
-        every micro-batch; of time first those that hold for every recomputation.
+        """Return every schedule of partial layouts with every recomputation, without those that bounds exclude.
+
+        The bounds hold for every micro-batch. Bounds of time that hold for every recomputation are applied first.
         """
         space, stems = bounds.space, bounds.partials
         candidates = space.expand(stems, np.arange(len(stems.dp)))
@@ -179,7 +180,7 @@ class BranchAndBound:
             self.report_done(times)
 
     def _explore(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
-        """Filter some candidates by bounds, the cheapest first; evaluate the most promising and queue the rest."""
+        """Filter some candidates by bounds, the cheapest first. Evaluate the most promising and queue the rest."""
         if not self.timed or self.few_fit:
             self._explore_sizes(bounds, candidates)
             return
@@ -230,7 +231,7 @@ class BranchAndBound:
                 self.evaluate_waiting(bounds, most=EAGER)
 
     def _place_fitting(self, bounds: Bounds, some: CandidateLayouts, size: Floats) -> None:
-        """Queue every order of candidates that can win by time and that fit, whose memory is counted once."""
+        """Queue every order of candidates that can win by time and that fit. Their memory is counted once."""
         seconds = np.zeros(len(size))
         if self.incumbents.best and len(size):
             some, size, seconds = self._fast(bounds, some, size, bounds.nearest(some), left="order")
@@ -296,7 +297,7 @@ class BranchAndBound:
     def _fitting(
         self, bounds: Bounds, candidates: CandidateLayouts, size: Floats, seconds: Floats, *, left: str
     ) -> tuple[CandidateLayouts, Floats, Floats]:
-        """Candidates whose bytes fit; the others are counted as too large."""
+        """Return the candidates whose bytes fit. The others are counted as too large."""
         large = size > self.incumbents.capacity
         losers = candidates.take(large)
         times = self._times(bounds, losers, left)
@@ -315,7 +316,10 @@ class BranchAndBound:
         *,
         left: str,
     ) -> tuple[CandidateLayouts, Floats, Floats]:
-        """Candidates that can still win; the others are counted by the part on which they exceed the best the most."""
+        """Return the candidates that can still win.
+
+        The others are counted under the part by which they exceed the best the most.
+        """
         space, partials, (seconds, parts) = bounds.space, bounds.partials, bound
         rejections, best = self.incumbents.rejections, self.incumbents.best
         worth = self.incumbents.can_win(seconds, size, space)

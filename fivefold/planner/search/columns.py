@@ -14,8 +14,9 @@ LOOKED_UP = 1 << 16  # numbers so small are looked up rather than sorted, howeve
 
 
 class PartialLayouts(NamedTuple):
-    """Columns of equal length; ``kind`` and ``ac`` are indices into ``CP_KINDS`` and ``Space.recomputations``;
-    ``inner`` is the y of tp = x·y.
+    """Columns of equal length.
+
+    ``kind`` and ``ac`` are indices into ``CP_KINDS`` and ``Space.recomputations``; ``inner`` is the y of tp = x·y.
     """
 
     dp: Ints
@@ -31,12 +32,12 @@ class PartialLayouts(NamedTuple):
     inner: Ints
 
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
-        """Some of the rows."""
+        """Return some of the rows."""
         return type(self)(*(column[index] for column in self))
 
 
 def concatenate(parts: Sequence[PartialLayouts]) -> PartialLayouts:
-    """The rows of all of ``parts``."""
+    """Return the rows of all of ``parts``."""
     none = np.zeros(0, np.int64)
     return (
         PartialLayouts(*(np.concatenate([none, *columns]) for columns in zip(*parts, strict=True)))
@@ -46,8 +47,10 @@ def concatenate(parts: Sequence[PartialLayouts]) -> PartialLayouts:
 
 
 class CandidateLayouts(NamedTuple):
-    """Columns of equal length; ``partial``, ``shape`` and ``order`` are indices into the space's ``partials``,
-    ``shapes`` and ``orders``; ``shards`` is 1 under zero0.
+    """Columns of equal length.
+
+    ``partial``, ``shape`` and ``order`` are indices into the space's ``partials``, ``shapes`` and ``orders``;
+    ``shards`` is 1 under zero0.
     """
 
     partial: Ints
@@ -57,7 +60,7 @@ class CandidateLayouts(NamedTuple):
     order: Ints
 
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
-        """Some of the rows."""
+        """Return some of the rows."""
         return type(self)(*(column[index] for column in self))
 
 
@@ -81,7 +84,7 @@ class ExpandedCandidates(NamedTuple):
 def cross(
     rows: Ints, column: int, values: Iterable[int], legal: Callable[[Ints], NDArray[np.bool_]] | None = None
 ) -> Ints:
-    """Every row with each of ``values`` in one column, without rows that are not ``legal``."""
+    """Return every row with each of ``values`` in one column, without rows that are not ``legal``."""
     pieces = [rows[:0]]
     for value in values:
         copy = rows.copy()
@@ -91,20 +94,20 @@ def cross(
 
 
 def split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
-    """Every row with each of ``sizes`` as the degree of one axis, whose ranks are taken from dp (column 0)."""
+    """Return every row with each of ``sizes`` as the degree of one axis, whose ranks are taken from dp (column 0)."""
     crossed = cross(rows, column, sizes, lambda r: r[:, 0] % r[:, column] == 0)
     crossed[:, 0] //= crossed[:, column]
     return crossed
 
 
 def mapped(column: Ints, value: Callable[[int], int]) -> Ints:
-    """``value`` of each element, called once per distinct one."""
+    """Return ``value`` of each element. It is called once per distinct element."""
     values, _, inverse = distinct(column)
     return np.array([value(int(entry)) for entry in values], np.int64)[inverse]
 
 
 def distinct(column: Ints) -> tuple[Ints, Ints, Ints]:
-    """The values of a column in order, the first row of each, and the index into them of each row.
+    """Return the distinct values of a column in order, the first row of each, and the index into them of each row.
 
     As ``numpy.unique``, which sorts; small numbers are looked up instead.
     """

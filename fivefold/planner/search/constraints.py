@@ -42,7 +42,10 @@ class BindingConstraint(NamedTuple):
 
 
 def tightest(where: Where, *, passing: Passing, model: Model, world: int) -> BindingConstraint | None:
-    """The fewest terms of ``where`` that have to give way, and of these the nearest; None if nothing passes at all."""
+    """Return the fewest terms of ``where`` to relax, and of these the closest.
+
+    Returns None if nothing passes at all.
+    """
     if passing(ANY) is None:
         return None
     for count in range(1, len(where.terms) + 1):
@@ -65,7 +68,7 @@ def _drop_terms(where: Where, some: Sequence[Term], passing: Passing) -> Layout 
 
 
 def _instead(where: Where, ways: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
-    """Some terms given way; None if that is not enough."""
+    """Return a constraint with some terms relaxed; None if that is not enough."""
     changed = {way.term: way.instead for way in ways}
     kept = tuple(other for term in where.terms if (other := changed.get(term, term)) is not None)
     layout = passing(Where(kept))

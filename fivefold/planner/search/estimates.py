@@ -44,7 +44,10 @@ class Estimates(Tables):
     def __init__(
         self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Estimates | None = None
     ) -> None:
-        """``like``: of a job that differs only in how often gradients are reduced, to reuse."""
+        """Initialize the tables of ``partials``.
+
+        ``like``: estimates to reuse, of a job that differs only in how often gradients are reduced.
+        """
         super().__init__(planner, space, partials, known=like._tables if like else {})
         example = self.counts.example
         self.runs = [UnitGroup("embed", 0, 1), self.counts.head(Layout(ac="full"))]
@@ -65,7 +68,7 @@ class Estimates(Tables):
         return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & often)
 
     def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
-        """[n, (kept, backward peak above it), units] bytes.
+        """Return bytes [n, (kept, backward peak above it), units].
 
         ``limit``: lower bounds, as in ``_bytes``.
         """
@@ -77,8 +80,9 @@ class Estimates(Tables):
         return self._bytes("profiles", candidates, make, limit=limit)
 
     def splits(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
-        """[n, (backward peak above what is kept, kept for W), units] bytes of a backward whose weight gradients are
-        deferred; ``limit``: of the second lower bounds, as in ``_bytes``.
+        """Return bytes [n, (backward peak above what is kept, kept for W), units].
+
+        Weight gradients of the backward are deferred. ``limit``: of the second lower bounds, as in ``_bytes``.
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
@@ -88,7 +92,10 @@ class Estimates(Tables):
         return self._bytes("splits", candidates, make, limit=limit)
 
     def births(self, candidates: CandidateLayouts, birth: AllocatedGradients) -> Floats:
-        """[n, units] bytes of a backward that allocates gradients, at least: not those of its experts once reduced."""
+        """Return a lower bound in bytes [n, units] of a backward that allocates gradients.
+
+        Gradients of experts that are already reduced are not counted.
+        """
         s = self.partials.take(candidates.partial)
         predicted = self.counts.model.predicted > 0
         stack = self.counts.job.stack
@@ -121,10 +128,12 @@ class Estimates(Tables):
         *,
         limit: bool,
     ) -> Floats:
-        """Return figures of every unit. With ``limit`` they are scaled, as lower bounds, from those of few parts: MANY
-        sequences unless mbs is 1, as the halves of one sequence are views and those of several are copies; at most two
-        ranks of cp; and of many sequences, beside which weights vanish, at most two ranks of ep, but for one expert
-        on a rank, whose rows are in order.
+        """Return figures of every unit.
+
+        With ``limit`` they are scaled, as lower bounds, from those of few parts: MANY sequences unless mbs is 1, as the
+        halves of one sequence are views and those of several are copies; at most two ranks of cp; and of many
+        sequences, beside which weights vanish, at most two ranks of ep, but for one expert on a rank, whose rows are in
+        order.
         """
         s = self.partials.take(candidates.partial)
         many, cp, ep = s.mbs, s.cp, s.ep
@@ -159,8 +168,10 @@ class Estimates(Tables):
         return smallest
 
     def resting(self, candidates: CandidateLayouts) -> Floats:
-        """[n] bytes of states of the whole model as a step ends, with its gradients, cut by tp, ep and ZeRO, not by
-        pp: the minimum over ZeRO stages. Without a pipeline some gradients are freed before the last ones are made.
+        """Return the bytes [n] of states and gradients of the full model at the end of a step.
+
+        They are divided by tp, ep and ZeRO, not by pp: the minimum over ZeRO stages. Without a pipeline some gradients
+        are freed before the last ones are made.
         """
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.inner, s.ep, s.etp, s.dp * s.cp, self._apart[candidates.shape], (s.pp == 1).astype(np.int64)]
@@ -175,9 +186,11 @@ class Estimates(Tables):
         return self._table("resting", candidates, columns, make)[:, 0, 0]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (at rest, gradients between micro-batches, gradients at the update, gathered weights, updated, gathered
-        ahead of its backward, gradients that are reduced in each backward, gradients at the end of the first backward),
-        units]: bytes, and elements updated.
+        """Return the bytes of states and the elements updated, [n, figures, units].
+
+        The figures: at rest, gradients between micro-batches, gradients at the update, gathered weights, updated
+        elements, weights gathered ahead of the backward, gradients that are reduced in each backward, gradients at the
+        end of the first backward.
         """
         s = self.partials.take(candidates.partial)
         columns = [
@@ -281,9 +294,10 @@ class Estimates(Tables):
         )
 
     def model_seconds(self, candidates: CandidateLayouts, *, most: int, whole: bool = True) -> Floats:
-        """[n, (passes one after another, passes in pairs), 1] seconds of all units of the model on one rank, nearest as
-        above, without recomputation, which only adds to it; 0 on a calibrated machine. Not ``whole``: whatever etp, one
-        figure for all layouts that differ in nothing else.
+        """Return seconds [n, (passes one after another, passes in pairs), 1] of all units of the model on one rank.
+
+        They are for adjacent ranks as above, without recomputation, which only adds to them; 0 on a calibrated machine.
+        Not ``whole``: one figure for any etp, for all layouts that differ in nothing else.
         """
         if self.measured:
             return np.zeros((len(candidates.partial), 2, 1))
@@ -308,7 +322,7 @@ class Estimates(Tables):
         return nearest(self.planner.units, part, self.runs, pairs=self.space.pairs, whole=whole)
 
     def units(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units] seconds.
+        """Return seconds [n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units].
 
         Forward and backward include exposed messages.
         """
@@ -319,9 +333,10 @@ class Estimates(Tables):
         return self._table("units", candidates, self._part(candidates) + self._places(candidates, AXES), make)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (exposed, beside, hidden of the forward, the same of the backward), units] seconds of messages.
+        """Return seconds of messages [n, figures, units], counted as halves of an FB.
 
-        As halves of an FB: exposed are those of axes that do not overlap, beside are all others, hidden or not.
+        The figures: exposed, concurrent and overlapped of the forward, then the same of the backward. Exposed are those
+        of axes that do not overlap; concurrent are all others, overlapped or not.
         """
 
         def make(layout: Layout, _: int) -> Floats:
@@ -342,7 +357,7 @@ class Estimates(Tables):
         return self._table("pairs", candidates, self._part(candidates) + self._places(candidates, AXES), make)
 
     def between_stages(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (lateness, sending)] seconds of a message between stages, as in ``StageSeconds``."""
+        """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
         s = self.partials.take(candidates.partial)
         columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._hides[candidates.shape]]
         columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
@@ -353,7 +368,7 @@ class Estimates(Tables):
         return self._table("between stages", candidates, columns, make)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
-        """[n, (gather, reduce, copies), units] seconds of a unit's messages, as in ``GatherReduceTime``."""
+        """Return seconds [n, (gather, reduce, copies), units] of a unit's messages, as in ``GatherReduceTime``."""
         s = self.partials.take(candidates.partial)
         columns = [s.tp, s.inner, s.sp, s.ep, s.etp, candidates.shards, s.dp * s.cp, self._apart[candidates.shape]]
         columns += [self.reduces_often(candidates).astype(np.int64)]
@@ -375,7 +390,10 @@ class Estimates(Tables):
         return name if isinstance(name, str) else self.counts.alike[name.representative]
 
     def distinct(self, candidates: CandidateLayouts) -> Ints:
-        """Indices without duplicates: of candidates whose order differs but not the place of any group, one."""
+        """Return indices without duplicates.
+
+        Of candidates whose order differs but not the placement of any group, one is kept.
+        """
         axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
         columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
         for some in axes:

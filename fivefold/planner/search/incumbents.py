@@ -73,7 +73,7 @@ class Incumbents:
 
     @property
     def threshold(self) -> float:
-        """The score that a layout must not exceed to be among the ``top``, or the best."""
+        """Return the score that a layout must not exceed to be among the ``top``, or the best."""
         if self.any_will_do and self.best:
             return -np.inf
         full = len(self.best) == self.top
@@ -83,7 +83,7 @@ class Incumbents:
 
     @property
     def tight_threshold(self) -> float:
-        """The score below which a tight layout is the best of them, and better than all that fit."""
+        """Return the score below which a tight layout is the best of them, and better than all that fit."""
         known = [layouts[0].score for layouts in (self.best, [self.tight] if self.tight else []) if layouts]
         return min(known, default=np.inf)
 
@@ -141,7 +141,7 @@ class Incumbents:
         return np.where(size > self.largest_peak, score < self.tight_threshold, wins) if self.looks_at_tight else wins
 
     def may_win(self, score: float, size: float, seconds: float) -> bool:
-        """``can_win`` for one candidate."""
+        """Return ``can_win`` for one candidate."""
         if self.looks_at_tight and size > self.largest_peak:
             return score < self.tight_threshold
         budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)

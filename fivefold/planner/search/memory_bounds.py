@@ -242,9 +242,10 @@ class MemoryBounds:
     def _closing(
         self, pipe: LiveUnits, m: Ints, *, states: Floats, own: Floats, reduced: Floats, stays: NDArray[np.bool_]
     ) -> Floats:
-        """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank; 0 of
-        schedules that split backwards. ``own``: of a block's backward, ``reduced``: as its gradients are reduced; ``m``
-        and ``stays``: micro-batches, and whether whole gradients stay until the update.
+        """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
+
+        0 of schedules that split backwards. ``own``: of a block's backward, ``reduced``: as its gradients are reduced;
+        ``m`` and ``stays``: micro-batches, and whether whole gradients stay until the update.
         """
         during, ends, ahead = states[:, 1], states[:, 2], states[:, 5]
         allocated = (m > 1) | (stays & self._lasting)

@@ -36,8 +36,9 @@ class Choice(NamedTuple):
 
 
 def sizes_between(low: int, high: int, *, node: int) -> tuple[int, ...]:
-    """Numbers of ranks from ``low`` to ``high``: both, and between them powers of two nodes, and three times those, and
-    halves of a node.
+    """Return numbers of ranks from ``low`` to ``high``.
+
+    They are both ends and, between them, powers of two nodes, three times those, and halves of a node.
     """
     steps = {node * factor * 2**power for factor in (1, 3) for power in range(24)}
     steps |= {node >> halvings for halvings in range(node.bit_length())}
@@ -58,7 +59,10 @@ def across(
     risk: float = FITS_RISK,
     done: Done = lambda _: None,
 ) -> Offers:
-    """Every choice and size as an offer, the best first. A ``UserError`` names machines that lack a price, or watts."""
+    """Return every choice and size as an offer, the best first.
+
+    Raises ``UserError`` if machines have no price, or no power in watts.
+    """
     _check([choice.machine for choice in choices], by)
 
     def offer(machine: Machine, ranks: int) -> Offer:
@@ -119,11 +123,14 @@ def _offer(
 def _fewest(
     machine: Machine, sizes: Sequence[int], offer: Callable[[Machine, int], Offer], *, deadline: float
 ) -> Offer:
-    """The offer with the fewest ranks whose run keeps the deadline; of the most ranks, refused, if none does."""
+    """Return the offer with the fewest ranks whose run keeps the deadline.
+
+    If none does, the offer with the most ranks is returned as not possible.
+    """
     left, known = list(sizes), dict[int, Offer]()
 
     def keeps(at: int) -> bool | None:
-        """None: no layout has so many ranks."""
+        """Return whether the run keeps the deadline; None if no layout has that many ranks."""
         offered = known[left[at]] = offer(machine, left[at])
         return (
             (offered.run is not None and offered.run.seconds <= deadline)

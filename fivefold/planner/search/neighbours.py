@@ -28,7 +28,10 @@ MAX_CHANGES = 8  # changes of a walk
 
 
 def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = ANY) -> Walk:
-    """Every single change of ``layout`` that ``where`` admits, the best first, and the best change after the best."""
+    """Return every single change of ``layout`` that ``where`` admits, the best first.
+
+    It also has the path of successive best changes.
+    """
     refuse(layout, model=planner.model, job=planner.job, machine=planner.machine)
     here = start = planner.estimate(layout)
     first: tuple[Estimate, ...] = ()
@@ -49,7 +52,7 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
 
 
 def neighbours(layout: Layout, planner: Planner) -> Iterator[Layout]:
-    """Every legal layout that differs from ``layout`` in one choice."""
+    """Yield every legal layout that differs from ``layout`` in one choice."""
     seen = {layout}
     for other in _changes(layout, planner):
         if other is not None and other not in seen:
@@ -59,7 +62,7 @@ def neighbours(layout: Layout, planner: Planner) -> Iterator[Layout]:
 
 
 def _changes(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
-    """Every other choice; None for those that contradict the rest of the layout."""
+    """Yield every other choice; None for those that contradict the rest of the layout."""
     model = planner.model
     yield from rank_moves(layout)
     if model.moe:
@@ -95,7 +98,7 @@ def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
 
 
 def _ranked(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Estimate]:
-    """The neighbours that ``where`` admits: those that fit first, then by time (of memory: by bytes)."""
+    """Return the neighbours that ``where`` admits: those that fit first, then by time (or by bytes)."""
     estimates = [planner.estimate(neighbour) for neighbour in neighbours(layout, planner) if where.holds(neighbour)]
 
     def key(estimate: Estimate) -> tuple[bool, float, float]:

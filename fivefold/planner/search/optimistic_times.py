@@ -18,15 +18,16 @@ from fivefold.planner.time.units import OptimisticUnitTime, Units
 
 
 def figures(unit: UnitTime) -> tuple[float, ...]:
-    """The first seven for one unit; forward and backward include exposed messages."""
+    """Return the first seven figures for one unit; forward and backward include exposed messages."""
     tp, cp, ep, etp = (a + b for a, b in zip(unit.forward_exposed, unit.backward_exposed, strict=True))
     front, back = sum(unit.forward_exposed), sum(unit.backward_exposed)
     return unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front
 
 
 def nearest(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pairs: bool, whole: bool = True) -> Floats:
-    """All figures [11, units], were the ranks of each group next to one another; without ``pairs`` the last are 0.
-    Not ``whole``: those of ``least``.
+    """Return all figures [11, units], as if the ranks of each group were adjacent.
+
+    Without ``pairs`` the last ones are 0. Not ``whole``: the figures of ``least``.
     """
     known: dict[tuple[LocalDegrees, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
@@ -36,7 +37,7 @@ def nearest(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pair
 
 
 def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
-    """The last four figures; where messages are not NCCL's, no pass is beside another."""
+    """Return the last four figures. Where messages are not NCCL's, no pass is concurrent with another."""
     overlap, (unit, alone, *sent) = units.job.stack.overlap, unit_time
     both = [
         kernels + sum(some for axis, some in zip(AXES, exposed, strict=True) if axis not in overlap)
@@ -52,16 +53,16 @@ def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
 
 
 def kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, ranks: int) -> Floats:
-    """The first three of [11, units] without any message; ``ranks`` share a calibrated machine."""
+    """Return the first three figures of [11, units] without any message; ``ranks`` share a calibrated machine."""
     return np.array([(*_seconds(units, part, run, ranks=ranks), *[0.0] * 8) for run in runs]).T
 
 
 def least(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
-    """``Units.nearest`` of a unit with experts, or less than it for any etp, without the host's launches and what
-    hidden messages slow.
+    """Return a lower bound of ``Units.nearest`` of a unit with experts, for any etp.
 
-    Experts take as long as their FLOPs at the chip's sustained rate, whatever their number on a rank, so that the
-    operations are those of two ranks that share them, for any larger number of ranks.
+    The host's launches, and the slowdown by overlapped messages, are not counted. Experts take as long as their FLOPs
+    at the chip's sustained rate, whatever their number on a rank, so that the operations are those of two ranks that
+    share them, for any larger number of ranks.
     """
     moe = units.counts.model.moe
     few = part.ep if moe is None or part.ep == moe.experts else min(2, part.ep)  # one expert on a rank: rows in order
@@ -78,7 +79,7 @@ def least(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTim
 
 
 def _seconds(units: Units, part: LocalDegrees, run: UnitGroup, *, ranks: int) -> tuple[float, float, float]:
-    """Seconds of a unit's kernels, forward, backward and weight gradient."""
+    """Return the seconds of a unit's kernels: forward, backward and weight gradient."""
     times = units.kernels(part, run, ranks=ranks)
     ops = units.counts.in_order(run_part(part, run), run.name)
     again = sum(time.forward for op, time in zip(ops, times, strict=True) if op.recomputed)

@@ -65,7 +65,7 @@ class Rejections:
         self.bound_by[step_time.bound_by] = count + 1, seconds, layout
 
     def parts(self, estimate: Estimate) -> NDArray[np.float64]:
-        """Seconds of a step by ``TIME_PARTS``."""
+        """Return the seconds of a step by ``TIME_PARTS``."""
         step_time = estimate.step_time
         exposed = step_time.exposed
         by = {
@@ -77,7 +77,10 @@ class Rejections:
         return np.array([by.get(part, 0.0) for part in TIME_PARTS])
 
     def reasons(self, machine: Machine, best: Estimate | None, *, risk: float) -> tuple[Reason, ...]:
-        """All causes, that with the most layouts first. ``risk``: that of running out of memory, of what fits."""
+        """Return all causes, the one with the most layouts first.
+
+        ``risk``: the accepted probability of running out of memory.
+        """
         reasons = []
         capacity = show_bytes(machine.chip.memory_bytes)
         limit = f"{show_risk(risk)} risk of running out of {capacity}" if machine.backend == "nccl" else capacity
@@ -115,7 +118,7 @@ def near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
 
 
 def mends(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
-    """Single changes that would make a layout fit, each with the memory that it then needs."""
+    """Yield single changes that make a layout fit, each with the memory that it then needs."""
 
     def peak(changed: Job, at: Layout = layout) -> int | None:
         """Return the peak after a change; None if it does not fit."""

@@ -36,7 +36,7 @@ class EvaluatedRegret(NamedTuple):
 
     @property
     def key(self) -> tuple[float, float, str]:
-        """The least regret at worst first, then that on average."""
+        """Return the sort key: the worst-case regret first, then the mean regret."""
         return max(self.regrets), sum(self.regrets) / len(self.regrets), str(self.layout)
 
 
@@ -74,7 +74,7 @@ class RegretEvaluator:
         return [fitting.estimate.layout for fitting in incumbents.fitting]
 
     def seconds(self, layout: Layout, at: int) -> float:
-        """Seconds of a step in a scenario; infinite if it does not fit."""
+        """Return the seconds of a step in a scenario; infinite if it does not fit."""
         known, planner = self.known[at], self.planners[at]
         if layout not in known:
             ranks = planner.memory(layout)
@@ -83,7 +83,7 @@ class RegretEvaluator:
         return known[layout]
 
     def judge(self, layout: Layout, *, most: float = inf) -> EvaluatedRegret | None:
-        """The regrets of a layout; None as soon as one of them is larger than ``most``."""
+        """Return the regrets of a layout; None as soon as one of them is larger than ``most``."""
         regrets = []
         for at, best in enumerate(self.best):
             regret = self.seconds(layout, at) / best - 1
@@ -93,7 +93,10 @@ class RegretEvaluator:
         return EvaluatedRegret(layout, tuple(regrets))
 
     def find(self, fitting: Iterable[Layout], *, beside: Sequence[Layout], top: int) -> list[EvaluatedRegret]:
-        """The ``top`` layouts of least regret, the least first, and those of ``beside``; ``fitting``: those known."""
+        """Return the ``top`` layouts of least regret, the least first, and those of ``beside``.
+
+        ``fitting``: the known layouts that fit.
+        """
         pool = self._sorted(fitting)
         self._search(pool)
         judged = {layout: self.judge(layout) for layout in (*self.winners, *pool[:top], *beside)}
@@ -108,7 +111,7 @@ class RegretEvaluator:
         return sorted((evaluated for evaluated in judged.values() if evaluated), key=lambda evaluated: evaluated.key)
 
     def _search(self, pool: Sequence[Layout]) -> None:
-        """The best of each scenario."""
+        """Search for the best layout of each scenario."""
         pool_layouts = [pool[0]]
         for at, scenario in enumerate(self.scenarios):
             if at and scenario.straggler == 1:
@@ -120,7 +123,7 @@ class RegretEvaluator:
             self.best.append(self.seconds(winner, at))
 
     def _fastest(self, layouts: Sequence[Layout], at: int) -> Layout:
-        """The fastest of ``layouts`` in a scenario; a straggler makes none of them faster."""
+        """Return the fastest of ``layouts`` in a scenario. A straggler makes none of them faster."""
         best, least = layouts[0], inf
         for layout in layouts:
             if self.scenarios[at].straggler > 1 and self.seconds(layout, 0) >= least:
@@ -133,7 +136,7 @@ class RegretEvaluator:
         return sorted(dict.fromkeys(layouts), key=lambda layout: (self.seconds(layout, 0), str(layout)))
 
     def to_record(self, judged: Sequence[EvaluatedRegret], *, notes: dict[Layout, str], top: int) -> Robustness:
-        """The ``top`` of what was judged, and those with a note, as a record."""
+        """Return the ``top`` judged layouts, and those with a note, as a record."""
         chosen = judged[0]
         rows = [evaluated for at, evaluated in enumerate(judged) if at < top or evaluated.layout in notes]
         return Robustness(

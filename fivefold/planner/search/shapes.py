@@ -51,7 +51,9 @@ class PipelineUnits(NamedTuple):
 
 
 def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> tuple[NDArray[np.float64], Ints]:
-    """Numbers of units of each stage [stages, units], and the index of the first unit of each; ``every`` as below.
+    """Return numbers of units of each stage [stages, units], and the index of the first unit of each.
+
+    ``every``: see ``pipeline_units``.
 
     Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
     only if the layout recomputes anything, and the figures of that column are of the layout.
@@ -71,7 +73,7 @@ def column_key(run: UnitGroup) -> tuple[Name, bool]:
 
 
 def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> PipelineUnits:
-    """The units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
+    """Return the units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
     table, firsts = stage_units(counts, shape, every=every, runs=runs)
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
     held = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
@@ -99,8 +101,9 @@ def pipeline_layout(shape: Shape, *, every: int) -> Layout:
 
 
 def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds [n, 3] of at most all W after a rank's last B, which is of its first stage, as ``layout/schedule`` orders
-    them; ``near``, ``far``: of a W of its first stage, and of its others.
+    """Return an upper bound in seconds [n, 3] of all W after a rank's last B, as ``layout/schedule`` orders them.
+
+    That B is of the rank's first stage. ``near``, ``far``: seconds of a W of its first stage, and of its others.
     """
     first = pipe.first * WEIGHT_LAG[pipe.schedule]
     apart = (first + 1) * near + first * far

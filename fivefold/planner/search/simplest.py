@@ -74,14 +74,17 @@ class Simplest:
         self.left = MAX_ESTIMATED
 
     def find(self) -> Evaluated:
-        """The simplest layout within the limit that was found; of equally simple ones the fastest."""
+        """Return the simplest known layout within the limit; of equally simple ones the fastest."""
         best = min((candidate for candidate in self.known.values() if candidate.seconds <= self.limit), key=self._key)
         while (simpler := self._simpler(best)) is not None:
             best = simpler
         return best
 
     def rivals(self, chosen: Evaluated) -> tuple[Evaluated | None, Evaluated | None]:
-        """The fastest of the simpler layouts, which are slower than the limit, and the fastest of all, if faster."""
+        """Return the fastest of the simpler layouts, and the fastest of all, if faster.
+
+        The simpler layouts are slower than the limit.
+        """
         cost = self._key(chosen)[0]
         simpler = [candidate for candidate in self.known.values() if self._key(candidate)[0] < cost]
         fastest = min(self.known.values(), key=lambda candidate: candidate.seconds)
@@ -108,7 +111,7 @@ class Simplest:
         return self.planners if layout.zero > 1 else self.planners[:1]
 
     def _evaluate(self, layout: Layout, planner: Planner) -> Evaluated | None:
-        """A layout's time and memory; None if it is illegal, does not fit, or enough were tried."""
+        """Return a layout's time and memory. Returns None if it is illegal, does not fit, or enough were tried."""
         key = layout, planner.job
         if key in self.known:
             return self.known[key]
@@ -130,7 +133,7 @@ class Simplest:
 
 
 def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | None:
-    """``other`` as a record beside the chosen layout."""
+    """Return ``other`` as a record compared with the chosen layout."""
     if other is None:
         return None
     return Alternative(
@@ -144,7 +147,7 @@ def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | Non
 
 
 def _moves(layout: Layout) -> Iterator[Layout]:
-    """Layouts that differ in one choice, each with other micro-batches, recomputation and ZeRO, which may make up."""
+    """Yield layouts that differ in one choice, each with other micro-batches, recomputation and ZeRO to compensate."""
     for moved in (layout, *filter(None, _simpler_structures(layout))):
         sizes = {layout.mbs, 1, 2 * layout.mbs, max(1, layout.mbs // 2)}
         for mbs in sorted(sizes):
@@ -156,7 +159,7 @@ def _moves(layout: Layout) -> Iterator[Layout]:
 
 
 def _simpler_structures(layout: Layout) -> Iterator[Layout | None]:
-    """One axis smaller, or a plainer schedule, placement or sharding."""
+    """Yield layouts with one axis smaller, or with a simpler schedule, placement or sharding."""
     yield from rank_moves(layout, give=("tp", "cp", "pp"), take=("dp",))
     yield from (change(layout, ep=ep) for ep in divisors(layout.ep)[:-1])
     yield from (change(layout, etp=etp) for etp in divisors(layout.etp)[:-1])

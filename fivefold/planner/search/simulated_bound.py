@@ -36,7 +36,7 @@ def group_schedules(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
 
 
 def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
-    """Seconds [n] of candidates that are ``group_schedules``, of which there is one."""
+    """Return the seconds [n] of candidates of one group of ``group_schedules``."""
     shape, every = (
         bounds.space.shapes[candidates.shape[0]],
         int(bounds.every[bounds.partials.ac[candidates.partial[0]]]),

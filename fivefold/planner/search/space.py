@@ -61,7 +61,9 @@ class Space:
         reduces_often: bool = False,
         two_dimensional: bool = False,
     ) -> None:
-        """``reduces_often``: only layouts that may reduce gradients more than once a step: ZeRO-2 and -3 of several
+        """Initialize the layouts of ``world`` ranks.
+
+        ``reduces_often``: only layouts that may reduce gradients more than once a step: ZeRO-2 and -3 with several
         micro-batches.
         """
         stack = job.stack.runs
@@ -87,19 +89,19 @@ class Space:
 
     @cached_property
     def partials(self) -> PartialLayouts:
-        """Every legal partial layout, ordered by recomputation, micro-batch, the kinds, and degrees."""
+        """Return every legal partial layout, ordered by recomputation, micro-batch, the kinds, and degrees."""
         s = self.recomputed(concatenate(self.blocks))
         return s.take(np.lexsort((s.tp, s.cp, s.pp, s.etp, s.ep, s.kind, -s.sp, s.mbs, s.inner, s.ac)))
 
     def recomputed(self, stems: PartialLayouts) -> PartialLayouts:
-        """Each of ``stems`` with every recomputation."""
+        """Return each of ``stems`` with every recomputation."""
         kinds = len(self.recomputations)
         again = stems.take(np.repeat(np.arange(len(stems.dp)), kinds))
         return again._replace(ac=np.tile(np.arange(kinds), len(stems.dp)))
 
     @cached_property
     def blocks(self) -> list[PartialLayouts]:
-        """Every legal partial layout but for its recomputation, in one block per degree of tp."""
+        """Return every legal partial layout except for its recomputation, in one block per degree of tp."""
         sizes = divisors(self.world) if "tp" in self.axes else [1]
         return [stems for tp in sizes if takes_tp(self.model, tp) if len((stems := self._stems(tp)).dp)]
 
@@ -163,11 +165,11 @@ class Space:
         return np.asarray(mapped(tp << 32 | inner << 1 | sp, is_supported) == 1)
 
     def micro_batches(self, partials: PartialLayouts) -> Ints:
-        """Micro-batches per pipeline of each partial layout, in the first step."""
+        """Return the micro-batches per pipeline of each partial layout, in the first step."""
         return np.asarray(self.job.batch(0) // (partials.dp * partials.mbs))
 
     def _shapes(self, pp: int) -> list[Shape]:
-        """The schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
+        """Return the schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
         if pp == 1:
             return [Shape(DEFAULT_SCHEDULE, 1, 1)]
         layers = self.model.layers
@@ -188,7 +190,10 @@ class Space:
         return enough & (micro_batches % 2 == 0) if shape.pipeline.enters_both_ends else enough
 
     def zeros(self, replicas: int, *, pp: int, cp: int) -> list[tuple[int, int]]:
-        """Pairs (ZeRO stage, shards) for dp·cp = ``replicas``, of which ``cp`` share sequences, and ``pp`` stages."""
+        """Return pairs (ZeRO stage, shards) for dp·cp = ``replicas`` and ``pp`` stages.
+
+        ``cp`` ranks share sequences.
+        """
         if replicas == 1:
             pairs = [(0, 1)]
         else:
@@ -199,7 +204,7 @@ class Space:
         return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
 
     def _zeros_of(self, partials: PartialLayouts) -> Ints:
-        """The values on which ``zeros`` depends, as one number per partial layout."""
+        """Return the values on which ``zeros`` depends, as one number per partial layout."""
         cp = partials.cp if self.stack.cp_shards else np.ones_like(partials.cp)
         return np.asarray((partials.dp * partials.cp * MOST_CP + cp) * 2 + (partials.pp > 1))
 
@@ -208,7 +213,7 @@ class Space:
         return self.zeros(replicas, pp=1 + key % 2, cp=cp)
 
     def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
-        """An index into ``orders`` for each legal order of the ``active`` axes; flags as in ``layout.legal``."""
+        """Return an index into ``orders`` for each legal order of the ``active`` axes; flags as in ``layout.legal``."""
         seen: dict[tuple[str, ...], int] = {}
         in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
         for index, order in enumerate(self.orders):
@@ -219,7 +224,7 @@ class Space:
         return list(seen.values())
 
     def expand(self, partials: PartialLayouts, index: Ints) -> CandidateLayouts:
-        """The partial layouts at ``index`` with every schedule; ZeRO and order are left at 0."""
+        """Return the partial layouts at ``index`` with every schedule; ZeRO and order stay 0."""
         chosen = partials.take(index)
         micro_batches = self.micro_batches(chosen)
         at = [np.flatnonzero((chosen.pp == s.pp) & self.runs(s, micro_batches)) for s in self.shapes]
@@ -228,7 +233,7 @@ class Space:
         return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
 
     def shard(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
-        """Each candidate with every ZeRO stage and shard group."""
+        """Return each candidate with every ZeRO stage and shard group."""
         keys = self._zeros_of(partials)[candidates.partial]
         pieces = []
         for key in np.unique(keys):
@@ -242,11 +247,11 @@ class Space:
         )
 
     def place(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
-        """Each candidate in every order."""
+        """Return each candidate in every order."""
         return self.placed(partials, candidates)[0]
 
     def placed(self, partials: PartialLayouts, candidates: CandidateLayouts) -> tuple[CandidateLayouts, Ints]:
-        """Each candidate in every order, and the row of ``candidates`` that each was."""
+        """Return each candidate in every order, and the row of ``candidates`` that it was."""
         pattern_of = self._patterns(partials.take(candidates.partial))
         rows, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for pattern in np.unique(pattern_of):
@@ -267,7 +272,7 @@ class Space:
         return mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
 
     def _patterns(self, partials: PartialLayouts) -> Ints:
-        """The values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
+        """Return the values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
         bits = np.zeros(len(partials.dp), np.int64)
         for place, axis in enumerate(DEFAULT_ORDER):
             bits |= (getattr(partials, axis) > 1).astype(np.int64) << place
@@ -301,7 +306,7 @@ class Space:
         return mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
     def any_layout(self, partials: PartialLayouts, partial: int) -> Layout:
-        """One candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
+        """Return one candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
         s = partials.take(np.array([partial]))
         shape = next(
             at
@@ -313,14 +318,14 @@ class Space:
         return self.layout(partials, row, 0)
 
     def rows_of(self, partials: PartialLayouts, layout: Layout) -> Ints:
-        """Indices of the partial layouts with the degrees, micro-batch and recomputation of ``layout``."""
+        """Return indices of the partial layouts with the degrees, micro-batch and recomputation of ``layout``."""
         matches = np.array([layout.ac == ac for ac in self.recomputations])[partials.ac]
         for name in ("dp", "tp", "cp", "pp", "ep", "etp", "mbs"):
             matches &= getattr(partials, name) == getattr(layout, name)
         return np.flatnonzero(matches)
 
     def layout(self, partials: PartialLayouts, candidates: CandidateLayouts, at: int) -> Layout:
-        """The candidate in row ``at``, as a ``Layout``."""
+        """Return the candidate in row ``at`` as a ``Layout``."""
         dp, tp, cp, pp, ep, etp, mbs, kind, sp, ac, inner = (int(column[candidates.partial[at]]) for column in partials)
         shape, zero, shards = self.shapes[candidates.shape[at]], int(candidates.zero[at]), int(candidates.shards[at])
         return Layout(

@@ -25,7 +25,10 @@ MIN_LOAD_GAIN = 1e-3  # share of the largest load by which a move must lower it
 
 
 def balanced(layout: Layout, planner: Planner) -> Layout | None:
-    """The layout with its work spread evenly over the pipeline's ranks; None if as it is no move of a layer helps."""
+    """Return the layout with its work spread evenly over the pipeline's ranks.
+
+    Returns None if no move of a layer helps.
+    """
     if layout.pp == 1 or not planner.job.stack.runs.uneven_stages:
         return None
     held, best = stages_held(layout), layout
@@ -49,7 +52,7 @@ def balanced(layout: Layout, planner: Planner) -> Layout | None:
 
 
 def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
-    """The layout with recomputation on as few pipeline ranks as it needs to fit; None if it must be on all."""
+    """Return the layout with recomputation on as few pipeline ranks as it needs to fit; None if it needs all."""
     if not _by_rank(layout, planner):
         return None
     fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
@@ -64,7 +67,7 @@ def _by_rank(layout: Layout, planner: Planner) -> bool:
 
 
 def gain(layout: Layout, planner: Planner) -> float:
-    """The most of its time that a layout can save by other stages, and by less recomputation."""
+    """Return an upper bound of the share of its time that a layout can save by other stages and less recomputation."""
     held = stages_held(layout)
     least = _loads(layout.replace(ac="none") if _by_rank(layout, planner) else layout, planner, held)
     return 1 - sum(least) / len(least) / max(_loads(layout, planner, held))
@@ -90,7 +93,7 @@ def even_out(known: Incumbents, *, where: Where = ANY) -> int:
 
 
 def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
-    """The layout with balanced stages; with less recomputation; with both."""
+    """Yield the layout with balanced stages; with less recomputation; with both."""
     fewer = recomputing_less(layout, planner)
     yield from (split for base in (layout, fewer) if base and (split := balanced(base, planner)))
     if fewer:
@@ -98,13 +101,13 @@ def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
 
 
 def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) -> list[float]:
-    """Seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
+    """Return the seconds of one micro-batch through the stages of each pipeline rank, forward and backward."""
     stages = stage_seconds(planner.units, layout).times
     return [sum(stages[stage].forward.seconds + stages[stage].whole.seconds for stage in mine) for mine in held]
 
 
 def _moved(layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]) -> Iterator[Layout]:
-    """The layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
+    """Yield the layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
     sizes = [len(count) for count in stage_layers(planner.model.layers, layout)]
     full = max(range(len(loads)), key=lambda rank: loads[rank])
     givers = [stage for stage in held[full] if sizes[stage] > 1]

@@ -34,7 +34,10 @@ class Tables:
     """Tables by name for the layouts of one space under one planner."""
 
     def __init__(self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table]) -> None:
-        """``known``: tables of a job that differs only in how often gradients are reduced, which is a column."""
+        """Initialize the tables of ``partials``.
+
+        ``known``: tables to reuse, of a job that differs only in how often gradients are reduced, which is a column.
+        """
         self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
         self.measured = planner.machine.calibration is not None
         samples = [Layout(ac=ac) for ac in space.recomputations]
@@ -43,7 +46,7 @@ class Tables:
         self._tables = dict(known)
 
     def over(self, partials: PartialLayouts) -> Self:
-        """The same figures for other partial layouts, computed once for all."""
+        """Return the same figures for other partial layouts, computed once for all."""
         restricted = copy(self)
         restricted.partials = partials
         return restricted
@@ -57,7 +60,7 @@ class Tables:
         *,
         many: Ints,
     ) -> Floats:
-        """``_table`` of figures of ``many`` sequences, scaled to mbs."""
+        """Return ``_table`` of figures of ``many`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
         scaled = self._table(name, candidates, [many, *columns], make)
         scale = np.where(many == mbs, 1.0, mbs / many * np.where(many == LARGE_MICRO_BATCH, ROUNDED, 1.0))
@@ -80,13 +83,16 @@ class Tables:
         return mapped(mbs, multiple)
 
     def _part(self, candidates: CandidateLayouts) -> list[Ints]:
-        """The columns on which ``part_of`` depends."""
+        """Return the columns on which ``part_of`` depends."""
         s = self.partials.take(candidates.partial)
         piped = ((s.pp > 1) & (self.planner.job.stack.stage_outputs == "retained")).astype(np.int64)
         return [s.mbs, piped, s.cp, s.kind, s.tp, s.inner, s.sp, s.ep, s.etp, self._recomputed[s.ac]]
 
     def _places(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
-        """Columns on which message times depend: ranks, stride (up to a node's size) and link of each group."""
+        """Return the columns on which message times depend.
+
+        They are ranks, stride (up to a node's size) and link of each group.
+        """
         s = self.partials.take(candidates.partial)
         columns = [s.dp, s.tp, s.cp, s.pp, candidates.order]
         columns += [s.ep, s.etp] if self.counts.model.moe else []
@@ -110,7 +116,10 @@ class Tables:
         columns: list[Ints],
         make: Callable[[Layout, int], Floats],
     ) -> Floats:
-        """``make(layout, first column)`` for each row, called once per search for equal values of ``columns``."""
+        """Return ``make(layout, first column)`` for each row.
+
+        It is called once per search for equal values of ``columns``.
+        """
         known = self._tables.setdefault(name, {})
         _, first, inverse = distinct(code_of(columns))
         rows = []
@@ -123,7 +132,7 @@ class Tables:
 
 
 def code_of(columns: Sequence[Ints]) -> Ints:
-    """One integer per row, equal for rows with equal columns."""
+    """Return one integer per row, equal for rows with equal columns."""
     code = np.zeros(len(columns[0]), np.int64)
     size = 1
     for column in columns:

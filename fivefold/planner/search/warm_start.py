@@ -82,7 +82,10 @@ def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpac
 
 
 def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace]) -> BoundedSpace:
-    """Partial layouts with tp·cp within a node and no fewer micro-batches than stages; seconds with a bubble."""
+    """Return partial layouts with tp·cp within a node and at least as many micro-batches as stages.
+
+    Their seconds include a bubble.
+    """
     some, space = [], bounds.space
     for stems, size, seconds in floors:
         m = space.micro_batches(stems)
@@ -100,7 +103,7 @@ def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace]) 
 
 
 def _try_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
-    """The most promising of ``opened``, then more of the best; in the default order."""
+    """Evaluate the most promising of ``opened``, then more of the best, in the default order."""
     partials, space, incumbents = bounds.partials, bounds.space, solver.incumbents
     best = np.lexsort((opened.size, incumbents.score(opened.seconds, opened.size, space)))
     _, first = np.unique(opened.candidates.partial[best], return_index=True)

@@ -28,7 +28,7 @@ EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
 
 
 def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = ()) -> Iterator[Why]:
-    """A line per choice; a choice without a legal alternative has none.
+    """Yield a line per choice. A choice without a legal alternative has none.
 
     ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise.
     """
@@ -82,14 +82,14 @@ def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool
 
 
 def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
-    """An alternative by its name, and what else it changes beside dp."""
+    """Return an alternative's name, and what it changes besides dp."""
     words = changed_words(chosen, other).partition("without")[0].split()
     told = {*name.split(), usual_schedule(2)}  # which v says
     return " ".join([name, *(word for word in words if word not in told and not word.startswith("dp"))])
 
 
 def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:
-    """Each choice in the layout's own words, with the ways of its nearest alternatives by name."""
+    """Yield each choice in the layout's own keywords, with the ways of its closest alternatives by name."""
     for axis in ("tp", "cp", "pp", "ep"):
         degree = getattr(layout, axis)
         others = [size for size in (degree // 2, 2 * degree) if size >= 1]
@@ -115,7 +115,7 @@ def _kinds(layout: Layout) -> list[tuple[str, Ways]]:
 
 
 def _zero(layout: Layout) -> tuple[str, list[tuple[str, Ways]]]:
-    """The stage of ZeRO, and the ranks over which it shards."""
+    """Return the ZeRO stage, and the ranks over which it shards."""
     zero, group, replicas = layout.zero, layout.shard_group, layout.dp * layout.cp
     stages = [(level, group if level else None) for level in (zero - 1, zero + 1) if 0 <= level <= 3]
     sizes = [size for size in (group // 2, 2 * group, replicas) if size > 1] if group else []
@@ -137,8 +137,10 @@ def _schedules(layout: Layout) -> Iterator[tuple[str, Ways]]:
 
 
 def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
-    """Ways to another degree of ``axis``: virtual stages as they are and as many stages in all, other ZeRO where there
-    were no replicas; with half the micro-batch beside.
+    """Return ways to another degree of ``axis``.
+
+    Virtual stages stay as they are, or the total number of stages does; ZeRO changes if there were no replicas; each
+    way is also returned with half the micro-batch.
     """
     fields: Fields = {axis: degree, "zero": layout.zero}
     if axis not in ("ep", "etp"):
@@ -155,7 +157,7 @@ def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
 
 
 def _moved(layout: Layout, axis: str, degree: int) -> Fields | None:
-    """The axis that gives or takes the ranks, with its new degree; None if no axis has them."""
+    """Return the axis that gives or takes the ranks, with its new degree; None if no axis has them."""
     now = int(getattr(layout, axis))
     if degree < now:
         return {"dp": layout.dp * now // degree}
@@ -167,7 +169,7 @@ def _moved(layout: Layout, axis: str, degree: int) -> Fields | None:
 
 
 def _virtual(layout: Layout, degree: int) -> list[Fields]:
-    """Schedules of a pipeline of ``degree`` ranks that are like the layout's: of as many virtual stages, or stages."""
+    """Return schedules for ``degree`` pipeline ranks like the layout's: with as many virtual stages, or stages."""
     if layout.schedule != usual_schedule(layout.v):
         return [{}]
     sizes = VIRTUAL_STAGES if layout.pp == 1 else (layout.v, max(1, layout.v * layout.pp // degree))

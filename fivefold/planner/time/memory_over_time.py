@@ -47,8 +47,9 @@ class _Filler:
         self.update = over_time(self.counts, layout, rank=rank)[-1]
 
     def flat(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
-        """Yield the levels without a pipeline; ``passes`` has the first micro-batch, one for all in the middle, and the
-        last.
+        """Yield the levels without a pipeline.
+
+        ``passes`` has the first micro-batch, one for all in the middle, and the last.
         """
         pass_list = list(passes(self.counts, self.layout))
         for span in row:
@@ -83,8 +84,9 @@ class _Filler:
         return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
 
     def _along(self, span: Span, stage: int, pass_moments: PassMoments) -> Iterator[Level]:
-        """Yield the levels of one pass: each moment at the middle of its unit; a backward counts units from the last
-        one.
+        """Yield the levels of one pass: each moment at the middle of its unit.
+
+        A backward counts units from the last one.
         """
         if stage not in self.shares:
             self.shares[stage] = self._shares(stage)

@@ -116,8 +116,9 @@ class Network:
         self._lines: dict[tuple[str, Group, int], list[AlphaBetaCost]] = {}
 
     def seconds(self, collective: str, payload: int, group: Group, *, copies: int = 1) -> float:
-        """Return the seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5); 0 for one
-        rank.
+        """Return the seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5).
+
+        0 for one rank.
 
         ``copies``: the number of copies of each token in an all_to_all's payload (top-k) of which a rank needs one.
         """
@@ -131,8 +132,9 @@ class Network:
         return self._launch + min([line.seconds(payload) for line in lines])
 
     def busy(self, collective: str, payload: int, group: Group) -> float:
-        """Return the part of ``seconds`` in which sockets and copies keep a core busy, so that compute waits; 0 with
-        NCCL.
+        """Return the part of ``seconds`` in which sockets and copies keep a core busy, so that compute waits.
+
+        0 with NCCL.
 
         Between hosts that were not measured together: the seconds of the message within one of them.
         """
@@ -228,8 +230,9 @@ def _gloo(collective: str, place: GroupPlacement, constants: Constants) -> Alpha
 
 
 def _far_load(place: GroupPlacement) -> float:
-    """Return the seconds per byte on a tree's NICs: two nodes exchange sums once; an inner node of more sends up and
-    down.
+    """Return the seconds per byte on a tree's NICs: two nodes exchange sums once.
+
+    An inner node of more sends up and down.
     """
     return (1 if place.nodes == 2 else 2) / (place.local * place.far.rate) if place.nodes > 1 else 0.0
 

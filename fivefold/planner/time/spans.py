@@ -82,8 +82,9 @@ class _Player:
         return self.finished(row, (0,), rank)
 
     def finished(self, row: list[Span], chunks: tuple[int, ...], rank: RankMemory) -> tuple[Span, ...]:
-        """Return ``row`` with its end: overlapped reductions lengthen the last action; exposed ones and the update
-        follow it.
+        """Return ``row`` with its end: overlapped reductions lengthen the last action.
+
+        Exposed ones and the update follow it.
         """
         units = self.stages.unit_seconds[chunks[0]]
         ends, small_seconds, update, _ = after_passes(self.units, self.layout, rank, chunks, units)

@@ -63,8 +63,9 @@ class StageSeconds(NamedTuple):
 def stage_seconds(
     units: Units, layout: Layout, *, straggler: Units | None = None, slow: Collection[int] = ()
 ) -> StageSeconds:
-    """Return the seconds of one micro-batch through each stage; the stages in ``slow`` take the ``straggler``'s
-    seconds.
+    """Return the seconds of one micro-batch through each stage.
+
+    The stages in ``slow`` take the ``straggler``'s seconds.
     """
     work, equal_stages = units.counts.stage_work(layout), units.counts.alike_work(layout)
     usual_seconds = unit_seconds(units, layout)

@@ -41,8 +41,9 @@ class StepTime(NamedTuple):
 
 
 class AfterPasses(NamedTuple):
-    """The costs of a rank after its passes: data parallelism's ends, small messages by axis, update; ``seconds``: the
-    sum.
+    """The costs of a rank after its passes: data parallelism's ends, small messages by axis, update.
+
+    ``seconds``: the sum.
     """
 
     ends: StepEnds
@@ -145,8 +146,9 @@ def _step_time(
     *,
     total: float | None = None,
 ) -> StepTime:
-    """Return a rank's parts as a ``StepTime``; ``ends``: exposed by data parallelism. Without ``total`` there is no
-    bubble.
+    """Return a rank's parts as a ``StepTime``.
+
+    ``ends``: exposed by data parallelism. Without ``total`` there is no bubble.
     """
     if ends:
         exposed["dp"] = exposed.get("dp", 0.0) + ends

@@ -55,8 +55,9 @@ class UnitKernels(NamedTuple):
 def unit_kernels(
     ops: tuple[Op, ...], times: list[OpTime], stack: Stack, *, further: tuple[int, int] = (0, 0)
 ) -> UnitKernels:
-    """Return the kernels of a unit; ``further``: kernels launched in addition to those of ``ops``, forward and
-    backward.
+    """Return the kernels of a unit.
+
+    ``further``: kernels launched in addition to those of ``ops``, forward and backward.
     """
     ops_and_times, seconds_by_name = list(zip(ops, times, strict=True)), dict[str, float]()
     for op, time in ops_and_times:
@@ -220,8 +221,9 @@ class UnitTimer:
     def _sent(
         self, message: Message, collective: str, payload: int, *, place: Group, copies: int, parts: int = 1
     ) -> MessageTime:
-        """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``; "":
-        none.
+        """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``.
+
+        "": none.
         """
         if not collective:
             return MessageTime(0.0, 0.0)
@@ -230,8 +232,9 @@ class UnitTimer:
         return MessageTime(times * seconds, times * network.busy(collective, size, place))
 
     def _compute_beside(self, index: int) -> OpTime:
-        """Return the compute that overlaps a message: the matmul after it, else the one before; for a ring its
-        attention.
+        """Return the compute that overlaps a message: the matmul after it, else the one before.
+
+        For a ring its attention.
         """
         op = self.ops[index]
         if op.kind == "attention":
@@ -242,8 +245,9 @@ class UnitTimer:
         return OpTime(0.0, 0.0)
 
     def _exposed(self, index: int, sent: MessageTime, *, side: int, beside: float) -> float:
-        """Return the exposed seconds of a message that overlaps ``beside`` seconds of compute; ``side``: forward 0,
-        backward 1.
+        """Return the exposed seconds of a message that overlaps ``beside`` seconds of compute.
+
+        ``side``: forward 0, backward 1.
         """
         if not sent.seconds:
             return 0.0

@@ -43,8 +43,10 @@ class File:
 
 @dataclass(frozen=True)
 class FileSlice:
-    """A slice of a file: byte offsets ``start`` to ``stop``, each moved on to the next end of a document; in a .parquet
-    file, the number of one row group."""
+    """A slice of a file: byte offsets ``start`` to ``stop``, each moved on to the next end of a document.
+
+    In a .parquet file, the number of one row group.
+    """
 
     path: Path
     start: int

@@ -35,8 +35,10 @@ TEXT_HASHES = 2**64
 
 @dataclass(frozen=True)
 class Rule:
-    """The settings by which every document is processed. ``key``: field or column of its text; ``tokenizer``: path;
-    ``bound``: a document is held out if its ``text_hash`` is below it.
+    """The settings by which every document is processed.
+
+    ``key``: field or column of its text; ``tokenizer``: path; ``bound``: a document is held out if its ``text_hash`` is
+    below it.
     """
 
     key: str

@@ -48,6 +48,7 @@ def _feistel(
 @dataclass(frozen=True)
 class Loader:
     """A loader of one split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone.
+
     ``ahead``: the number of further tokens in each window, for multi-token prediction.
 
     A position counts samples since the start of training; position p is in epoch p // windows, and every epoch reads

@@ -19,8 +19,10 @@ from torch import Tensor
 
 
 class Prefetcher:
-    """A reader of batches that reads the next one ahead. ``read``: returns the batch at a position, in samples;
-    ``pinned``: copy the batch into page-locked memory."""
+    """A reader of batches that reads the next one ahead.
+
+    ``read``: returns the batch at a position, in samples; ``pinned``: copy the batch into page-locked memory.
+    """
 
     def __init__(self, read: Callable[[int], NDArray[np.int64]], *, pinned: bool) -> None:
         self.read, self.pinned = read, pinned

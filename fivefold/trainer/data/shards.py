@@ -86,8 +86,9 @@ class Shards:
 
     @classmethod
     def open(cls, directory: Path, *, fingerprint: str | None = None) -> Self:
-        """Map the shards of ``directory``; raises ``UserError`` if a file is missing or cut short, or the tokenizer
-        differs.
+        """Map the shards of ``directory``.
+
+        Raises ``UserError`` if a file is missing or cut short, or the tokenizer differs.
 
         ``fingerprint``: the fingerprint of the tokenizer that the caller needs, such as a checkpoint's; None: any.
         """

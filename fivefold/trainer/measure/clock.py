@@ -42,9 +42,10 @@ class HostClock:
 
 
 class StreamClock:
-    """A clock of CUDA events on the current stream, on which kernels run in order; a wait for a message of another
-    stream shows as the time for which this one stalls.
-    ``torch.cuda.Event``: ``record``, ``synchronize``, ``elapsed_time`` in ms.
+    """A clock of CUDA events on the current stream, on which kernels run in order.
+
+    A wait for a message of another stream shows as the time for which this one stalls. ``torch.cuda.Event``:
+    ``record``, ``synchronize``, ``elapsed_time`` in ms.
     """
 
     def begin(self) -> None:

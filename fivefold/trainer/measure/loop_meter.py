@@ -41,8 +41,9 @@ FUNCTIONAL = {
 
 
 class LoopMeter(Meter):
-    """A meter of a third-party loop. ``living``: tensors allocated before; ``hidden_bytes``: further allocated bytes
-    that no Python tensor refers to.
+    """A meter of a third-party loop.
+
+    ``living``: tensors allocated before; ``hidden_bytes``: further allocated bytes that no Python tensor refers to.
 
     ``states``: returns the current bytes of parameters, gradients and moments. ``axis(group name, collective)``:
     returns the axis. ``fake``: count fake tensors; a scalar that is read is then 1 in an update, else 0.

@@ -82,7 +82,8 @@ class NoiseScale:
             unit.squares = self._squares
 
     def squares(self) -> list[Tensor]:
-        """Return this rank's shares of the squares of the parts and of the full gradient, to be summed over all ranks;
+        """Return this rank's shares of the squares of the parts and of the full gradient, to be summed over all ranks.
+
         [] if not wanted.
         """
         if self._squares is None:

@@ -145,8 +145,10 @@ def _timed_run(recorder: Recorder, inner: Run) -> Run:
 
 
 def _labels(recorder: Recorder, kind: SpanKind, name: str) -> Labels:
-    """Return the labels of an operation. Hooks on autograd's nodes are most of the cost of a trace, so linear layers,
-    whose GEMMs are traced separately, and sums, which only pass their gradient on, have none.
+    """Return the labels of an operation.
+
+    Hooks on autograd's nodes are most of the cost of a trace, so linear layers, whose GEMMs are traced separately, and
+    sums, which only pass their gradient on, have none.
     """
     forward, recomputed, backward = (recorder.label(kind, name, way) for way in ("forward", "recomputed", "backward"))
     return Labels(forward, recomputed, None if kind == "call" or name.endswith(".add") else backward)

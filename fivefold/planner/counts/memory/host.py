@@ -14,8 +14,9 @@ from fivefold.planner.counts.memory.peak import memory
 
 
 def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
-    """Return the bytes of host memory that the ranks of one node take, each counted as the fullest; 0 without
-    offloading.
+    """Return the bytes of host memory that the ranks of one node take, each counted as the fullest.
+
+    0 without offloading.
     """
     job = counts.job
     offloaded = layout.offloads(job)

@@ -116,8 +116,9 @@ class SplitProfile(NamedTuple):
 
 
 def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
-    """Return the bytes that each operation keeps and no earlier one does; ``sizes``: bytes of tensors from outside the
-    unit.
+    """Return the bytes that each operation keeps and no earlier one does.
+
+    ``sizes``: bytes of tensors from outside the unit.
     """
     known_sizes = sizes | {name: size for op in unit.ops for name, size in op.writes.items()}
     seen: set[str] = set(unit.dropped)

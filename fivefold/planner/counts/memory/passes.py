@@ -270,8 +270,9 @@ def _forward(
 
 
 def _earlier(rules: PassRules, unit_index: int, units: int, kept: int) -> int:
-    """Return the activations on the device: ``units`` that keep ``each``, and ``kept`` bytes; offloaded: those of one
-    unit.
+    """Return the activations on the device: ``units`` that keep ``each``, and ``kept`` bytes.
+
+    Offloaded: those of one unit.
     """
     if rules.offloads and units:
         return unit_index

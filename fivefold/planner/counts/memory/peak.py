@@ -93,8 +93,9 @@ class RankCache(dict[tuple[object, ...], list[RankMemory]]):
 
 
 def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
-    """Return the memory of every pipeline rank, in order; it is computed once for layouts with equal stages and
-    schedule.
+    """Return the memory of every pipeline rank, in order.
+
+    It is computed once for layouts with equal stages and schedule.
 
     All passes of all ranks are compared as arrays.
     """
@@ -158,8 +159,9 @@ class PassMoments(NamedTuple):
 
 
 def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int = 1) -> Iterator[PassMoments]:
-    """Yield the moments of each pass of ``over_time``; with a pipeline of every pass of ``micro_batches``, in time
-    order.
+    """Yield the moments of each pass of ``over_time``.
+
+    With a pipeline of every pass of ``micro_batches``, in time order.
     """
     rank_bytes = _held_by_ranks(pass_rules(counts, layout, stages_of(counts, layout)))
     row = rank_bytes.passes.row(0)

@@ -288,7 +288,8 @@ def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
 
 
 def cut(part: UnitStates) -> int:
-    """Return the bytes of a rank's shard of reduced gradients; 0 if there is one shard, which is the buffer of the
-    sums.
+    """Return the bytes of a rank's shard of reduced gradients.
+
+    0 if there is one shard, which is the buffer of the sums.
     """
     return part.reduced if part.reduced < part.sums else 0

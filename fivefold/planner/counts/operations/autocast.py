@@ -63,8 +63,9 @@ def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterat
 
 
 def _cast(source: str, out: str, *, size: int) -> Op:
-    """Return the cast of an fp32 tensor, or of the weight multiplied with ``source``, to ``size`` bytes; the backward
-    widens its gradient.
+    """Return the cast of an fp32 tensor, or of the weight multiplied with ``source``, to ``size`` bytes.
+
+    The backward widens its gradient.
     """
     return Op(out, "cast", (source,), {out: size}, moved_bytes=3 * size, moved_backward_bytes=3 * size)
 

@@ -25,8 +25,9 @@ from fivefold.planner.counts.operations.recompute import Unit, recompute
 
 
 def embedding(local: Local) -> list[Op]:
-    """List the operations from token ids to x, with learned positions if the model has them; tp shards the table by
-    rows.
+    """List the operations from token ids to x, with learned positions if the model has them.
+
+    Tp shards the table by rows.
     """
     model, part, width = local.model, local.part, local.stream_width
     size = local.rows * width * local.width

@@ -132,8 +132,9 @@ def over(part: LocalDegrees) -> str:
 
 
 def over_columns(local: Local, op: Op) -> Op:
-    """Return a norm of the stream; if 2D tensor parallelism shards its columns, with fp32 sums of each row over
-    tp_inner.
+    """Return a norm of the stream.
+
+    If 2D tensor parallelism shards its columns, with fp32 sums of each row over tp_inner.
     """
     if local.part.tp_inner == 1:
         return op
