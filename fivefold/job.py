@@ -87,7 +87,7 @@ class Recipe(Record):
 
     @property
     def wide_bytes(self) -> int:
-        """Return the bytes of weights that no matmul casts, and of their gradients: embedding, head, norms, …"""
+        """Return the bytes of weights that no matmul casts (embedding, head, norms, …), and of their gradients."""
         return 2 if self.holds_casts else self.weights_bytes
 
     @property

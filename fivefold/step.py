@@ -154,7 +154,7 @@ class Time(Record):
 
     @property
     def split(self) -> dict[str, float]:
-        """Return the parts that add up to ``step_seconds``: compute, exposed messages by axis, bubble, update, …"""
+        """Return the parts that add up to ``step_seconds``: compute, exposed messages by axis, bubble, update, host."""
         messages = {f"{axis} messages": seconds for axis, seconds in self.exposed_seconds.items()}
         rest = {"bubble": self.bubble_seconds, "update": self.optimizer_seconds, "data": self.data_seconds}
         return {"compute": self.compute_seconds, **messages, **rest, "host": self.host_seconds}

@@ -81,7 +81,7 @@ class Report(Record):
 
 
 def reader(source: str) -> Reader:
-    """The reader of one source; a ``UserError`` names the nearest where there is none."""
+    """Return the reader of one source; a ``UserError`` names the nearest where there is none."""
     if source not in SOURCES:
         raise nearest(source, list(SOURCES), kind="source")
     cases: Reader = import_module(f"{__name__}.readers.{source}").cases
@@ -89,7 +89,7 @@ def reader(source: str) -> Reader:
 
 
 def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
-    """Every case that a fit may see."""
+    """Yield every case that a fit may see."""
     for case in (case for source in sources for case in reader(source)() if isinstance(case, Case)):
         if not (case.held_out or case.composed):
             yield case
@@ -141,12 +141,15 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
 
 
 def table_markdown(report: Report) -> str:
-    """The summaries as a Markdown table, for docs/explanation/how-a-step-costs/published.md."""
+    """Return the summaries as a Markdown table, for docs/explanation/how-a-step-costs/published.md."""
     return markdown(report.summaries)
 
 
 def headline(report: Report) -> str:
-    """The table in a sentence per quantity, for the README; sources count alike in the mean, runs in the rest."""
+    """Return the table in a sentence per quantity, for the README.
+
+    Sources count alike in the mean, runs in the rest.
+    """
     lines = []
     for quantity, name in (("time", "step times"), ("peak", "peaks of memory")):
         mine = [entry for entry in report.scores if entry.quantity == quantity]

@@ -91,7 +91,7 @@ def _print_ratios(report: Report, *, markdown: bool) -> None:
 
 
 def _refit(sources: tuple[str, ...], path: Path) -> tuple[Fit, ...]:
-    """The constants without each of ``sources``; those that ``path`` has already are kept."""
+    """Return the constants without each of ``sources``; those that ``path`` has already are kept."""
     from benchmarks.published import left_out
     from fivefold.rendering.progress import bar
 

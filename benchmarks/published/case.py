@@ -72,7 +72,7 @@ def held_out(row: str) -> bool:
 
 
 def rows(source: str) -> Iterator[dict[str, str]]:
-    """The rows of one data file, a cell that is missing being empty."""
+    """Yield the rows of one data file, a cell that is missing being empty."""
     with (DATA / f"{source}.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             yield {key: (cell or "").strip() for key, cell in row.items() if key}
@@ -80,7 +80,10 @@ def rows(source: str) -> Iterator[dict[str, str]]:
 
 @lru_cache(maxsize=512)
 def machine(chip: str, gpus: int, *, nic_gigabits: float | None = None, source: str = "") -> Machine:
-    """``gpus`` of the catalog's ``chip``; ``nic_gigabits`` per GPU where the source's cluster has another network."""
+    """Return ``gpus`` of the catalog's ``chip``.
+
+    ``nic_gigabits`` per GPU where the source's cluster has another network.
+    """
     resolved = catalog.resolve(f"{chip}:{gpus}", local=Path())
     if nic_gigabits is None:
         return resolved

@@ -28,7 +28,7 @@ LARGEST = 10**8  # of any count in a row
 
 
 def integer(row: Row, key: str) -> int:
-    """The integer in a cell; 0 where the source is silent."""
+    """Return the integer in a cell; 0 where the source is silent."""
     text = row.get(key, "")
     if not text:
         return 0
@@ -38,7 +38,7 @@ def integer(row: Row, key: str) -> int:
 
 
 def needed(row: Row, key: str) -> int:
-    """The integer in a cell, 1 or more, without which there is no run to predict."""
+    """Return the integer in a cell, 1 or more, without which there is no run to predict."""
     value = integer(row, key)
     if value < 1:
         raise UserError(f"{key} is {row[key]!r}" if row.get(key) else f"{key} is not printed")
@@ -46,12 +46,12 @@ def needed(row: Row, key: str) -> int:
 
 
 def degree(row: Row, key: str) -> int:
-    """A degree of parallelism; 1 where the source is silent."""
+    """Return a degree of parallelism; 1 where the source is silent."""
     return needed(row, key) if row.get(key) else 1
 
 
 def number(row: Row, key: str) -> float:
-    """The figure in a cell; 0.0 where the source is silent."""
+    """Return the figure in a cell; 0.0 where the source is silent."""
     text = row.get(key, "")
     try:
         value = float(text or 0)
@@ -63,7 +63,7 @@ def number(row: Row, key: str) -> float:
 
 
 def sharding(row: Row, *, silent: int) -> int:
-    """The ZeRO stage: ``3``, ``1 (8 GPUs)``."""
+    """Return the ZeRO stage: ``3``, ``1 (8 GPUs)``."""
     text = row.get("zero", "")
     match = re.fullmatch(r"([0-3])( \(.*\))?", text)
     if text and not match:
@@ -72,7 +72,10 @@ def sharding(row: Row, *, silent: int) -> int:
 
 
 def chip(text: str) -> str:
-    """The catalog's chip in ``A100-80GB``, ``DGX-GB300``, ``H200 SXM 141GB``; its memory must be the one printed."""
+    """Return the catalog's chip in ``A100-80GB``, ``DGX-GB300``, ``H200 SXM 141GB``.
+
+    Its memory must be the one printed.
+    """
     if not text:
         raise UserError("the hardware is not printed")
     words = set(re.findall(r"[a-z0-9]+", re.sub(r"rtx[ -]?", "rtx", text.lower())))
@@ -98,7 +101,7 @@ def chip(text: str) -> str:
 
 
 def where(row: Row, *, nic_gigabits: float | None = None, source: str = "") -> Machine:
-    """The machine of a row: as many GPUs as it prints, of the hardware that it prints."""
+    """Return the machine of a row: as many GPUs as it prints, of the hardware that it prints."""
     return machine(chip(row.get("hardware", "")), needed(row, "gpus"), nic_gigabits=nic_gigabits, source=source)
 
 
@@ -117,7 +120,7 @@ def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 
 def named_model(text: str) -> Model:
-    """The catalog's model in ``Llama 3.1 70b 24.09``, ``LLAMA3_70B``, ``Qwen3_30B_a3B``."""
+    """Return the catalog's model in ``Llama 3.1 70b 24.09``, ``LLAMA3_70B``, ``Qwen3_30B_a3B``."""
     match = next((name for name, pattern in _model_patterns() if pattern.fullmatch(text)), None)
     if match is None:
         raise UserError(f"model {text!r} is not in our catalog")
@@ -125,7 +128,10 @@ def named_model(text: str) -> Model:
 
 
 def printed(model: Model, row: Row) -> Model:
-    """``model`` with the layers and the vocabulary that the row prints; what else it prints must be the model's."""
+    """Return ``model`` with the layers and the vocabulary that the row prints.
+
+    What else it prints must be the model's.
+    """
     moe = model.moe
     if moe and not row.get("ep"):
         raise UserError("over how many ranks the experts lie is not printed")
@@ -146,7 +152,7 @@ def printed(model: Model, row: Row) -> Model:
 
 
 def head_dim(row: Row) -> int:
-    """Width over heads, which must divide it."""
+    """Return width / heads. Raises ``UserError`` if heads do not divide the width."""
     width, heads = needed(row, "hidden"), needed(row, "heads")
     if width % heads:
         raise UserError(f"hidden {width} is not divisible by heads {heads}")
@@ -204,7 +210,7 @@ SUMS = re.compile(r"[,(;]?\s*\(?fp32 grad(?:ient)?s?(?: accumulation| sums)?\)?"
 
 
 def number_format(text: str) -> str:
-    """The catalog's recipe in ``BF16``, ``FP8-CS``, ``amp_fp8``, ``float8 rowwise``, ``bf16, fp32 gradient sums``."""
+    """Return the catalog's recipe of a cell such as ``BF16``, ``FP8-CS`` or ``bf16, fp32 gradient sums``."""
     words: set[str] = set(re.findall(r"[a-z0-9]+", SUMS.sub("", text.lower())))
     if "nvfp4" in words:
         return "nvfp4"
@@ -219,7 +225,10 @@ def number_format(text: str) -> str:
 
 
 def precision(text: str, *, sums: Literal["fp32", "narrow"]) -> Recipe:
-    """The recipe of a cell; gradients are summed in fp32 where it says so, or else as the source's software does."""
+    """Return the recipe of a cell.
+
+    Gradients are summed in fp32 where it says so, or else as the source's software does.
+    """
     base_recipe = recipe(number_format(text))
     if sums == "narrow" and not SUMS.search(text.lower()):
         return narrow_gradients(base_recipe.name) if base_recipe.accumulated_bytes else base_recipe
@@ -228,5 +237,5 @@ def precision(text: str, *, sums: Literal["fp32", "narrow"]) -> Recipe:
 
 
 def narrow_gradients(name: str) -> Recipe:
-    """The recipe, with gradients summed and reduced in 16 bits (Megatron's grad_reduce_in_fp32=False)."""
+    """Return the recipe, with gradients summed and reduced in 16 bits (Megatron's grad_reduce_in_fp32=False)."""
     return recipe(name).replace(name=f"{name}-grad16", accumulated_bytes=0)

@@ -70,7 +70,7 @@ def over_ranks(points: Sequence[Point]) -> Chart:
 
 
 def _by_source(alt: Any) -> dict[str, Any]:
-    """A colour and a shape for each source: there are more of them than colours that can be told apart."""
+    """Return a colour and a shape for each source: there are more of them than colours that can be told apart."""
     legend = alt.Legend(orient="right", title=None)
     shapes = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
     return {

@@ -34,7 +34,7 @@ class Constant(NamedTuple):
 
     @property
     def factors(self) -> tuple[float, float]:
-        """The bounds as factors of the value."""
+        """Return the bounds as factors of the value."""
         low, high = self.between
         table = isinstance(self.value, dict | tuple)
         return (low, high) if table else (low / self.value, high / self.value)
@@ -73,7 +73,7 @@ def _chip(field: str, *, chips: tuple[str, ...] = ("",)) -> Change:
 
 
 def _unmeasured_share(machine: Machine, factor: float) -> Machine:
-    """``MATMUL_SHARE``: of the number formats for which a chip has no measurement, nor for a wider one."""
+    """Return ``MATMUL_SHARE``: of the number formats for which a chip has no measurement, nor for a wider one."""
     chip = machine.chip
     shares = {
         dtype: spec.MATMUL_SHARE * factor
@@ -94,12 +94,12 @@ def _link(index: int, field: str) -> Change:
 
 
 def _smaller_tiles(tiles: Any, factor: float) -> Any:
-    """The speeds of all but the largest tile."""
+    """Return the speeds of all but the largest tile."""
     return tuple((*tile[:3], tile[3] * (1 if tile[3] == 1 else factor)) for tile in tiles)
 
 
 def times(value: Any, factor: float) -> Any:
-    """A number, or every number of a table, times ``factor``."""
+    """Return a number, or every number of a table, times ``factor``."""
     if isinstance(value, dict):
         return {key: times(entry, factor) for key, entry in value.items()}
     if isinstance(value, tuple):
@@ -108,7 +108,7 @@ def times(value: Any, factor: float) -> Any:
 
 
 def on_machine(machine: Machine, factors: Mapping[str, float]) -> Machine:
-    """``machine`` with its figures among the constants times ``factors`` (by name)."""
+    """Return ``machine`` with its figures among the constants times ``factors`` (by name)."""
     for constant in CONSTANTS:
         if constant.machine is not None and (factor := factors.get(constant.name, 1.0)) != 1.0:
             machine = constant.machine(machine, factor)
@@ -116,12 +116,12 @@ def on_machine(machine: Machine, factors: Mapping[str, float]) -> Machine:
 
 
 def scale_constants(factors: Mapping[str, float]) -> Constants:
-    """The constants of the time model times ``factors`` (by name)."""
+    """Return the constants of the time model times ``factors`` (by name)."""
     return PUBLISHED.replace(**_changes(CONSTANTS, factors))
 
 
 def varied_allocator(factors: Mapping[str, float]) -> AllocatorConstants:
-    """The constants of the allocator times ``factors`` (by name)."""
+    """Return the constants of the allocator times ``factors`` (by name)."""
     return AllocatorConstants()._replace(**_changes(OF_MEMORY, factors))
 
 

@@ -40,7 +40,7 @@ def read(
     kinds: tuple[str, ...] = ("measured",),
     halved: bool = False,
 ) -> Iterator[Case | Excluded]:
-    """Every row of ``source``: a case (or some), or excluded by the first rule that it breaks or a cell not read.
+    """Yield every row of ``source``: a case (or some), or excluded by the first rule that it breaks or a cell not read.
 
     ``halved``: half of the rows are kept out of every fit (``case.held_out``).
     """
@@ -75,7 +75,7 @@ def _rule(row: Row, kinds: tuple[str, ...]) -> str:
 
 
 def layout_of_row(row: Row, *, zero: int, **more: Any) -> Layout:
-    """The layout of a row's degrees; data parallelism is what they leave of its GPUs."""
+    """Return the layout of a row's degrees; data parallelism is what they leave of its GPUs."""
     tp, pp, cp, order = *(degree(row, key) for key in ("tp", "pp", "cp")), schedule(row)
     gpus = needed(row, "gpus")
     if gpus % (tp * pp * cp):
@@ -95,7 +95,7 @@ def layout_of_row(row: Row, *, zero: int, **more: Any) -> Layout:
 
 
 def batch(row: Row, layout: Layout) -> int:
-    """Sequences per step: as printed, or what the printed micro-batches add up to."""
+    """Return the sequences per step: as printed, or the total of the printed micro-batches."""
     micro_batches = integer(row, "microbatches") or integer(row, "grad_accum")
     if not row.get("gbs") and micro_batches:
         return layout.dp * layout.mbs * micro_batches
@@ -120,7 +120,7 @@ def case_of(
     name: str = "",
     left_out: tuple[tuple[str, str], ...] = (),
 ) -> Case:
-    """The case of a row: sequence, batch and precision are as it prints them, unless they are given.
+    """Return the case of a row: sequence, batch and precision are as it prints them, unless they are given.
 
     ``seconds``: of a step, or what makes them of the job. ``name``: the row's, unless one row is several cases.
     """
@@ -150,27 +150,29 @@ RACK_RANKS = 64
 
 
 def cluster(row: Row) -> Machine:
-    """A row's machine; NVLink joins the 72 GPUs of a rack, of which Slurm gives a job segments of 16 nodes of 4
-    (executors.py in the performance scripts of NVIDIA-NeMo/Megatron-Bridge).
+    """Return the machine of a row.
+
+    NVLink joins the 72 GPUs of a rack, of which Slurm gives a job segments of 16 nodes of 4 (executors.py in the
+    performance scripts of NVIDIA-NeMo/Megatron-Bridge).
     """
     resolved = where(row)
     return in_nodes(resolved, RACK_RANKS) if resolved.ranks_per_node > RACK_RANKS else resolved
 
 
 def in_nodes(machine: Machine, ranks: int) -> Machine:
-    """``found`` in nodes of another size."""
+    """Return ``found`` in nodes of another size."""
     near, far = machine.links
     links = (near.replace(span=ranks), far.replace(span=max(machine.ranks, ranks)))
     return machine.replace(ranks_per_node=ranks, links=links)
 
 
 def seconds_of_tokens(job: Job, *, rate: float, ranks: int) -> float:
-    """Seconds of a step at ``rate`` tokens/s per rank; 0 where no rate is printed."""
+    """Return seconds of a step at ``rate`` tokens/s per rank; 0 where no rate is printed."""
     return job.tokens_per_step / (rate * ranks) if rate else 0.0
 
 
 def seconds_of_flops(model: Model, job: Job, *, rate: float, ranks: int, count: Literal["full", "causal"]) -> float:
-    """Seconds of a step at ``rate`` FLOP/s per rank, counted as the source does; 0 where no rate is printed."""
+    """Return seconds of a step at ``rate`` FLOP/s per rank, counted as the source does; 0 where no rate is printed."""
     done = work(model, layout=Layout(), job=job)
     flops = done.model_flops_full if count == "full" else done.model_flops_causal
     return flops / (rate * ranks) if rate else 0.0

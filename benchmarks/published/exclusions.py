@@ -65,7 +65,7 @@ class Share(NamedTuple):
 
 
 def kind_of(rule: str) -> Kind:
-    """The kind of a rule."""
+    """Return the kind of a rule."""
     if rule in OTHER:
         return "other"
     return "words" if rule in WORDS or any(part in rule for part in REFUSED) else "facts"
@@ -90,7 +90,7 @@ def _share(source: str, scored: Iterable[tuple[str, str]], rows: Mapping[tuple[s
 
 
 def markdown(share_rows: Iterable[Share]) -> Iterator[str]:
-    """The lines of a table, with their sums."""
+    """Yield the lines of a table, with their sums."""
     rows = [*share_rows]
     total = Share("all", *(sum(int(share_row[at]) for share_row in rows) for at in range(1, len(Share._fields))))
     yield f"| {' | '.join(Share._fields)} | share |\n"

@@ -21,7 +21,7 @@ KEPT = 9
 
 
 def learn(scores: Iterable[Score]) -> tuple[Cell, ...]:
-    """The table, in order."""
+    """Return the table, in order."""
     told = [score for score in _of_steps(scores) if not score.held_out]
     learned = []
     for group in grouped(told, by=lambda score: (score.quantity, score.source, score.run_class)):

@@ -51,12 +51,12 @@ def sample_runs(cases: Sequence[Case]) -> list[Run]:
 
 
 def step_seconds(run: Run, factors: Factors) -> float:
-    """The predicted step with constants times ``factors``."""
+    """Return the predicted step with constants times ``factors``."""
     return time_step(run, on_machine(run.case.machine, factors), scale_constants(factors))
 
 
 def peak_bytes(run: Run, factors: Factors) -> float:
-    """The predicted peak as its source counts it, with constants times ``factors``."""
+    """Return the predicted peak as its source counts it, with constants times ``factors``."""
     if run.case.memory == "allocated":
         return max(rank.peak_bytes for rank in run.memory)
     totals = allocator_totals(run.counts, run.case.layout, run.memory, varied_allocator(factors))
@@ -75,10 +75,10 @@ class Problem:
     """The fit of the constants of ``source`` without that source: the runs of all other sources."""
 
     def __init__(self, source: str, others: Mapping[str, Sequence[Run]], known: Known | None = None) -> None:
-        """``others``: by source.
+        """Initialize the fit with the runs of ``others``, by source.
 
-        That of ``source`` itself is not looked at. ``known``: filled with every error, for the problems of other
-        sources on the same runs.
+        Runs of ``source`` itself are not used. ``known``: filled with every error, for the problems of other sources on
+        the same runs.
         """
         self.known = {} if known is None else known
         self.runs = [(name, run) for name, runs in others.items() if name != source for run in runs]
@@ -88,11 +88,11 @@ class Problem:
         self.source = source
 
     def solve(self) -> tuple[Fit, ...]:
-        """A factor for each constant."""
+        """Return a factor for each constant."""
         return (*self._descend("time", self.time), *self._descend("peak", self.memory))
 
     def _descend(self, quantity: Quantity, constants: Sequence[Constant]) -> Iterator[Fit]:
-        """Each constant in turn at the best of its grid, then of a closer one; in rounds."""
+        """Yield each constant in turn at the best of its grid, then of a closer one; in rounds."""
         measured = [index for index, (_, run) in enumerate(self.runs) if _get_measured(run, quantity)]
         moved = {entry.name: self._moved(entry, quantity, measured) for entry in constants}
         errors = self._errors(quantity, measured)
@@ -123,7 +123,7 @@ class Problem:
         return [index for index in among if abs(ends[0][index] - ends[1][index]) > NO_MOVE]
 
     def _errors(self, quantity: Quantity, among: Sequence[int]) -> dict[int, float]:
-        """ln(predicted / measured) by index of the run."""
+        """Return ln(predicted / measured) by index of the run."""
         constants = self.time if quantity == "time" else self.memory
         factors = {
             constant.name: self.factors[constant.name] for constant in constants if self.factors[constant.name] != 1.0
@@ -134,7 +134,7 @@ class Problem:
         return {index: known[id(run)] for index, run in runs.items()}
 
     def _mean(self, errors: Mapping[int, float]) -> float:
-        """Over sources, of the mean size of each one's errors, of which large ones saturate."""
+        """Return the mean over sources of the mean size of each one's errors. Large errors saturate."""
         sizes: dict[str, list[float]] = {}
         for index, error in errors.items():
             sizes.setdefault(self.runs[index][0], []).append(abs(error) / (1 + abs(error) / OUTLIER_ERROR))
@@ -160,7 +160,7 @@ def _middle(constant: Constant) -> float:
 
 
 def _grid(constant: Constant, low: float, high: float) -> list[float]:
-    """Factors from ``low`` to ``high``, evenly spaced in their logarithm, or those of whole numbers between."""
+    """Return factors from ``low`` to ``high``, evenly spaced in their logarithm, or those of whole numbers between."""
     grid = [exp(log(low) + (log(high) - log(low)) * at / (GRID - 1)) for at in range(GRID)]
     if not constant.is_integer:
         return grid
@@ -168,7 +168,7 @@ def _grid(constant: Constant, low: float, high: float) -> list[float]:
 
 
 def read(path: Path = TABLE) -> tuple[Fit, ...]:
-    """The fits that were written; none without the file."""
+    """Return the fits that were written; none without the file."""
     if not path.exists():
         return ()
     with path.open(encoding="utf-8", newline="") as file:

@@ -58,17 +58,20 @@ class Score(Record):
 
     @property
     def predicted_without_source(self) -> float:
-        """Predicted by constants set without the source, as far as it has any; else as predicted."""
+        """Return the prediction by constants fitted without the source.
+
+        If no constant was fitted to it, that is the prediction itself.
+        """
         return self.left_out or self.predicted
 
     @property
     def run_class(self) -> RunClass:
-        """The class of the run."""
+        """Return the class of the run."""
         return RunClass(*(getattr(self, field) for field in RunClass._fields))
 
     @property
     def error(self) -> float:
-        """Relative to the measured, signed."""
+        """Return the signed error relative to the measurement."""
         return self.predicted / self.measured - 1
 
 
@@ -90,7 +93,7 @@ class Ranking(NamedTuple):
 
 
 def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyType({})) -> Iterator[Score]:
-    """The quantities that the case measured, beside those of the predicted ``step`` and those ``left_out``."""
+    """Yield the quantities that the case measured, beside those of the predicted ``step`` and those ``left_out``."""
     pairs: list[tuple[Quantity, float, float | None, float | None]] = [
         ("composed" if case.composed else "time", step.time.step_seconds, case.step_seconds, left_out.get("time")),
         (case.quantity, _memory(case, step), case.memory_bytes, left_out.get(case.quantity)),
@@ -116,7 +119,7 @@ def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyTy
 
 
 def score_message(message: Message) -> Score:
-    """The seconds of a collective that all ranks of a machine take part in."""
+    """Return the seconds of a collective that all ranks of a machine take part in."""
     machine = message.machine
     seconds = Network(machine).seconds(message.collective, message.payload, Group(machine.ranks, 1))
     return Score(
@@ -145,9 +148,9 @@ def _memory(case: Case, step: Step) -> float:
 
 
 def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: str = "source") -> tuple[Summary, ...]:
-    """One summary per source (or other field of a score), quantity and half (``Case.held_out``).
+    """Return one summary per source (or other field of a score), quantity and half (``Case.held_out``).
 
-    ``covered``: coverage of sources by what all others teach.
+    ``covered``: coverage of each source by intervals learned on all other sources.
     """
     known = {(cell.source, cell.quantity): cell for cell in covered}
     told = [score for score in scores if getattr(score, by)]
@@ -202,7 +205,10 @@ def rank(scores: Iterable[Score]) -> list[Ranking]:
 
 
 def kendall(predicted: Sequence[float], measured: Sequence[float], *, apart: float = 0.0) -> float:
-    """Kendall's tau-a over the pairs whose measured values lie more than ``apart`` apart; 1 where there are none."""
+    """Return Kendall's tau-a over the pairs whose measured values differ by more than ``apart``.
+
+    1 without such pairs.
+    """
     signs = [
         _sign(predicted[i] - predicted[j]) * _sign(measured[i] - measured[j])
         for i, j in combinations(range(len(measured)), 2)
@@ -219,7 +225,7 @@ T = TypeVar("T")
 
 
 def grouped(items: Iterable[T], *, by: Callable[[T], object]) -> list[list[T]]:
-    """Items that agree in ``by``, together, in the order in which they first come."""
+    """Return items that agree in ``by``, together, in the order in which they first come."""
     groups: defaultdict[object, list[T]] = defaultdict(list)
     for item in items:
         groups[by(item)].append(item)

@@ -35,7 +35,7 @@ class Factors(NamedTuple):
     link: float = 1.0
 
     def apply(self, machine: Machine) -> Machine:
-        """``machine`` with its figures changed."""
+        """Return ``machine`` with its figures changed."""
         chip, (near, *far) = machine.chip, machine.links
         return machine.replace(
             chip=_chip(chip, self), links=(near.replace(sustained=min(1.0, near.sustained * self.link)), *far)
@@ -62,7 +62,7 @@ class Run(NamedTuple):
 
 
 def prepared(cases: Iterable[Case]) -> list[Run]:
-    """Every case with its counts; equal models and jobs are counted once."""
+    """Return every case with its counts; equal models and jobs are counted once."""
     known: dict[tuple[Model, Job], Counts] = {}
     runs = []
     for case in cases:
@@ -72,7 +72,7 @@ def prepared(cases: Iterable[Case]) -> list[Run]:
 
 
 def tune(runs: Sequence[Run]) -> Factors:
-    """The factors under which the measured step times of ``runs`` are predicted best."""
+    """Return the factors under which the measured step times of ``runs`` are predicted best."""
     factors, best = Factors(), error(runs, Factors())
     for step in STEPS:
         improved = True
@@ -90,12 +90,12 @@ def tune(runs: Sequence[Run]) -> Factors:
 
 
 def error(runs: Sequence[Run], factors: Factors) -> float:
-    """Mean absolute relative error of the step time."""
+    """Return mean absolute relative error of the step time."""
     return fmean(abs(seconds(run, factors) / (run.case.step_seconds or 1.0) - 1) for run in runs)
 
 
 def seconds(run: Run, factors: Factors) -> float:
-    """The predicted step on the changed machine."""
+    """Return the predicted step on the changed machine."""
     return time_step(run, factors.apply(run.case.machine))
 
 
@@ -116,7 +116,7 @@ class Halves(NamedTuple):
 
 
 def halves(cases: Iterable[Case]) -> list[Halves]:
-    """Per chip: every second run tunes, the others are scored."""
+    """Return the scores per chip: every second run tunes, the others are scored."""
     chips: dict[str, list[Run]] = {}
     for run in prepared(case for case in cases if case.step_seconds):
         chips.setdefault(run.case.machine.chip.name, []).append(run)

@@ -76,7 +76,7 @@ class Bench:
         return True
 
     def race(self, setting: str, racers: Mapping[str, Racer], *, job: Job, vocab: int, error: float) -> list[Result]:
-        """Rounds for about ``seconds``, at least three; each begins with the racer that was second before."""
+        """Run rounds for about ``seconds``, at least three. Each begins with the racer that was second before."""
         names, taken = list(racers), {name: list[float]() for name in racers}
         chance = torch.Generator().manual_seed(job.seed)
         tokens = torch.randint(vocab, (job.global_batch, job.sequence + 1), generator=chance)
@@ -103,7 +103,7 @@ class Bench:
 
 
 def job_of(*, precision: str = "fp32", compiled: bool = False, pipeline: bool = False) -> Job:
-    """A step of about a second on two cores."""
+    """Return a step of about a second on two cores."""
     return Job(
         sequence=256 if pipeline else 512,
         global_batch=8 if pipeline else 4,
@@ -114,7 +114,7 @@ def job_of(*, precision: str = "fp32", compiled: bool = False, pipeline: bool = 
 
 
 def one_process(bench: Bench) -> list[Result]:
-    """Our step against plain PyTorch, transformers and litgpt."""
+    """Compare our step with plain PyTorch, transformers and litgpt."""
     results = []
     for compiled, model, precision in product((False, True), (TINY, WIDE), ("fp32", "bf16")):
         setting = f"{model.name} {precision}{' compiled' if compiled else ''}"
@@ -136,7 +136,7 @@ def one_process(bench: Bench) -> list[Result]:
 
 
 def parallel(bench: Bench) -> list[Result]:
-    """Our tensor, context and pipeline parallel forward and backward against PyTorch's, a process per rank."""
+    """Compare our tensor, context and pipeline parallel forward and backward with PyTorch's, one process per rank."""
     results = []
     for model, text in ((model, text) for model, texts in PARALLEL for text in texts):
         setting = f"{model.name} fp32 {text}"
@@ -150,7 +150,7 @@ def parallel(bench: Bench) -> list[Result]:
 
 
 def zero_against_one(bench: Bench) -> list[Result]:
-    """ZeRO-2 on two processes of one thread each against one process of two, same global batch."""
+    """Compare ZeRO-2 on two processes of one thread each with one process of two, at the same global batch."""
     setting, job = "tiny fp32 dp2 zero2", job_of()
     if torch.get_num_threads() != 2 or not bench.wants(setting):
         return []
@@ -161,7 +161,10 @@ def zero_against_one(bench: Bench) -> list[Result]:
 
 
 def predictions_per_second(*, seconds: float) -> float:
-    """Different questions about llama3-8b on h100:8, so that caches do not answer: all ZeRO stages, many sequences."""
+    """Return the predictions per second of different questions about llama3-8b on h100:8.
+
+    They differ in ZeRO stage and sequence, so that no cache answers.
+    """
     model, machine = models.build_model("llama3-8b"), machines.resolve("h100:8", local=Path())
     layouts = [Layout(dp=8, zero=zero, mbs=mbs) for zero, mbs in product((3, 2, 1, 0), (1, 2, 4))]
     begin, number = time.perf_counter(), 0
@@ -173,7 +176,7 @@ def predictions_per_second(*, seconds: float) -> float:
 
 
 def table(results: list[Result]) -> Grid:
-    """One row per race and other."""
+    """Return one row per race and contender."""
     headings = ("ours", "tokens/s", "against", "ratio", "from", "to", "rounds", "target")
     rows = tuple(
         (

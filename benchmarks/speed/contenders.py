@@ -27,7 +27,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # tokens, targets [B, T] → mean los
 
 
 def ours(model: Model, job: Job, *, layout: Layout, update: bool = True) -> Step:
-    """Our engine; without ``update`` it stops when all gradients are where the optimizer wants them."""
+    """Build our engine. Without ``update`` it stops when all gradients are where the optimizer wants them."""
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=model, layout=layout, job=job)
     part, parts = built.ranks["dp"].rank, layout.dp
@@ -42,14 +42,14 @@ def ours(model: Model, job: Job, *, layout: Layout, update: bool = True) -> Step
 
 
 def plain(model: Model, job: Job) -> Step:
-    """A decoder of torch's own modules."""
+    """Return a decoder of torch's own modules."""
     decoder = Decoder(model, seed=job.seed)
     loss: Loss = lambda tokens, targets: cross_entropy(decoder(tokens), targets)  # noqa: E731
     return _loop(decoder, decoder.blocks.values(), loss, job)
 
 
 def transformers(model: Model, job: Job) -> Step:
-    """Hugging Face's Llama, unmodified."""
+    """Build Hugging Face's Llama, unmodified."""
     config = LlamaConfig(
         vocab_size=model.vocab,
         hidden_size=model.width,
@@ -86,7 +86,7 @@ def transformers(model: Model, job: Job) -> Step:
 
 
 def litgpt(model: Model, job: Job) -> Step:
-    """litgpt's GPT, unmodified, with the loss of its pretraining."""
+    """Build litgpt's GPT, unmodified, with the loss of its pretraining."""
     gpt = GPT(
         Config(
             block_size=job.sequence,
@@ -135,7 +135,7 @@ def _renamed(name: str, parts: dict[str, str]) -> str:
 
 
 def _loop(module: nn.Module, blocks: Iterable[nn.Module], loss_of: Loss, job: Job) -> Step:
-    """The loop that one would write: one micro-batch, fused AdamW."""
+    """Return the loop that one would write: one micro-batch, fused AdamW."""
     if job.stack.compile:
         for block in blocks:
             block.compile()

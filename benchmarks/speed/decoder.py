@@ -15,7 +15,7 @@ from fivefold.trainer.build import initial
 
 
 def initial_weights(model: Model, *, seed: int) -> dict[str, Tensor]:
-    """The engine's weights before the first step, whole and in fp32."""
+    """Return the engine's weights before the first step, whole and in fp32."""
     return {weight.name: initial(weight, model=model, seed=seed) for weight in weights(model)}
 
 
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
         self.positions: Tensor | None = None  # of the tokens here; None: all, in order
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [B, T] or a stream [B, T, D] → stream, or logits [B, T, V]."""
+        """Return tokens [B, T] or a stream [B, T, D] → stream, or logits [B, T, V]."""
         cos, sin = self._rotary(x)
         if self.embed:
             x = self.embed["tokens"](x)
@@ -113,5 +113,5 @@ class Decoder(nn.Module):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean −log p in nats, in fp32."""
+    """Return mean −log p in nats, in fp32."""
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

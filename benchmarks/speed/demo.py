@@ -21,7 +21,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.toml"
 
 
 def changed(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
-    """``values`` with each KEY.KEY=VALUE of ``changes``, whose value is TOML."""
+    """Return ``values`` with each KEY.KEY=VALUE of ``changes``, whose value is TOML."""
     for change in changes:
         place, _, value = change.partition("=")
         *tables, key = place.split(".")
@@ -33,13 +33,13 @@ def changed(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
 
 
 def finished(folder: Path, steps: int) -> list[dict[str, Any]]:
-    """The lines of a run's log, if it has come to its end; else none."""
+    """Return the lines of a run's log, if it has come to its end; else none."""
     lines = read_lines(folder / "log.jsonl")
     return lines if any(line["step"] == steps and "heldout_loss" in line for line in lines) else []
 
 
 def main() -> None:
-    """One line a seed, and the range."""
+    """Print one line per seed, and the range."""
     parser = argparse.ArgumentParser(description="the demo over seeds")
     parser.add_argument("--seeds", default="1-5")
     parser.add_argument("--layout", default="dp1 mbs8")

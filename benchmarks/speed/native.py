@@ -54,7 +54,7 @@ def native(model: Model, job: Job, *, layout: Layout) -> Step:
 
 
 def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
-    """Megatron's cut by DTensor, with sequence parallelism."""
+    """Build DTensor's tensor parallelism, sharded as Megatron's, with sequence parallelism."""
     decoder = Decoder(model, seed=job.seed)
     mesh = init_device_mesh("cpu", (layout.tp,))
     column, row = ColwiseParallel, partial(RowwiseParallel, output_layouts=Shard(1))
@@ -91,7 +91,7 @@ def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
 
 
 def pipeline(model: Model, job: Job, *, layout: Layout) -> Step:
-    """A module per stage, cut as ours."""
+    """Return a module per stage, cut as ours."""
     rank, device, count = dist.get_rank(), torch.device("cpu"), layout.micro_batches(job)
     kind, several = SCHEDULES[layout.schedule], layout.v > 1 or layout.schedule == "zb1p"
     sharded_weights = layout if layout.schedule != "zb1p" else Layout(pp=layout.pp, v=2, schedule="interleaved")
@@ -118,7 +118,10 @@ def pipeline(model: Model, job: Job, *, layout: Layout) -> Step:
 
 
 def context(model: Model, job: Job, *, layout: Layout) -> Step:
-    """Each rank the first and last of its chunks of all tokens, as the balance of ``context_parallel`` has it."""
+    """Build PyTorch's context parallelism.
+
+    Each rank has the first and last of its chunks of all tokens, as ``context_parallel`` balances them.
+    """
     decoder = Decoder(model, seed=job.seed)
     chunks = torch.arange(job.sequence).chunk(2 * layout.cp)
     mine = torch.cat((chunks[dist.get_rank()], chunks[-1 - dist.get_rank()]))

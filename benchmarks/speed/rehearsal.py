@@ -21,7 +21,7 @@ JOBS = (
 
 
 def alone(model: str, machine: str, layout: str, sequence: str, batch: str) -> None:
-    """One rehearsal, and what it took."""
+    """Run one dry run, and print what it took."""
     from fivefold.dry_run import dryrun
     from fivefold.job import Job, recipe
     from fivefold.layout.spec import Layout
@@ -42,7 +42,7 @@ def alone(model: str, machine: str, layout: str, sequence: str, batch: str) -> N
 
 
 def main() -> None:
-    """A table in markdown."""
+    """Print a table in Markdown."""
     print(
         f"torch {torch.__version__}, {platform.processor() or platform.machine()}, Python {platform.python_version()}\n"
     )

@@ -37,7 +37,7 @@ STREAM = 2000  # layouts
 
 
 def stream(*, pipelines: bool) -> float:
-    """Estimates per second over random layouts of GPT-3 on 64 A100, the second time round."""
+    """Return the estimates per second over random layouts of GPT-3 on 64 A100, in the second pass."""
     model, machine, job, _ = RUNS["GPT-3 175B on 64 A100"]
     planner = Planner(model=build_model(model), machine=resolve(machine, local=Path("/nowhere")), job=job)
     space, some = Space(planner.model, job, world=64, placements=False), random.Random(0)
@@ -56,7 +56,7 @@ def stream(*, pipelines: bool) -> float:
 
 
 def measure_question(name: str) -> list[tuple[str, str, str]]:
-    """Rows of one question, asked in a process of its own, whose memory is its own."""
+    """Return rows of one question, asked in a process of its own, whose memory is its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_answer_question, name).result()
 

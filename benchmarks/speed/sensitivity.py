@@ -64,7 +64,10 @@ OWN = {
 
 
 def print_source_errors() -> None:
-    """Prints a line of Markdown per constant that was set on a source: that source's mean error around its value."""
+    """Print a line of Markdown per constant that was set on a source.
+
+    It has the source's mean error around its value.
+    """
     by_source = runs()
     for constant in (entry for entry in CONSTANTS if entry.name in OWN):
         source = OWN[constant.name]
@@ -75,7 +78,7 @@ def print_source_errors() -> None:
 
 
 def main(only: tuple[str, ...] = ()) -> None:
-    """Prints a line of Markdown per constant."""
+    """Print a line of Markdown per constant."""
     by_source = runs()
     stock = errors(by_source, {})
     count = sum(map(len, by_source.values()))

@@ -35,7 +35,7 @@ from fivefold.trainer.run import Run
 
 
 def ratios(untraced: Sequence[float], traced: Sequence[float]) -> list[float]:
-    """Each traced step over the mean of the untraced one before it and the one after it."""
+    """Return each traced step over the mean of the untraced one before it and the one after it."""
     return [step / statistics.mean(pair) for step, pair in zip(traced, pairwise(untraced), strict=False)]
 
 

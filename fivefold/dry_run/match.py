@@ -159,8 +159,10 @@ def _describe_step(step: _Step, played: Streams) -> str:
 
 
 def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | None:
-    """Return what must end before this endpoint's message can begin: the WAIT that keeps another member from issuing
-    its part, or the message before that part on its stream; None if there is no such rank.
+    """Return what must end before this endpoint's message can begin.
+
+    It is the WAIT that keeps another member from issuing its part, or the message before that part on its stream; None
+    if there is no such rank.
     """
     for other in _unstarted(endpoint).endpoints:
         if other.posted < 0:

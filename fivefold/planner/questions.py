@@ -161,7 +161,6 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
 
     Layers and heads of ``model`` are scaled in eighths, up to 32 times.
     """
-
     planners = dict[int, Planner]()
 
     def fits(eighths: int) -> bool:
@@ -249,7 +248,6 @@ def sound_batches(
 
 def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, job: Job, layout: Layout) -> list[int]:
     """Return the numbers of micro-batches with which the layout is legal; ``UserError`` if it is with none of them."""
-
     chunk, batch_sizes, mistake = layout.dp * layout.mbs, list[int](), UserError()
     for size in sizes:
         try:

@@ -175,7 +175,8 @@ class Engine:
     def backward(self, tokens: Tensor) -> Tensor:
         """Run forward and backward of all micro-batches, and reductions: every shard has its gradient afterwards.
 
-        Returns the sum of this rank's scaled losses."""
+        Returns the sum of this rank's scaled losses.
+        """
         self.tokens = tokens.to(self.built.ranks.device, non_blocking=True)
         self.kept_bytes, self._baseline = 0, -1
         self._draw_keys(len(tokens))
@@ -200,8 +201,10 @@ class Engine:
         self.keys.copy_(keys)
 
     def expert_loads(self) -> dict[int, list[int]]:
-        """Return layer → choices per expert [E] since the last call, over all data ranks, for the layers of this rank's
-        stages. Every rank calls it."""
+        """Return layer → choices per expert [E] since the last call, for the layers of this rank's stages.
+
+        They are summed over all data ranks. Every rank calls it.
+        """
         if not self.free:
             self._balance()
         loads, self.loads = self.loads, torch.zeros_like(self.loads)

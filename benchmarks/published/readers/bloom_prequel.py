@@ -24,7 +24,10 @@ VOCAB = 250_000  # padded to 250 880 by Megatron at tp8, as in the config.json o
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """Every run that names its layers and heads; rivals share model, batch and the state of the cluster's tuning."""
+    """Yield every run that names its layers and heads.
+
+    Rivals share model, batch and the state of the cluster's tuning.
+    """
     return read(SOURCE, rule=_rule, case=_case)
 
 

@@ -48,5 +48,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read(SOURCE, rule=lambda row: "", case=_case)

@@ -67,7 +67,10 @@ def _model(row: Row) -> Model:
 
 
 def _hydra(row: Row) -> bool:
-    """Releases before v25.04 run GPT-3, Nemotron and Grok from the yaml files, later ones from NeMo 2 recipes."""
+    """Return whether a release runs from yaml files.
+
+    Releases before v25.04 run GPT-3, Nemotron and Grok from them, later ones from NeMo 2 recipes.
+    """
     return row["release"] < "v25.04"
 
 
@@ -113,5 +116,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read("dgxc_benchmarking", rule=_rule, case=_case)

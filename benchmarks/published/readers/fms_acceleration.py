@@ -25,5 +25,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """None of the rows."""
+    """Yield exclusions only: none of the rows is scored."""
     return read("fms_acceleration", rule=_rule, case=_case, halved=True)

@@ -15,7 +15,7 @@ FP16_FP32_GRADIENTS = recipe("bf16").replace(name="fp16, fp32 gradients", comput
 
 @lru_cache(maxsize=256)
 def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> Model:
-    """A GPT of Megatron-LM's shape."""
+    """Return a GPT of Megatron-LM's shape."""
     if width % heads:
         raise UserError(f"hidden {width} is not divisible by heads {heads}")
     return Model(
@@ -41,7 +41,7 @@ def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> M
 
 
 def gpt_of(row: Row, *, vocab: int) -> Model:
-    """The GPT whose layers, width, heads and sequence a row prints."""
+    """Return the GPT whose layers, width, heads and sequence a row prints."""
     return gpt(
         layers=needed(row, "layers"),
         width=needed(row, "hidden"),

@@ -83,7 +83,7 @@ def _machine(row: Row) -> Machine:
 
 
 def _unscored_peak(row: Row, layout: Layout) -> str:
-    """The rule by which a row's peak memory is not scored, or ""."""
+    """Return the rule by which a row's peak memory is not scored, or ""."""
     if not number(row, "peak_allocated_gib"):
         return ""
     return WHOLE_LOGITS if layout.tp > 1 else BESIDE_SUMS if layout.dp == 1 else ""
@@ -115,5 +115,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read(SOURCE, rule=_rule, case=_case)

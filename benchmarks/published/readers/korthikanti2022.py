@@ -24,7 +24,7 @@ NOT_A_STEP = "the time of one layer, a saving or a share: not a step"
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """Table 5, and the two columns of figure 1."""
+    """Yield the cases of table 5, and those of the two columns of figure 1."""
     return read(SOURCE, rule=_rule, case=_cases, kinds=("measured", "analytic"))
 
 

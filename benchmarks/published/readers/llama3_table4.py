@@ -44,5 +44,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """The row."""
+    """Yield the row."""
     return read(SOURCE, rule=_rule, case=_case)

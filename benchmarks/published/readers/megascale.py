@@ -84,5 +84,5 @@ def _rule(row: Row) -> str:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read(SOURCE, rule=_rule, case=_case)

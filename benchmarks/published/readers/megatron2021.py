@@ -21,7 +21,7 @@ DEEPSPEED = build_stack("megatron-deepspeed").replace(family="deepspeed")
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """Table 2; rivals share model, GPUs and batch."""
+    """Yield the cases of table 2. Alternatives share model, GPUs and batch."""
     return read(SOURCE, rule=_rule, case=_case)
 
 
@@ -32,7 +32,10 @@ def _rule(row: Row) -> str:
 
 
 def hardware_flops(row: Row) -> float:
-    """FLOPs of one iteration as the paper counts them: full attention, the layers' forward twice, the head's once."""
+    """Return the FLOPs of one iteration as the paper counts them.
+
+    Attention is the full square, the layers' forward counts twice, the head's once.
+    """
     batch, s, layers, h, vocab = (needed(row, key) for key in ("gbs", "seq", "layers", "hidden", "vocab"))
     return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
 

@@ -157,5 +157,5 @@ def _make_case(row: Row, *, model: Model, layout: Layout, stack: Stack, recipe: 
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read(SOURCE, rule=_rule, case=_case)

@@ -60,7 +60,7 @@ CHIPS = ("h100", "b200", "b300", "gb200", "gb300")  # of those recipes
 
 
 def model_of(name: str) -> Model:
-    """The catalog's model; token dropping is a capacity of one even share per expert, padded."""
+    """Return the catalog's model; token dropping is a capacity of one even share per expert, padded."""
     base, _, suffix = name.partition(" (")
     if suffix not in ("", "w/o MTP)", "w/ MTP)", "tokendrop)"):
         raise UserError(f"model {name!r}: what is in parentheses was not read")
@@ -73,7 +73,11 @@ def model_of(name: str) -> Model:
 
 
 def precision_of(text: str, *, chip: str) -> str:
-    """FP8 without a letter is current scaling per tensor; 25.09's parenthesised: sub-channel or, on Blackwell, MX."""
+    """Return the recipe of a printed precision.
+
+    FP8 without a letter is current scaling per tensor. A parenthesised one of 25.09 is sub-channel scaling or, on
+    Blackwell, MX.
+    """
     if "sub-channel" in text.lower() and chip == "h100":
         return "fp8-tiles"
     return number_format(text)
@@ -99,7 +103,7 @@ class Experts(NamedTuple):
 
 
 def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, release: str) -> Experts:
-    """``cuda_graph_impl``, ``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap`` of a recipe.
+    """Return ``cuda_graph_impl``, ``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap`` of a recipe.
 
     Our inference: 25.11 ran as 26.02 (its files at 0fa501a ask for whole graphs, which dropless experts do not allow),
     and B200's runs of one sequence had no graphs.
@@ -194,5 +198,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read("megatron_bridge_perf", rule=_rule, case=_case)

@@ -38,7 +38,7 @@ MODULES: Mapping[str, str] = RECOMPUTED | {"norm, act": "norm+act", "norm, moe":
 
 
 def stages_of(model: Model, layout: Layout) -> tuple[int, ...]:
-    """Layers of the stages, where embedding and loss count as a layer each."""
+    """Return layers of the stages, where embedding and loss count as a layer each."""
     per_stage, rest = divmod(model.layers + 2, layout.pp * layout.v)
     if layout.pp == 1:
         return ()
@@ -48,12 +48,12 @@ def stages_of(model: Model, layout: Layout) -> tuple[int, ...]:
 
 
 def stages_rule(row: Row) -> str:
-    """More stages than layers."""
+    """Return the rule that a row with more stages than layers breaks, or ""."""
     return EMPTY_STAGE if degree(row, "pp") * degree(row, "vp") > named_model(row["model"]).layers else ""
 
 
 def layout_of(row: Row, model: Model) -> Layout:
-    """The layout with its uneven stages; the experts are not cut by tensor parallelism (etp 1)."""
+    """Return the layout with its uneven stages; the experts are not cut by tensor parallelism (etp 1)."""
     layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
     return layout.replace(stages=stages_of(model, layout))
 
@@ -95,5 +95,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read("megatron_moe_zoo", rule=_rule, case=_case, halved=True)

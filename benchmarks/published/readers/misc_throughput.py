@@ -59,7 +59,7 @@ def _rule(row: Row) -> str:
 
 
 def _cluster(row: Row) -> Machine:
-    """Nodes of eight with the network that the row prints: ``4x100 Gb/s RoCE per node``."""
+    """Return nodes of eight with the network that the row prints: ``4x100 Gb/s RoCE per node``."""
     match = re.fullmatch(r"(?:(\d+)x)?(\d+) Gb/s .*per node", row["network"])
     if row["network"] and not match:
         raise UserError(f"network {row['network']!r} is not read")
@@ -110,5 +110,5 @@ def _seconds(row: Row, machine: Machine) -> Callable[[Job], float]:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read(SOURCE, rule=_rule, case=lambda row: _fms(row) if row["framework"] == "fms-fsdp" else _internevo(row))

@@ -42,5 +42,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read("nanotron_bench", rule=lambda row: "", case=_case, halved=True)

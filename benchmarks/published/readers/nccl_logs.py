@@ -40,7 +40,7 @@ def _message(row: Row) -> Message:
 
 
 def cases() -> Iterator[Message | Excluded]:
-    """One per printed size."""
+    """Yield one message, or one exclusion, per printed size."""
     for row in rows("nccl_logs"):
         outcomes = outcome(row, rule=lambda row: FORCED if "NCCL_ALGO" in row["note"] else "", case=_message)
         if isinstance(outcomes, str):

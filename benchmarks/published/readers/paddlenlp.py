@@ -22,7 +22,7 @@ ALIBI = "its positions are slopes of attention (ALiBi): no part of our models"
 
 
 def model_of(row: Row) -> Model:
-    """A model of Llama's shape by the fields that the row prints; Qwen's q, k and v have biases."""
+    """Return a model of Llama's shape by the fields that the row prints; Qwen's q, k and v have biases."""
     return Model(
         name=row["model"].lower(),
         layers=needed(row, "layers"),
@@ -37,7 +37,7 @@ def model_of(row: Row) -> Model:
 
 
 def layout_of(row: Row) -> Layout:
-    """A layout without sequence parallelism, as all of Paddle's rows say."""
+    """Return a layout without sequence parallelism, as all of Paddle's rows say."""
     if row["sp"] != "n":
         raise UserError(f"sp is {row['sp']!r}, where these runs have none")
     layout = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row))
@@ -45,7 +45,7 @@ def layout_of(row: Row) -> Layout:
 
 
 def rule_of(row: Row) -> str:
-    """The rule of Paddle's models that a row breaks."""
+    """Return the rule of Paddle's models that a row breaks."""
     return ALIBI if row["model"].startswith("Baichuan2-13B") else ""
 
 
@@ -64,5 +64,5 @@ def _case(row: Row) -> Case:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read("paddlenlp", rule=rule_of, case=_case, halved=True)

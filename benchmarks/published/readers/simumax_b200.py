@@ -29,12 +29,12 @@ NAMES = {
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """Every run; rivals share model and tokens per step."""
+    """Yield every run; rivals share model and tokens per step."""
     return read(SOURCE, rule=lambda row: "", case=_case)
 
 
 def _model(row: Row) -> Model:
-    """The shortened model, with the key/value heads and experts that the row prints."""
+    """Return the shortened model, with the key/value heads and experts that the row prints."""
     if row["model"] not in NAMES:
         raise nearest(row["model"], list(NAMES), kind="model")
     model = catalog.resolve(NAMES[row["model"]]).replace(layers=needed(row, "layers"), vocab=needed(row, "vocab"))

@@ -24,7 +24,7 @@ PEAK_FLOPS = 989e12
 
 
 def model_of(row: Row) -> Model:
-    """The model of the printed fields."""
+    """Return the model of the printed fields."""
     return Model(
         name=f"nanotron-{row['model'].lower()}",
         layers=needed(row, "layers"),
@@ -39,7 +39,9 @@ def model_of(row: Row) -> Model:
 
 
 def stages_of(model: Model, pp: int) -> tuple[int, ...]:
-    """A stage ends with the layer that exceeds its share of all layers and the head, by elements of their weights
+    """Return the stages of nanotron.
+
+    A stage ends with the layer that exceeds its share of all layers and the head, by elements of their weights
     (models/base.py@01de8d9, build_model; models/llama.py@03b83fc, get_block_compute_costs).
     """
     layer = 4 * model.width * model.width + 3 * model.ffn * model.width
@@ -68,7 +70,9 @@ def _case(row: Row) -> Case:
 
 
 def stack_of(layout: Layout) -> Stack:
-    """Without ZeRO-1, nanotron joins no weights, and several replicas are PyTorch's DistributedDataParallel
+    """Return nanotron's stack.
+
+    Without ZeRO-1 it coalesces no weights, and several replicas are PyTorch's DistributedDataParallel
     (trainer.py@004a89c, _init_model).
     """
     stack = build_stack("nanotron")
@@ -78,5 +82,5 @@ def stack_of(layout: Layout) -> Stack:
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """One per measured row."""
+    """Yield one case, or one exclusion, per measured row."""
     return read("ultrascale_playbook", rule=lambda row: "", case=_case)

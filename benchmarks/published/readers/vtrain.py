@@ -31,7 +31,7 @@ STACK = build_stack("megatron-deepspeed").replace(
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """Every measured iteration; rivals share model, GPUs and batch."""
+    """Yield every measured iteration; rivals share model, GPUs and batch."""
     return read(SOURCE, rule=lambda row: "", case=_case)
 
 
@@ -59,7 +59,7 @@ def _case(row: Row) -> Case:
 
 
 def _traced(squares: int) -> Stack:
-    """The stack of a composed run, with so many squares of scores per rank (src/model/fused_softmax.py).
+    """Return the stack of a composed run, with so many squares of scores per rank (src/model/fused_softmax.py).
 
     The fused softmax wants a multiple of 4; else scores are widened, scaled, masked and narrowed by a kernel each.
     """

@@ -25,7 +25,7 @@ NO_LAYERS = "its first and last virtual stage hold no layer, as no layout can sa
 
 
 def cases() -> Iterator[Case | Excluded]:
-    """Table 4; rivals share model and batch."""
+    """Yield the cases of table 4. Alternatives share model and batch."""
     return read(SOURCE, rule=_rule, case=_case)
 
 

@@ -47,8 +47,7 @@ def fake_rank(layout: Layout, *, rank: int) -> Iterator[None]:
 
 
 def representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
-    """Return the first rank of each pipeline rank: among the ranks with the same stages its shards are the
-    largest.
+    """Return the first rank of each pipeline rank. Among the ranks with the same stages its shards are the largest.
 
     ``by_cp``: return one for each pipeline and context rank, which is needed if ``differ_over_cp``.
     """

@@ -58,8 +58,9 @@ def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
 def _without_hops(
     span: TimedSpan, waits: Sequence[TimedSpan], tape: Tape
 ) -> tuple[float, float, float, tuple[str, ...]]:
-    """Return start and end of a scope without the pp waits at its two ends, the seconds of the waits in between, and
-    the axes of those waits.
+    """Return start and end of a scope without the pp waits at its two ends.
+
+    The seconds of the waits in between and the axes of those waits follow.
     """
     start, end, seconds, axes = span.start, span.end, 0.0, dict[str, None]()
     hops = [wait for wait in waits if tape.messages[wait.place].axis == "pp"]

@@ -80,7 +80,9 @@ def _dualpipe_phases(near: int, *, ranks: int, count: int) -> list[str]:
 
 
 def _numbered(turns: Iterable[str], *, stages: Pair, first: Pair, count: int) -> Row:
-    """Number the turns ("F0": F of the near stage) as actions, from micro-batch ``first``; drop those beyond ``each``.
+    """Turn the turns ("F0": F of the near stage) into actions from micro-batch ``first``.
+
+    Those beyond ``count`` are dropped.
 
     F and B count up; W takes the oldest micro-batch whose B has run without W.
     """

@@ -100,8 +100,9 @@ class Counts:
         return self._built.unit(part, name)
 
     def in_order(self, part: LocalDegrees, name: Name) -> tuple[Op, ...]:
-        """Return the operations of a unit without its own tensor names: equal operations of two units may be one
-        object.
+        """Return the operations of a unit without its own tensor names.
+
+        Equal operations of two units may be one object.
         """
         return self._built.in_order(part, name)
 

@@ -76,7 +76,8 @@ class Bounds:
     def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> tuple[Floats, Floats]:
         """Return a lower bound like ``without_zero`` that also holds for every order; ``most`` as in ``Estimates``.
 
-        With ``bare`` the bound also holds for every recomputation."""
+        With ``bare`` the bound also holds for every recomputation.
+        """
         unit = self.estimates.nearest(candidates, most=most, bare=bare)
         return self._seconds(candidates, unit, bare=bare)
 
@@ -222,7 +223,10 @@ class Bounds:
         return np.asarray(sent - (1 - self.planner.units.contention) * hidden)
 
     def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
-        """Exposed seconds [n, 3] of reductions after the last backward and of gathers before the first forward."""
+        """Return the exposed seconds [n, 3] at the ends of a step.
+
+        They are reductions after the last backward, and gathers before the first forward.
+        """
         stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
             stays &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]

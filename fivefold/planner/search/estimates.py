@@ -244,8 +244,9 @@ class Estimates(Tables):
         )
 
     def _reduced(self, layout: Layout, name: Name) -> int:
-        """Return bytes of whole gradients that live as a block's are reduced in every backward, at least: those of its
-        experts may be gone before the others are made.
+        """Return a lower bound of the bytes of full gradients while a block's are reduced in every backward.
+
+        Those of its experts may be freed before the others are made.
         """
         if isinstance(name, str) or not self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0:
             return 0

@@ -95,8 +95,10 @@ def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGro
 def _closing_blocks(
     counts: Counts, shape: Shape, stage: int, *, every: int, runs: list[UnitGroup]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
-    """Yield the indices into ``runs`` of the first block of a stage, and of the first with experts (else that again),
-    each with the numbers of units before it and the index of the block before it.
+    """Yield the indices into ``runs`` of the first block of a stage and of the first with experts.
+
+    Without experts it is the first again. Each comes with the numbers of units before it and the index of the block
+    before it.
     """
     layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
     again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
@@ -224,8 +226,9 @@ class MemoryBounds:
     def _opening(
         self, candidates: CandidateLayouts, estimates: Estimates, peak: Floats, kept: Floats, gathered: Floats
     ) -> Floats:
-        """Return bytes [n, units] of the first backward of a unit above what it keeps, with the gradients that it
-        allocates; ``peak``: without them.
+        """Return bytes [n, units] of the first backward of a unit above what it keeps.
+
+        They include the gradients that it allocates; ``peak``: without them.
         """
         stack, stays = self.counts.job.stack, (candidates.zero < 2) | (candidates.shards == 1)
         if stack.reduce_bucket:

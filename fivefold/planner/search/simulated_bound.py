@@ -25,7 +25,7 @@ TOGETHER = 512  # candidates that are played at once
 
 
 def group_schedules(bounds: Bounds, candidates: CandidateLayouts) -> Ints:
-    """Number the groups of candidates that ``simulate_group`` simulates together.
+    """Assign a number to each group of candidates that ``simulate_group`` simulates together.
 
     The number is -1 for candidates without a pipeline or with paired passes, which it does not simulate.
     """

@@ -1,5 +1,6 @@
-"""Pipelines whose stages differ: work that is even in seconds (``stages=9x2-8-6``), few ranks that recompute
-(``ac=full@2``).
+"""Pipelines whose stages differ.
+
+Either work is even in seconds (``stages=9x2-8-6``), or few ranks recompute (``ac=full@2``).
 
 load of a pipeline rank = seconds of a micro-batch through its stages; one layer at a time goes from the most loaded
 rank to another while the largest load becomes less. The first ranks hold the most micro-batches, and recompute first.
@@ -74,8 +75,9 @@ def gain(layout: Layout, planner: Planner) -> float:
 
 
 def even_out(known: Incumbents, *, where: Where = ANY) -> int:
-    """Evaluate the best pipelines of ``known`` with balanced stages and with recomputation on fewer ranks, where these
-    may beat the best; how many.
+    """Evaluate the best pipelines of ``known`` with balanced stages and with recomputation on fewer ranks.
+
+    Only those that may beat the best are evaluated. Return how many there were.
     """
     pipelines = [
         candidate

@@ -151,8 +151,9 @@ class Prices:
         return OpTime(self.moving(scattered), self.moving(scattered_back), 0.0, forward, backward)
 
     def _chunked_loss(self, op: Op) -> OpTime:
-        """Return the seconds of the chunked loss, all in the backward: per chunk three matmuls, the loss and the dW
-        sum.
+        """Return the seconds of the chunked loss, all in the backward.
+
+        A chunk has three matmuls, the loss and the dW sum.
         """
         rows, vocab, width = op.shape
         chunk = min(rows, LOSS_CHUNK_ROWS)
@@ -231,8 +232,9 @@ class Prices:
         )
 
     def _summing(self, numel: int) -> float:
-        """Return the seconds to add a gradient of ``numel`` elements to the sums: within the matmul that makes it, or
-        after it.
+        """Return the seconds to accumulate a gradient of ``numel`` elements.
+
+        It happens within the matmul that makes the gradient, or after it.
         """
         recipe, is_separate = self.job.precision, self.plain or self.ours
         add_seconds = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if is_separate else 0)))

@@ -131,8 +131,9 @@ def _broadcast_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) ->
 
 
 def _hidden(messages: Alike[MessageTime], rooms: Alike[float], *, chunks: int) -> float:
-    """Return the overlapped seconds of all but the first message, each overlapping the previous unit, one message at a
-    time.
+    """Return the overlapped seconds of all but the first message.
+
+    Each overlaps the previous unit, one message at a time.
 
     ``rooms``: compute of the first stage's units. The messages of the rank's other stages are fully overlapped.
     """

@@ -122,8 +122,9 @@ def weighted_ratios(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float
 
 
 def quantile(points: Sequence[tuple[float, float]], level: float) -> float:
-    """Return the value at ``level`` of ordered weighted values: interpolated between the two whose midpoints enclose
-    it.
+    """Return the value at ``level`` of ordered weighted values.
+
+    It is interpolated between the two whose midpoints enclose it.
     """
     total_weight = sum(weight for _, weight in points)
     weight_below, previous = 0.0, None

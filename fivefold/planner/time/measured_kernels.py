@@ -72,8 +72,9 @@ def _log(*sizes: float) -> Place:
 
 
 def _between(rates: dict[Place, float], place: Sequence[float]) -> float:
-    """Return the rate at ``place``: mean of the nearest measured ones, weighted by inverse squared distance in log
-    space.
+    """Return the rate at ``place``.
+
+    It is the mean of the nearest measured ones, weighted by inverse squared distance in log space.
     """
     nearest = sorted((math.dist(place, known), rate) for known, rate in rates.items())[: 2 * len(place)]
     if nearest[0][0] < 1e-9:

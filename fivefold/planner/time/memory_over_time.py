@@ -126,8 +126,9 @@ def _make_level(seconds: float, moment: Moment) -> Level:
 
 
 def _between(seconds: float, moment: Moment, *, kept: int) -> Level:
-    """Return the level at the start or end of a pass: states of the nearest ``moment``, and ``kept`` bytes of
-    activations.
+    """Return the level at the start or end of a pass.
+
+    It has the states of the nearest ``moment``, and ``kept`` bytes of activations.
     """
     return Level(seconds, moment.states_bytes, moment.gradients_bytes, kept, 0, 0, 0)
 

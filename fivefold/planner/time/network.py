@@ -49,8 +49,9 @@ class LinkModel(NamedTuple):
 
 
 class GroupPlacement(NamedTuple):
-    """The placement of a group: ``ranks`` in ``nodes`` nodes of ``local`` each (the last maybe fewer), and its two
-    links.
+    """The placement of a group over nodes, and its two links.
+
+    It has ``ranks`` in ``nodes`` nodes of ``local`` each (the last maybe fewer).
     """
 
     ranks: int
@@ -61,9 +62,7 @@ class GroupPlacement(NamedTuple):
 
     @property
     def ring_per_byte(self) -> float:
-        """Return the seconds per byte of the slowest hop, with rings that leave a node by all NICs of the group at
-        once.
-        """
+        """Return the seconds per byte of the slowest hop. Rings leave a node by all NICs of the group at once."""
         near = 1 / self.near.rate if self.local > 1 else 0.0
         return max(near, 1 / (self.local * self.far.rate)) if self.nodes > 1 else near
 
@@ -262,8 +261,9 @@ def _exchange(place: GroupPlacement) -> AlphaBetaCost:
 
 
 def _dispatch(place: GroupPlacement, copies: int) -> AlphaBetaCost:
-    """Return the cost of a fused all-to-all: a token goes once to each node and rank that has one of its ``copies``
-    experts.
+    """Return the cost of a fused all-to-all.
+
+    A token goes once to each node and rank that has one of its ``copies`` experts.
 
     These are the kernels of DeepEP and HybridEP, which write directly into the ranks' buffers: README.md of
     deepseek-ai/DeepEP measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, the

@@ -105,9 +105,7 @@ def attention(
 
 
 def moving(chip: Chip, *, moved_bytes: float, constants: Constants = PUBLISHED) -> float:
-    """Return the seconds of a memory-bound kernel that reads and writes ``moved_bytes``: bytes / bandwidth + smallest
-    kernel.
-    """
+    """Return the seconds of a memory-bound kernel: ``moved_bytes`` read and written / bandwidth + smallest kernel."""
     if moved_bytes <= 0:
         return 0.0
     return moved_bytes / (chip.memory_bandwidth * chip.bandwidth_share) + constants.smallest_kernel_seconds

@@ -29,8 +29,9 @@ Rows = tuple[tuple[Span, ...], ...]
 
 
 def count_simulated(layout: Layout, *, micro_batches: int, limit: int | None) -> int:
-    """Return the number of micro-batches that ``spans`` simulates: all, or about ``limit``, but at least two rounds of
-    pp.
+    """Return the number of micro-batches that ``spans`` simulates.
+
+    It is all, or about ``limit``, but at least two rounds of pp.
     """
     if limit is None or micro_batches <= limit:
         return micro_batches

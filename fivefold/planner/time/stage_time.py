@@ -1,5 +1,6 @@
-"""Seconds of a micro-batch through each stage of a layout: the sum of its units, with data parallelism's messages
-overlapped.
+"""Seconds of a micro-batch through each stage of a layout.
+
+They are the sum of its units, with data parallelism's messages overlapped.
 
 ``unit_overlap.py``: units → stage_seconds → ``action_time.py``: the actions of a schedule → ``timeline.py``: the step
 """
@@ -125,9 +126,7 @@ def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, UnitSeconds]
 
 
 def between_stages(units: Units, layout: Layout) -> tuple[float, float]:
-    """Return the seconds by which a message between stages delays its receiver, and those that it takes from its
-    sender.
-    """
+    """Return the seconds by which a message between stages delays its receiver, and those it takes from its sender."""
     if layout.pp == 1:
         return 0.0, 0.0
     message, gloo = (

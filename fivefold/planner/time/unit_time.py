@@ -179,8 +179,9 @@ class UnitTimer:
     def _passes(
         self, message: Message, place: Group, *, recomputed: bool
     ) -> tuple[MessageTime, MessageTime, MessageTime]:
-        """Return the seconds of an operation's messages in the forward, of its gradients', and of those sent again for
-        them.
+        """Return the seconds of an operation's messages by pass.
+
+        They are those in the forward, of its gradients, and those sent again for the gradients.
         """
         moe = self.model.moe
         copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
@@ -197,8 +198,9 @@ class UnitTimer:
         return forward, backward, resent
 
     def _beside_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
-        """Return the overlapped seconds of the gather of a column-parallel layer's input for dW, and of the reduction
-        of its dx.
+        """Return the overlapped seconds of tensor parallelism's messages in the backward.
+
+        They are the gather of a column-parallel layer's input for dW, and the reduction of its dx.
 
         The gather overlaps dx; the reduction overlaps dW in our engine, which treats all linear layers on one input as
         one.
@@ -336,7 +338,8 @@ def _rings(message: Message) -> bool:
 
 
 def _slower(device: float, host: float, exponent: float) -> float:
-    """Return the seconds of device and host running at the same time: their p-norm, above the maximum if they are close
-    (jitter).
+    """Return the seconds of device and host running at the same time.
+
+    This is their p-norm, above the maximum if they are close (jitter).
     """
     return float((device**exponent + max(0.0, host) ** exponent) ** (1 / exponent))

@@ -127,8 +127,9 @@ class Units:
         return time
 
     def with_expert_ranks(self, part: LocalDegrees, run: UnitGroup, *, ep: int) -> UnitTimer:
-        """Return the timer of ``nearest`` with ``ep`` ranks that exchange tokens, for any number of experts per rank of
-        ``part``.
+        """Return the timer of ``nearest`` with ``ep`` ranks that exchange tokens.
+
+        It serves any number of experts per rank of ``part``.
         """
         part = run_part(part, run)
         return self._timer(part, run, _nearest(part._replace(ep=ep)), ranks=1)

@@ -265,8 +265,10 @@ def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
 
 
 def _may_be_spare(name: str, model: Model) -> bool:
-    """Return whether a tensor may be unused: a tied head, frequencies and masks (old files), and in the modules of
-    multi-token prediction the copies of embedding and head, or all tensors if the model has no such modules.
+    """Return whether a tensor may be unused.
+
+    These are a tied head, frequencies and masks (old files), and in the modules of multi-token prediction the copies of
+    embedding and head, or all their tensors if the model has no such modules.
     """
     if name in HEADS:
         return model.tied_embeddings

@@ -57,7 +57,8 @@ class FileSlice:
 def list_files(corpus: str) -> list[File]:
     """List the files of ``corpus`` (``stdlib``, a file or a folder), sorted by name, without hidden ones.
 
-    Raises ``UserError`` if there are none, they cannot be read or all are empty."""
+    Raises ``UserError`` if there are none, they cannot be read or all are empty.
+    """
     if corpus == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         python_files = [path for path in _walk(root, skip=STDLIB_SKIPS) if path.suffix == ".py" and _is_utf8(path)]
@@ -133,7 +134,8 @@ def file_slices(file: File) -> Iterator[FileSlice]:
 def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
     """Yield the documents of one slice, not cleaned; ``key``: the field of .jsonl or the column of .parquet.
 
-    Raises ``UserError`` for a file that cannot be read, is not UTF-8 or has no ``key``."""
+    Raises ``UserError`` for a file that cannot be read, is not UTF-8 or has no ``key``.
+    """
     if piece.path.suffix == ".parquet":
         yield from _read_rows(piece, key)
         return

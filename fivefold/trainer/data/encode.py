@@ -75,7 +75,8 @@ def text_hash(text: str) -> int:
 def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[Encoded]:
     """Tokenize ``files`` in order; if ``workers`` > 1 in that many processes, with at most twice as many units queued.
 
-    Raises ``RunFailure`` if a worker dies."""
+    Raises ``RunFailure`` if a worker dies.
+    """
     units = _units(files)
     if workers == 1:
         yield from (_encode(unit, rule) for unit in units)

@@ -1,4 +1,6 @@
-"""Decodes autoregressively with a KV cache on a single-process decoder. The cache holds per token and layer:
+"""Decode autoregressively with a KV cache on a single-process decoder.
+
+The cache holds per token and layer:
 
     GQA   k and v of each key/value head, after rope                                          2 K H numbers
     MLA   the latent and the rotary key; W_UK is absorbed into q, W_UV into the output        kv_rank + rope_dim
@@ -62,7 +64,8 @@ def generate(
 
     All texts are decoded as one batch at the same position: a longer prompt is still read while shorter ones are
     continued. Text n is drawn with ``sampling.seed`` + n, from ids below ``vocab``; it ends with a token of ``ends``
-    or after ``tokens`` new ones. ``window``: maximum tokens of context."""
+    or after ``tokens`` new ones. ``window``: maximum tokens of context.
+    """
     texts = [list(prompt) for prompt in prompts]
     stops = [len(text) + tokens for text in texts]
     generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]

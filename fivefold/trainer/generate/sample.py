@@ -39,7 +39,8 @@ def samples(
 ) -> list[Sample]:
     """Continue each of ``prompts`` by up to ``tokens`` tokens; arguments as of ``generate``.
 
-    ``on_text``: called with the number of a prompt and each new piece of its continuation, in order."""
+    ``on_text``: called with the number of a prompt and each new piece of its continuation, in order.
+    """
     ends = frozenset([tokenizer.end]) if ends is None else ends
     prompt_ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
     drawn_ids: list[list[int]] = [[] for _ in prompts]
@@ -79,7 +80,8 @@ def samples(
 def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> str:
     """Continue the run's prompt with the current weights, gathered on the first rank; every rank calls it.
 
-    Returns the text on the first rank, "" on others."""
+    Returns the text on the first rank, "" on others.
+    """
     module = full_module(built, model=model)
     if module is None:
         return ""

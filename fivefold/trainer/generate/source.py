@@ -70,7 +70,8 @@ class Source:
     def tokenizer(self, named: Path | None = None) -> Tokenizer:
         """Load the ``named`` tokenizer, else that of the Hugging Face folder or of the run that wrote the checkpoint.
 
-        Raises ``UserError`` if there is none, or it has more tokens than the model."""
+        Raises ``UserError`` if there is none, or it has more tokens than the model.
+        """
         source = named or (self.path if self.folder is not None else self.path.absolute().parents[1] / "data")
         if named is None and not (source / "tokenizer.json").is_file():
             raise UserError(f"{source}: holds no tokenizer.json; name one with --tokenizer (a file, or bytes)")

@@ -16,7 +16,8 @@ from fivefold.trainer.measure.meter import Meter
 class Measured:
     """The bytes, FLOPs and messages of this rank in the metered step. Bytes are of storages.
 
-    ``kept_bytes``: peak of activations saved for the backward; ``peak_cause``: phase and operation of the peak."""
+    ``kept_bytes``: peak of activations saved for the backward; ``peak_cause``: phase and operation of the peak.
+    """
 
     parameters: float  # this rank's share of the model: a parameter that n ranks hold counts 1/n on each
     parameters_bytes: int

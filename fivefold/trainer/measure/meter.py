@@ -229,8 +229,9 @@ def window_of(func: Any, args: Any) -> Window | None:
 
 
 def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: Window | None) -> int:
-    """Count forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v]: all pairs, masked or not, but
-    under a window only the visible pairs.
+    """Count forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v].
+
+    All pairs count, masked or not, but under a window only the visible pairs.
     """
     queries, keys = int(q.shape[2]), int(k.shape[2])
     pairs = queries * keys

@@ -1,4 +1,6 @@
-"""Attention kernels for features that PyTorch's flash kernels lack: windows, soft caps, dropout. Custom operators:
+"""Attention kernels for features that PyTorch's flash kernels do not have: windows, soft caps, dropout.
+
+They are custom operators:
 
     forward    chunk of query rows: scores of the keys it sees → lse, p = exp(scores − lse), out = p·v
     backward   the same scores again: dv = pᵀ·g · ds = p·(g·vᵀ − Σ g·out) · dq = ds·k · dk = dsᵀ·q

@@ -14,7 +14,7 @@ from fivefold.update import Rates
 
 
 class OptimizedWeights(NamedTuple):
-    """This rank's weights; ``rates`` maps a weight's name to weight decay and learning-rate factor."""
+    """The weights of this rank; ``rates`` maps a weight's name to weight decay and learning-rate factor."""
 
     sharded: list[ShardedWeight]
     rates: dict[str, Rates]

@@ -33,7 +33,7 @@ from fivefold.trainer.parallel.zero import ZeroUnit
 
 
 class Applied(NamedTuple):
-    """This rank's ZeRO units, the store of deferred weight gradients, and the gradient reduction in flight.
+    """The ZeRO units of this rank, the store of deferred weight gradients, and the gradient reduction in flight.
 
     The units' parameters are allocated but not initialized.
     """

@@ -35,7 +35,7 @@ TRAFFIC_AXIS = {
 
 @dataclass(frozen=True)
 class Axis:
-    """This process's group along one axis of the mesh; ``rank`` is its index among ``ranks``.
+    """The group of this process along one axis of the mesh; ``rank`` is its index among ``ranks``.
 
     ``interleaver``: runs the other micro-batch before each wait for a message of this group. ``listener``: observes the
     group's messages. ``back``: another group of the same ranks, for point-to-point messages to lower indices; None:
@@ -67,7 +67,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's ranks and groups along all axes.
+    """The ranks and groups of this process along all axes.
 
     ``interleaver``: set if two micro-batches compute in turn while messages travel. ``streams``: messages overlap with
     compute, as on GPUs. ``listener``: shared by all axes.

@@ -29,7 +29,7 @@ Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage
 
 
 class Pipeline:
-    """This rank's part of the pipeline.
+    """The part of the pipeline that this rank runs.
 
     Calls ``on_action`` just before each action and ``on_pass`` after each forward, backward or W. ``stages``: the
     stages that the table gives this rank; ``shape``, ``dtype``: of the rows sent between ranks; ``losses``: shape of

@@ -34,7 +34,7 @@ class Box(NamedTuple):
 
 
 class Shard:
-    """This rank's rows of one weight, which the optimizer updates, and their gradient in ``weight.grad``.
+    """The rows of one weight on this rank, which the optimizer updates, and their gradient in ``weight.grad``.
 
     ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows.
     """

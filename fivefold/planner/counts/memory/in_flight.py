@@ -212,8 +212,9 @@ def alike_passes(
 
 
 def _without_pipeline(micro_batches: int, rules: Rules) -> LivePasses:
-    """Return the passes without a pipeline: of the first micro-batch, the second, which equals all others, and the
-    last.
+    """Return the passes without a pipeline.
+
+    They are those of the first micro-batch, of the second, which equals all others, and of the last.
     """
     kinds, rows, previous = list[PassKind](), list[list[int]](), None
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):

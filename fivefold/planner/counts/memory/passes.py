@@ -646,8 +646,9 @@ def _fetched_weights(rules: PassRules, stage: int) -> Fetches | None:
 def _with_bucket(
     coalesced: Coalesced, at: LiveBytes, units: Sequence[RunMemory], place: int, index: int, *, ends: bool
 ) -> LiveBytes:
-    """Return a moment of a backward with the bucket's copy, at the end of a unit that fills it, and shards from then
-    on.
+    """Return a moment of a backward with the bucket's copy.
+
+    It is at the end of a unit that fills the bucket, and has shards from then on.
     """
     unit, last = units[place], place == 0
     earlier_bytes = sum(group.run.times * group.state.sums for group in units[place + 1 :])

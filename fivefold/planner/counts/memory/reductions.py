@@ -188,8 +188,9 @@ class Reductions(NamedTuple):
         )
 
     def lag_bytes(self, unit: RunMemory) -> int:
-        """Return the bytes of a unit's sums kept until the next reduction has begun: not the experts', which come
-        first.
+        """Return the bytes of a unit's sums kept until the next reduction has begun.
+
+        Experts are not counted, as they come first.
         """
         return 0 if self.release == "at_once" else unit.parts[0].sums
 
@@ -202,8 +203,9 @@ class Reductions(NamedTuple):
         then: tuple[Kind, int],
         experts_first: bool,
     ) -> int:
-        """Return the bytes of sums in flight after a backward pass: those of the unit of its stage that was reduced
-        last.
+        """Return the bytes of sums in flight after a backward pass.
+
+        They belong to the unit of its stage that was reduced last.
 
         ``late``: bytes that each unit of the stage defers from B to W; ``then``: the next pass. Of two equal passes in
         a row that make the gradients of only one unit, the second ends the reduction before it allocates the unit's

@@ -1,5 +1,6 @@
-"""The stages of a pipeline in bytes: groups of equal units with their profiles and states, and what ranks keep all
-step.
+"""The stages of a pipeline in bytes.
+
+They are groups of equal units with their profiles and states, and what ranks keep during the full step.
 
 Stages are computed once per model and job: ranks, schedules and mesh orders share them. ``passes.py`` walks through the
 groups.
@@ -190,8 +191,9 @@ def _looked_up(counts: Counts, layout: Layout, run: UnitGroup, parts: tuple[Unit
 
 
 def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
-    """Return the bytes of a stage's weights that may stay gathered from an F to a B: all but the embedding's, and
-    ``but``.
+    """Return the bytes of a stage's weights that may stay gathered from an F to a B.
+
+    The embedding and ``but`` are not counted.
     """
     return sum(unit.run.times * unit.state.whole for unit in units if unit.run.name not in ("embed", but))
 
@@ -228,8 +230,9 @@ class StageBuffers(NamedTuple):
         return self.stream * (self.outputs and stage < self.stages - 1 and stage != self.turn)
 
     def of_graph(self, stage: int) -> int:
-        """Return the bytes kept between B and W that are counted as buffers: the stage's input and its output's
-        gradient.
+        """Return the bytes kept between B and W that count as buffers.
+
+        They are the stage's input and its output's gradient.
         """
         return self.stream * (self.graph and self.received) * ((stage > 0) + (stage < self.stages - 1))
 
@@ -258,8 +261,7 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
 
 
 def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:
-    """Return the bytes that the engine keeps to gather the matrices of ``stages`` in fp8, on the rank with the largest
-    shards.
+    """Return the bytes kept to gather the matrices of ``stages`` in fp8, on the rank with the largest shards.
 
     For each of its rows it keeps the index of its block of scales (int64), and fp32 scales if weights are held in fp8.
     """

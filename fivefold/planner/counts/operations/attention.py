@@ -179,8 +179,9 @@ def _drops(local: Local) -> bool:
 
 
 def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
-    """Return the core with its FLOPs: of the full square, of the visible pairs, and with a window those of all cp
-    ranks.
+    """Return the core with its FLOPs.
+
+    They are those of the full square, of the visible pairs, and with a window those of all cp ranks.
     """
     model, job, part = local.model, local.job, local.part
     per_pair = 2 * local.heads * sum(dims) * part.sequences
@@ -286,8 +287,9 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
 
 
 def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
-    """List the share of the rotary key by all heads: gathered over tp under sp, else its gradient is all-reduced over
-    tp.
+    """List the operations that share the rotary key among all heads.
+
+    It is gathered over tp under sp; otherwise its gradient is all-reduced over tp.
     """
     size, part = local.rows * dim * local.width, local.part
     if part.tp == 1:

@@ -113,8 +113,9 @@ def _needs_sort(local: Local) -> bool:
 
 
 def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
-    """List the operations that send tokens to experts: all_to_all over ep, all_gather over etp (equal rows per rank),
-    sort.
+    """List the operations that send tokens to experts.
+
+    They are an all_to_all over ep, an all_gather over etp (equal rows per rank) and a sort.
 
     Rows dispatched in fp8 are cast back on arrival; their gradients are not cast.
     """

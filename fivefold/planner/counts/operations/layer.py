@@ -105,9 +105,7 @@ def _normed(local: Local, name: str, source: str) -> Op:
 
 
 def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list[Op]:
-    """List the operations that add a branch to the residual stream, after the branch's dropout and scale if it has
-    them.
-    """
+    """List the operations that add a branch to the residual stream, after its dropout and scale if it has them."""
     model, size, ops = local.model, local.stream_bytes, list[Op]()
     if model.dropout:
         mask = local.stream_rows * local.stream_width
@@ -160,8 +158,7 @@ def kind_of(model: Model, layer: int) -> Kind:
 
 
 def head(local: Local) -> list[Op]:
-    """List the operations x → loss, with the vocabulary sharded over tp: maxima, sums and target logits are
-    all-reduced.
+    """List the operations x → loss with the vocabulary sharded over tp. Maxima, sums and target logits are all-reduced.
 
     fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain, narrow:
     PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain; autocast) or not. widened: an fp32

@@ -163,9 +163,7 @@ def _gathered_columns(local: Local, source: str, *, into: int) -> Op:
 
 
 def settled(op: Op, job: Job) -> Op:
-    """Return ``op`` without a weight gradient tensor (0 elements) if its matmul accumulates into the gradient sums
-    itself.
-    """
+    """Return ``op`` without a weight gradient tensor (0 elements) if its matmul accumulates in place."""
     if job.stack.wgrad_accumulation not in ("fused", "fused_dummy") or not sums_itself(op):
         return op
     return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
@@ -252,8 +250,9 @@ def cast_bytes(
 
 
 def travelling(local: Local, into: int) -> Iterator[tuple[str, int]]:
-    """Yield the collectives and payloads that send the cast [rows, ``into``] of all rows: first the data, then the
-    scales.
+    """Yield the collectives and payloads that send the cast [rows, ``into``] of all rows.
+
+    The data come first, then the scales.
 
     For a scale of the whole matrix the ranks agree on its largest element.
     """

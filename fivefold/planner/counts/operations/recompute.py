@@ -19,9 +19,7 @@ MIXERS = ("attention", "mixer")  # the first part of the names of operations of 
 
 
 class Unit(NamedTuple):
-    """The operations of a unit in order, and the tensors that are dropped after the forward and recomputed in the
-    backward.
-    """
+    """The operations of a unit in order, and the tensors that are dropped after forward and recomputed in backward."""
 
     ops: tuple[Op, ...]
     dropped: frozenset[str] = frozenset()
