@@ -1,6 +1,6 @@
 """The step record: memory, FLOPs, traffic and time of one training step.
 
-The planner (*predicted*), the dry run (*rehearsed*) and the real run (*measured*) all produce this record, so that any
+The planner (*predicted*), the dry run (*dry run*) and the real run (*measured*) all produce this record, so that any
 two can be compared. Its JSON form is a stable interface.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
-Kind = Literal["predicted", "rehearsed", "measured"]
+Kind = Literal["predicted", "dry run", "measured"]
 Verdict = Literal["fits", "tight", "does not fit"]
 FITS_RISK = 0.05  # probability of running out of memory up to which a layout fits
 TIGHT_RISK = 0.5  # probability up to which it is tight; beyond, it will more likely than not run out

@@ -73,8 +73,8 @@ def _of_json(path: Path) -> Answer:
             return Comparison.read(data, origin=str(path))
         if "tried" in data:
             return SearchResult.read(data, origin=str(path))
-        if isinstance(data.get("rehearsed"), dict):
-            return Step.read(data["rehearsed"], origin=f"{path}: rehearsed")
+        if isinstance(data.get("dry_run"), dict):
+            return Step.read(data["dry_run"], origin=f"{path}: dry_run")
         if "kind" in data:
             return Step.read(data, origin=str(path))
     raise UserError(

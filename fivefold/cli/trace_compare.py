@@ -34,8 +34,8 @@ def rehearsed(path: Path) -> tuple[Step, ...]:
     from fivefold.record import read_file
     from fivefold.step import Step
 
-    dry_run_step = read_file(path).get("rehearsed") if path.exists() else None
-    return (Step.read(dry_run_step, origin=f"{path}: rehearsed"),) if dry_run_step else ()
+    dry_run_step = read_file(path).get("dry_run") if path.exists() else None
+    return (Step.read(dry_run_step, origin=f"{path}: dry_run"),) if dry_run_step else ()
 
 
 def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[Step | None, Rows]:
@@ -65,7 +65,7 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearse
         say(f"traces are not merged: {mistake}")
         return
     predicted = _planned(run, layout, model=model, machine=machine)
-    trace_file.write_planned({"predicted": predicted, "rehearsed": rehearsed}, run.folder)
+    trace_file.write_planned({"predicted": predicted, "dry_run": rehearsed}, run.folder)
     path = run.folder / trace_file.FOLDER / "step.json"
     error = 1e6 * max(rank_trace.clock_error for rank_trace in traces)
     about = {"model": model.name, "machine": machine.name, "layout": str(layout), "clock_error_us": f"{error:.1f}"}

@@ -1,7 +1,7 @@
 """Dry run: runs the real training code on fake tensors and a fake process group, for ranks of any world.
 
 rehearse      runs two steps of one rank per pipeline rank, or of every rank (fake/), and records tapes (record/)
-report        compares memory/ with the chip and builds a step record of kind "rehearsed"
+report        compares memory/ with the chip and builds a step record of kind "dry run"
 match         compares the messages of the ranks                       failures   turns an exception into a finding
 time/         prices the tapes and gives every event its time
 

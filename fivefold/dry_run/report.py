@@ -142,7 +142,7 @@ def step(
     stages = _stages(rank_summaries, layout)
     reserved_bytes = [share.reserved_bytes for share in rank_summaries if share.reserved_bytes is not None]
     return build_step(
-        "rehearsed",
+        "dry run",
         model=model,
         machine=machine,
         layout=layout,
@@ -300,7 +300,7 @@ def data(rehearsal: Rehearsal, predicted: Step | None) -> dict[str, object]:
     peak_moment = moment(rehearsal.tapes[rehearsal.fullest.rank])
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
-        "rehearsed": rehearsal.step.model_dump(mode="json"),
+        "dry_run": rehearsal.step.model_dump(mode="json"),
         "first_step": [
             share.first.model_dump(mode="json") for share in rehearsal.rank_summaries if share.rank in rehearsal.ranks
         ],

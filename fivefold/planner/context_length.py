@@ -120,7 +120,7 @@ def _changes(
         yield f"nothing: {layout} fits"
         return
     if model.positions < target:
-        yield f"the model's positions: {model.positions} of {target}, by longer training and scaled rotary positions"
+        yield f"the model's context length, {model.positions} tokens: scale its rotary embedding and train it on longer text"
     batch = max(1, job.tokens_per_step // target)
     try:
         result = search(job.replace(sequence=target, global_batch=batch))
@@ -138,6 +138,6 @@ def _changes(
 
 
 def _needs(miss: NearMiss) -> str:
-    mend = f"; would fit with {miss.mends[0]}" if miss.mends else "; take more ranks"
+    mend = f"; it would fit with {miss.mends[0]}" if miss.mends else "; use more GPUs"
     need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-    return f"more than the layout: the nearest, {miss.layout}, needs {need} of {have}{mend}"
+    return f"more than the layout: none fits; {miss.layout} comes closest and needs {need} of {have}{mend}"

@@ -40,7 +40,7 @@ def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[S
     )
     told = ", ".join(f"{law.who} {show_count(law.tokens)}" for law in laws(model, tokens))
     reason = f"gbs {chosen} is {show_count(chosen * job.sequence)} tokens a step" + (
-        ", as the job says" if said else f": the power of two between the laws ({told})"
+        ", as the job says" if said else f": the power of two between the scaling laws ({told})"
     )
     title, question = "The batch", f"How many tokens a step, for {show_count(tokens)} in all?"
     return Stage(title=title, question=question, tried=tried, reason=reason), job.replace(global_batch=chosen)
@@ -183,12 +183,12 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
             chosen=True,
             peak_bytes=step.memory.peak_bytes,
             step_seconds=step.time.step_seconds,
-            why=f"search's proposal of all layouts: {gain:+.1%} over {'the walk' if walk.path else 'it'}",
+            why=f"best of all layouts, as `search` proposes: {gain:+.1%} over {'the row above' if walk.path else 'step 3'}",
         )
     )
     before = walk.start.step_seconds / step.time.step_seconds - 1
     reason = (
-        f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the best of all, and {before:+.1%} "
+        f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the fastest of all, and {before:+.1%} "
         f"faster than the layout of step 3 ({show_seconds(walk.start.step_seconds)}); bound by {step.time.bound_by}"
     )
     why = "; ".join(f"{reason.choice}: {reason.line}" for reason in proposal.why)
@@ -206,7 +206,7 @@ def _describe_attempt(planner: Planner, layout: Layout, *, fits: str, else_: str
     over = planner.excess_bytes(layout, estimate.ranks)
     return Attempt(
         layout=str(layout),
-        why=f"{else_}needs {show_bytes(over)} less to fit" if over else fits,
+        why=f"{else_}exceeds the memory by {show_bytes(over)}" if over else fits,
         fits=not over,
         peak_bytes=estimate.peak_bytes,
         step_seconds=estimate.step_time.seconds,

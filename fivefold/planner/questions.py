@@ -43,7 +43,9 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
     for tried in legal:
         if _fits(planner, tried):
-            return _answer(question, f"{tried.mbs} sequences at a time", tried.mbs, planner, tried)
+            return _answer(
+                question, f"{tried.mbs} sequence{'s' if tried.mbs > 1 else ''} at a time", tried.mbs, planner, tried
+            )
     if not legal:
         refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
     raise UserError(_too_large(planner, legal[-1]))

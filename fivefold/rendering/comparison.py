@@ -56,7 +56,7 @@ def describe_shared(comparison: Comparison) -> list[str]:
     job_words = {word for job in jobs for word in (job.stack.name, job.precision.name)}
     job_words |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
     shared_words = " ".join(word for word in comparison.common if word not in job_words)
-    return [f"all: {shared_words}", describe_job(*jobs)] if shared_words else [describe_job(*jobs)]
+    return [f"in all columns: {shared_words}", describe_job(*jobs)] if shared_words else [describe_job(*jobs)]
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:

@@ -192,14 +192,14 @@ RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
     Column("peak memory", lambda row: row[1].step.memory.peak_bytes, show_bytes),
     Column("MFU", lambda row: row[1].step.mfu.causal, show_share),
     Column("tokens/s/GPU", lambda row: row[1].step.tokens_per_second_per_gpu, show_count, is_wide=True),
-    Column("GPU hours", lambda row: row[1].gpu_hours, "{:.3g}".format),
+    Column("GPU hours/step", lambda row: row[1].gpu_hours, "{:.3g}".format),
     Column("dollars", lambda row: row[1].dollars, _money),
     Column("bound by", lambda row: row[1].step.time.bound_by, is_text=True),
 )
 REASONS: tuple[Column[Reason], ...] = (
     Column("layouts", attrgetter("layouts"), "{:,}".format),
     Column("why", attrgetter("line"), is_text=True),
-    Column("closest to fit or win", attrgetter("nearest"), is_text=True),
+    Column("closest to fitting or winning", attrgetter("nearest"), is_text=True),
 )
 CHOICES: tuple[Column[Why], ...] = (
     Column("choice", attrgetter("choice"), is_text=True),

@@ -24,7 +24,7 @@ from fivefold.step import Kind, Memory, Mfu, Step
 from fivefold.units import show_bytes, show_count, show_rate, show_seconds
 
 BAR_WIDTH = 30
-KINDS: dict[Kind, str] = {"predicted": "predicted", "rehearsed": "dry run", "measured": "measured"}
+KINDS: dict[Kind, str] = {"predicted": "predicted", "dry run": "dry run", "measured": "measured"}
 
 
 def step(step: Step) -> RenderableType:

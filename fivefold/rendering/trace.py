@@ -39,7 +39,7 @@ def lanes(
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of one picture: the planned step, the dry run, then what each rank did, first step at 0."""
     process = 0
-    for kind, rows in (("predicted", predicted), ("rehearsed", rehearsed)):
+    for kind, rows in (("predicted", predicted), ("dry run", rehearsed)):
         for rank, row in enumerate(rows):
             yield from names(process, f"{kind}, pipeline rank {rank}", ("step", "messages that nothing hides"))
             yield from _planned(row, process)

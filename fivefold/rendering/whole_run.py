@@ -126,7 +126,7 @@ def _figures(run: WholeRun) -> Grid:
             ),
             ("CO2e", f"{run.co2_kg / 1000:,.1f} t, at {run.site.carbon:g} g/kWh ({run.site.grid})"),
         ]
-    return Grid(("the run takes", ""), tuple(rows), words=("the run takes", ""))
+    return Grid(("resource", "total"), tuple(rows), words=("resource", "total"))
 
 
 def _times(run: WholeRun) -> Grid:

@@ -135,7 +135,7 @@ def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path)
             written = write(Plan(model, Layout.parse(layout), job, machine.ranks_per_node), to=form)
             lines = (f"fivefold write {file} --to {form} -o {form}", *(f"note: {remark}" for remark in written.remarks))
         except UserError as mistake:
-            lines = (f"cannot run it so: {mistake}", f"for what it can: fivefold plan … --stack {software}")
+            lines = (f"not possible: {mistake}", f"to plan for {software}: fivefold plan … --stack {software}")
         lines_by_software[software] = lines
     if not lines_by_software:
         lines_by_software[job.stack.name] = (f"set the layout by hand: {layout}; its words: docs/notation.md",)

@@ -58,8 +58,8 @@ def read(folder: Path) -> RunFolder:
     if not path.exists():
         raise UserError(f"{folder}: holds no step.json; a run of 5 or more steps writes it at its end")
     predicted, measured = read_pair(path)
-    rehearsed = read_file(path).get("rehearsed")
-    rehearsed_step = Step.read(rehearsed, origin=f"{path}: rehearsed") if rehearsed else None
+    rehearsed = read_file(path).get("dry_run")
+    rehearsed_step = Step.read(rehearsed, origin=f"{path}: dry_run") if rehearsed else None
     return RunFolder(folder=folder, predicted=predicted, measured=measured, rehearsed=rehearsed_step)
 
 

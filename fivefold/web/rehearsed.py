@@ -35,7 +35,7 @@ TOLD = 240  # points in time at which live tensors are listed
 def html(rehearsal: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
     """Return the full answer as HTML."""
     if rehearsal.step is None or rehearsal.played is None or rehearsal.table is None:
-        return fragment("rehearsed.html", found=rehearsal)
+        return fragment("dryrun_result.html", found=rehearsal)
     rank, chip = rehearsal.fullest.rank, machine.chip.memory_bytes
     tape, at_peak = rehearsal.steady[rank], moment(rehearsal.tapes[rank])
     memory_levels = levels(rehearsal.played, tape)
@@ -47,7 +47,7 @@ def html(rehearsal: Rehearsal, *, machine: Machine, predicted: Step | None) -> s
     stream_rows = stream_lines(rehearsal.played, tape)
     scale_bytes, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
-        "rehearsed.html",
+        "dryrun_result.html",
         found=rehearsal,
         step=rehearsal.step,
         view=view_step(rehearsal.step),

@@ -95,7 +95,7 @@ def test_printed_json_comes_back(step: Step, tmp_path: Path) -> None:
         assert what.to_frame("arrow").num_rows >= 1
         (tmp_path / f"{name}s.json").write_text(what.model_dump_json())
         assert ff.load(tmp_path / f"{name}s.json") == what
-    dryrun = {"predicted": None, "rehearsed": step.model_dump(mode="json"), "findings": []}
+    dryrun = {"predicted": None, "dry_run": step.model_dump(mode="json"), "findings": []}
     (tmp_path / "dryrun.json").write_text(json.dumps(dryrun))
     assert ff.load(str(tmp_path / "dryrun.json")) == step
 

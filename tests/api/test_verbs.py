@@ -125,10 +125,10 @@ def test_dryrun() -> None:
     result = ff.dryrun("nano", "h100:2", "dp2 zero2 mbs1", seq=64, gbs=4)
     said = command("dryrun", "nano", "h100:2", "dp2 zero2 mbs1", "--seq", "64", "--gbs", "4")
     assert result.step is not None
-    assert result.step.model_dump(mode="json") == said["rehearsed"]
+    assert result.step.model_dump(mode="json") == said["dry_run"]
     assert (list(result.findings), list(result.assumed)) == (said["findings"], said["assumed"])
     assert len(repr(result)) < 250
-    assert "rehearsed" in result._repr_html_()
+    assert "dry run" in result._repr_html_()
 
 
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,8 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
 
 def test_json_holds_both_steps_and_the_peak() -> None:
     result = json.loads(run(*TINY, "--json").stdout)
-    predicted, rehearsed = (Step.read(result[kind], origin=kind) for kind in ("predicted", "rehearsed"))
-    assert (predicted.kind, rehearsed.kind) == ("predicted", "rehearsed")
+    predicted, rehearsed = (Step.read(result[kind], origin=kind) for kind in ("predicted", "dry_run"))
+    assert (predicted.kind, rehearsed.kind) == ("predicted", "dry run")
     assert predicted.work == rehearsed.work
     assert sum(result["peak"]["bytes"].values()) == rehearsed.memory.peak_bytes
     assert [stage["stage"] for stage in result["first_step"]] == [0, 1]
@@ -82,7 +82,7 @@ def test_ranks_that_stay_idle_are_said() -> None:
     words = [*TINY[:2], "h100:8", *TINY[3:]]
     said = "uses 4 of the 8 ranks of h100; 4 stay idle"
     assert said in " ".join(run(*words).stdout.split())
-    assert said in json.loads(run(*words, "--json").stdout)["rehearsed"]["remarks"][0]
+    assert said in json.loads(run(*words, "--json").stdout)["dry_run"]["remarks"][0]
 
 
 def test_a_job_that_does_not_fit_ends_with_three() -> None:
@@ -120,7 +120,7 @@ def test_an_own_schedule_is_rehearsed(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("F0.0,F0.1,F0.2,F0.3,BW0.0,BW0.1,BW0.2,BW0.3\nF1.0,BW1.0,F1.1,BW1.1,F1.2,BW1.2,F1.3,BW1.3\n")
     flooded, plain = (
-        json.loads(run(*TINY, "--json", *words).stdout)["rehearsed"]["memory"]["stages"][0]
+        json.loads(run(*TINY, "--json", *words).stdout)["dry_run"]["memory"]["stages"][0]
         for words in (["--schedule", str(table)], [])
     )
     assert flooded["activations_bytes"] == 2 * plain["activations_bytes"]  # four micro-batches in flight, not two

@@ -88,7 +88,7 @@ def test_what_a_layout_needs_less_is_up_to_the_largest_peak_that_fits() -> None:
     assert rows
     for row in rows:
         over = planner.excess_bytes(Layout.parse(row.layout))
-        assert row.why.endswith(f": needs {show_bytes(over)} less to fit")
+        assert row.why.endswith(f": exceeds the memory by {show_bytes(over)}")
         assert row.peak_bytes is not None
         assert row.peak_bytes - over < planner.machine.chip.memory_bytes
 

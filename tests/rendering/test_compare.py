@@ -109,9 +109,9 @@ def test_nothing_measured_and_nothing_sent_print(small: Step) -> None:
     )
     rows = by_name(compare(small.replace(traffic=()), idle))
     assert rows["step time"].error is None
-    text = to_text(table(list(rows.values()), headings=("rehearsed", "measured")))
+    text = to_text(table(list(rows.values()), headings=("dry run", "measured")))
     assert text.count("not measured") == 2
-    assert "rehearsed" in text
+    assert "dry run" in text
     assert by_name(compare(idle, idle))["step time"].error == 0.0
 
 

@@ -34,7 +34,7 @@ def side_by_side(count: int, *, refused: str = "") -> Comparison:
 
 def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
     text = to_text(comparison.page(side_by_side(2, refused="needs 99 ranks")))
-    assert "all: tiny dp2" in text
+    assert "in all columns: tiny dp2" in text
     assert "A trains most tokens per second, 122.0% more than B" in text
     step = next(line for line in text.splitlines() if line.startswith("step"))
     assert step.split() == ["step", "820.0", "ms*", "1.82", "s", "(+122.0%)"]

@@ -105,12 +105,12 @@ def test_a_file_is_read_by_programs_that_know_no_variables(large: Step) -> None:
 def test_lanes_lie_one_above_the_other(large: Step) -> None:
     update = Span("update", "update", 8.0, 10.0, 0.5, ("world",))
     measured = ((*ROWS[0][:3], update, Span("data", "data", 10.0, 10.5)),)
-    file = drawing.draw_lanes({"predicted": ROWS[:1], "rehearsed": ROWS[:1], "measured": measured}, step=large)
+    file = drawing.draw_lanes({"predicted": ROWS[:1], "dry_run": ROWS[:1], "measured": measured}, step=large)
     rectangles = find_rectangles(file.to_svg())
     assert len(rectangles) == 6 + 6 + 8
     results = [(look, round(x * 10.5 / 1000, 2), round((x + width) * 10.5 / 1000, 2)) for look, x, width in rectangles]
     assert results[-3:] == [("k-update", 8.0, 9.5), ("k-messages", 9.5, 10.0), ("k-data", 10.0, 10.5)]
-    assert all(f">{name} 0</text>" in file.chart for name in ("predicted", "rehearsed", "measured"))
+    assert all(f">{name} 0</text>" in file.chart for name in ("predicted", "dry run", "measured"))
 
 
 def test_nothing_to_draw(large: Step) -> None:

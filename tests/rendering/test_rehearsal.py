@@ -28,7 +28,7 @@ MOMENT = Moment(
 
 
 def rehearsed(step: Step) -> Step:
-    return step.replace(kind="rehearsed")
+    return step.replace(kind="dry run")
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])

@@ -51,8 +51,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 def test_planned_rows_lie_beside_the_traces(tmp_path: Path) -> None:
     assert trace_file.read_planned(tmp_path) == {}
     trace_file.write(trace(0), tmp_path)
-    trace_file.write_planned({"predicted": (SPANS[1:],), "rehearsed": []}, tmp_path)
-    assert trace_file.read_planned(tmp_path) == {"predicted": [list(SPANS[1:])], "rehearsed": []}
+    trace_file.write_planned({"predicted": (SPANS[1:],), "dry_run": []}, tmp_path)
+    assert trace_file.read_planned(tmp_path) == {"predicted": [list(SPANS[1:])], "dry_run": []}
     (tmp_path / "trace" / "planned.json").write_text("{")
     with pytest.raises(UserError, match=r"planned\.json: is damaged; train again"):
         trace_file.read_planned(tmp_path)

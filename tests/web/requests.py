@@ -123,7 +123,7 @@ PAGES = {
     "/sweep": SweepQuestion.model_fields,
     "/runs": RunQuestion.model_fields,
     "/search": SearchPage.model_fields,
-    "/rehearse": RehearsePage.model_fields,
+    "/dryrun": RehearsePage.model_fields,
 }
 PATHS = [
     "/",
@@ -145,7 +145,7 @@ SLOW = (  # a process each: asked elsewhere
     "/api/ratios",
     "/api/dryrun",
     "/search/events",
-    "/rehearse/events",
+    "/dryrun/events",
 )
 
 

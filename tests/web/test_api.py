@@ -181,7 +181,7 @@ def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
     result = worker.dryrun(asked, lambda *how_far: said.append(how_far))
     assert json.loads(json.dumps(result["data"])) == printed("dryrun", *words)
-    assert show_bytes(result["data"]["rehearsed"]["memory"]["peak_bytes"]) in result["html"]
+    assert show_bytes(result["data"]["dry_run"]["memory"]["peak_bytes"]) in result["html"]
     assert [line for *_, line in said] == [
         "PyTorch and the training code are loaded",
         "rank 1 of 2 runs its step",

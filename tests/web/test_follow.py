@@ -30,7 +30,7 @@ CHANGES = {  # page → what is opened there, and controls with their new values
         ("Any other field", "More: precisions", "A full training run"),
         [("by", "memory"), ("where", "tp=1"), ("exact", "yes"), ("also", "fp8"), ("machines", "b200:1")],
     ),
-    "/rehearse?model=nano&machine=h100:4": (("Any other field",), [("layout", "dp4"), ("set", "loss=chunked")]),
+    "/dryrun?model=nano&machine=h100:4": (("Any other field",), [("layout", "dp4"), ("set", "loss=chunked")]),
 }  # fmt: skip
 
 

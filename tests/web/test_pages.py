@@ -241,7 +241,7 @@ def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
 
 
 def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
-    page.goto("/rehearse?model=nano&machine=h100:4&gbs=8&layout=dp2+pp2+zero1")
+    page.goto("/dryrun?model=nano&machine=h100:4&gbs=8&layout=dp2+pp2+zero1")
     page.get_by_role("button", name="Dry-run", exact=True).click()
     playwright.expect(page.locator("#going p")).to_contain_text("rank 1 of 2 runs its step")
     expected = fivefold.predict("nano", "h100:4", "dp2 pp2 zero1", gbs=8)
@@ -261,7 +261,7 @@ def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
 
 
 def test_a_rehearsal_that_cannot_be_says_why(page: Any) -> None:
-    page.goto("/rehearse?model=nano&machine=h100:4&layout=dp3&run=1")
+    page.goto("/dryrun?model=nano&machine=h100:4&layout=dp3&run=1")
     playwright.expect(page.get_by_role("alert")).to_contain_text("global batch 8 is not divisible by dp·mbs=3·1=3")
 
 
@@ -290,7 +290,7 @@ def test_a_chapter_is_read_and_tried(page: Any) -> None:
     assert page.locator("math mfrac").first.is_visible()
 
 
-PAGES = ["/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/rehearse"]
+PAGES = ["/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/dryrun"]
 
 
 @pytest.mark.parametrize("path", one_in(3, PAGES))

@@ -223,7 +223,7 @@ def _of_file(path: Path, answer: Any) -> tuple[str, list[str], list[str]]:
         title, step_drawing, commands = _load_step(choice.step, "search")
         return title, page.of_search(answer, step_drawing), commands
     if isinstance(answer, Step):
-        title, step_drawing, commands = _load_step(answer, "dryrun" if answer.kind == "rehearsed" else "predict")
+        title, step_drawing, commands = _load_step(answer, "dryrun" if answer.kind == "dry run" else "predict")
         return title, page.of_step(answer, step_drawing), commands
     return str(path), page.of_rows(answer) if isinstance(answer, Rows) else [answer._repr_html_()], []
 

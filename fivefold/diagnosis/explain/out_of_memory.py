@@ -78,9 +78,11 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     chosen = next(iter(first_by_rank.values()))
     findings = list(_findings(chosen))
     if len(first_by_rank) > 1:
-        ranks = ", ".join(sorted(first_by_rank, key=int))
+        ranks = ", ".join(sorted(filter(None, first_by_rank), key=int))
+        unnamed = " and a process whose lines name no rank" if "" in first_by_rank else ""
+        first = f"rank {chosen.rank}" if chosen.rank else "that process"
         findings.append(
-            f"{len(first_by_rank)} ranks ran out of memory ({ranks}); this is of rank {chosen.rank}, the first"
+            f"{len(first_by_rank)} ranks ran out of memory ({ranks}{unnamed}); this is of {first}, the first"
         )
     return Explanation(
         kind="out of memory",

@@ -113,11 +113,11 @@ DEEPSPEED: Table = {
     f"{DS}fp16.enabled": part(PRECISION, False),
     f"{DS}fp16.fp16_master_weights_and_grads": foreign("masters and gradients in fp16", False),
     f"{DS}data_types.grad_accum_dtype": part(
-        f"{PRECISION}: of sums of gradients; without it that of the weights", None
+        f"{PRECISION}: dtype of gradient accumulation; default: that of the weights", None
     ),
     f"{DS}communication_data_type": foreign("gradients travel in another width", None),
     f"{DS}zero_optimization.stage": part(ZERO, 0),
-    f"{DS}zero_optimization.overlap_comm": part("job.stack.overlap; without it under stage 3", None),
+    f"{DS}zero_optimization.overlap_comm": part("job.stack.overlap; default: true under stage 3", None),
     f"{DS}zero_optimization.offload_optimizer.device": part("job.offload", "none"),
     f"{DS}zero_optimization.offload_param.device": foreign("weights in host memory", "none"),
     f"{DS}zero_optimization.cpu_offload": part("job.offload, of old files", False),
@@ -131,7 +131,7 @@ DEEPSPEED: Table = {
     f"{DS}zero_optimization.stage3_max_live_parameters": part("job.stack.max_live_parameters", 1_000_000_000),
     f"{DS}zero_optimization.stage3_max_reuse_distance": part("job.stack.max_reuse_distance", 1_000_000_000),
     f"{DS}zero_optimization.sub_group_size": foreign("the update in parts", 1_000_000_000),
-    f"{DS}optimizer.type": part("job.optimizer.kind; without it as the trainer says", None),
+    f"{DS}optimizer.type": part("job.optimizer.kind; default: the trainer's", None),
     f"{DS}optimizer.params.lr": part("job.learning_rate.peak", None),
     f"{DS}optimizer.params.betas": part("job.optimizer.betas", None),
     f"{DS}optimizer.params.eps": part("job.optimizer.epsilon", None),

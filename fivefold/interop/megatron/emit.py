@@ -44,7 +44,7 @@ def emit(plan: Plan) -> Written:
     lines += [
         "DATA=(",
         *extra,
-        commented("    --mock-data", "what is read: --data-path yours"),
+        commented("    --mock-data", "random data; for yours: --data-path PATH"),
         commented("    --use-mcore-models", "Megatron-Core"),
         ")",
         "",

@@ -39,7 +39,7 @@ NEGATED = {  # names in the ``args`` of a checkpoint → the flag that turns the
     "pin_cpu_grads": "no_pin_cpu_grads", "pin_cpu_params": "no_pin_cpu_params", "muon_split_qkv": "muon_no_split_qkv",
 }  # fmt: skip
 
-FFN = "model.ffn; without it 4·hidden, or with swiglu ⅔ of that"
+FFN = "model.ffn; default: 4·hidden, with swiglu ⅔ of that"
 
 NORM: dict[str, NormName] = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 # Options that name the activation of a feed-forward without a gate; the default is gelu. With a gate (--swiglu), it is
@@ -59,8 +59,8 @@ MODEL: Table = {
     "hidden_size": field("model.width", None),
     "ffn_hidden_size": part(FFN, None),
     "num_attention_heads": field("model.heads", None),
-    "kv_channels": part("model.head_dim; without it hidden / heads", None),
-    "group_query_attention": part("model.kv_heads: whether fewer than heads", False),
+    "kv_channels": part("model.head_dim; default: hidden / heads", None),
+    "group_query_attention": part("model.kv_heads: true if there are fewer than heads", False),
     "num_query_groups": part("model.kv_heads", 1),
     "max_position_embeddings": field("model.positions", None),
     "position_embedding_type": field(
@@ -83,10 +83,10 @@ MODEL: Table = {
     "qk_layernorm": field("model.qk_norm", False, {True: "head", False: "none"}),
     "untie_embeddings_and_output_weights": field("model.tied_embeddings", False, {True: False, False: True}),
     "pad_vocab_size_to": part("model.vocab, as padded, of Megatron-DeepSpeed", None),
-    "vocab_size": part("model.vocab; without it that of the tokenizer", None),
+    "vocab_size": part("model.vocab; default: that of the tokenizer", None),
     "padded_vocab_size": part("model.vocab, as padded", None),
-    "tokenizer_model": part("model.vocab, of a tokenizer that is known", None),
-    "tokenizer_type": part("model.vocab, of a tokenizer that is known", None),
+    "tokenizer_model": part("model.vocab, if the tokenizer is known", None),
+    "tokenizer_type": part("model.vocab, if the tokenizer is known", None),
     "make_vocab_size_divisible_by": field("job.stack.vocab_multiple", 128),
     "hidden_dropout": field("model.dropout", 0.1),
     "attention_dropout": field("model.attention_dropout", 0.1),
@@ -98,7 +98,7 @@ MODEL: Table = {
     "v_head_dim": part("model.mla.v_dim", 128),
     "num_experts": part("model.moe.experts", None),
     "moe_layer_freq": part("model.moe.dense_layers: which layers have experts", "1"),
-    "moe_ffn_hidden_size": part("model.moe.ffn; without it ffn_hidden_size", None),
+    "moe_ffn_hidden_size": part("model.moe.ffn; default: ffn_hidden_size", None),
     "moe_shared_expert_intermediate_size": part("model.moe.shared_ffn, of all shared experts", None),
     "moe_router_topk": part("model.moe.topk", 2),
     "moe_router_score_function": part("model.moe.score", "softmax"),
@@ -133,7 +133,7 @@ LAYOUT: Table = {
     "pipeline_model_parallel_size": field("layout.pp", 1),
     "context_parallel_size": field("layout.cp", 1),
     "expert_model_parallel_size": field("layout.ep", 1),
-    "expert_tensor_parallel_size": part("layout.etp; without it tp", None),
+    "expert_tensor_parallel_size": part("layout.etp; default: tp", None),
     "sequence_parallel": part("layout.sp", False),
     "num_layers_per_virtual_pipeline_stage": part(PIPE, None),
     "num_virtual_stages_per_pipeline_rank": part(PIPE, None),
@@ -168,7 +168,7 @@ LAYOUT: Table = {
 JOB: Table = {
     "seq_length": field("job.sequence", None),
     "encoder_seq_length": part("job.sequence, where it says the same", None),
-    "global_batch_size": part("job.global_batch; without it micro_batch_size of every replica", None),
+    "global_batch_size": part("job.global_batch; default: micro_batch_size of every replica", None),
     "rampup_batch_size": part("job.ramp", None),
     "train_iters": part("job.steps", None),
     "train_samples": part("job.steps", None),

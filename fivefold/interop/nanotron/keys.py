@@ -87,7 +87,7 @@ TABLE: Table = {
     f"{R}lr_warmup_steps": field("job.learning_rate.warmup_steps", 0),
     f"{R}lr_decay_style": part("job.learning_rate.kind", None),
     f"{R}lr_decay_steps": part("job.learning_rate.decay_steps", None),
-    f"{R}lr_decay_starting_step": part("job.learning_rate: when a decay begins; without it after warm-up", None),
+    f"{R}lr_decay_starting_step": part("job.learning_rate: when the decay begins; default: after warm-up", None),
     f"{R}min_decay_lr": part("job.learning_rate.floor", None),
     "general.seed": part("job.seed", None),
     "optimizer.weight_decay_exclude_named_params": idle("x")["x"],

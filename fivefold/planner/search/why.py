@@ -57,7 +57,7 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
     out = "" if admitted else " (excluded)"
     if not fitting:
         (least, _), excess = min(over.items(), key=lambda item: item[1])
-        return f"{_describe_alternative(name, least, chosen.layout)}{out} needs {show_bytes(excess)} less to fit"
+        return f"{_describe_alternative(name, least, chosen.layout)}{out} exceeds the memory by {show_bytes(excess)}"
     best, by = min(fitting, key=lambda item: item[0].step_time.seconds)
     out += f" (reduce={by.job.stack.reduce})" if by is not planner else ""
     slower = best.step_time.seconds / chosen.seconds - 1

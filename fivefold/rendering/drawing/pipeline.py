@@ -88,7 +88,7 @@ def draw_file(
 def draw_lanes(kinds: Mapping[str, Rows], *, step: Step, drawn: str = "") -> PictureFile:
     """Return several timelines of a step as a file, one above the other, each named by its kind."""
     rows = [row for kind_rows in kinds.values() for row in kind_rows]
-    names = [f"{kind} {rank}" for kind, kind_rows in kinds.items() for rank in range(len(kind_rows))]
+    names = [f"{kind.replace('_', ' ')} {rank}" for kind, kind_rows in kinds.items() for rank in range(len(kind_rows))]
     return draw_file(rows, step=step, drawn=drawn, names=names, pp=min(len(kind_rows) for kind_rows in kinds.values()))
 
 

@@ -21,11 +21,11 @@ def router(site: Site) -> APIRouter:
     """Build the routes of the page."""
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "dryrun")
 
-    @pages.get("/rehearse")
+    @pages.get("/dryrun")
     async def rehearse(request: Request, asked: Annotated[RehearsePage, Query()]) -> HTMLResponse:
-        return page("rehearse.html", request, asked=asked)
+        return page("dryrun.html", request, asked=asked)
 
-    @pages.get("/rehearse/events")
+    @pages.get("/dryrun/events")
     async def events(asked: Annotated[RehearsePage, Query()]) -> StreamingResponse:
         return stream.answer(asked.as_(Question), lambda result: stream.describe(asked) + str(result["html"]))
 

@@ -26,7 +26,7 @@ PAGES = (
     ("search", "Search"),
     ("compare", "Compare"),
     ("sweep", "Sweep"),
-    ("rehearse", "Dry run"),
+    ("dryrun", "Dry run"),
     ("runs", "Runs"),
     ("learn", "Learn"),
 )

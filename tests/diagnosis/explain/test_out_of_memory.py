@@ -117,6 +117,11 @@ def test_each_rank_has_its_own_traceback() -> None:
         "rank 1, GPU 1 ran out of memory in the forward, at /job/train.py:5 step: 2.00 GiB"
     )
     assert "2 ranks ran out of memory (0, 1); this is of rank 1, the first" in result.findings
+    mixed = LOG.replace("[rank1]: ", "", 1).replace("[rank1]: torch.Out", "torch.Out")
+    assert (
+        "2 ranks ran out of memory (0 and a process whose lines name no rank); this is of that process, the first"
+        in (read(mixed).findings)
+    )
     alone = read("\n".join(line for line in LOG.splitlines() if "[rank0]" in line))
     assert "in the optimizer's step, at /job/train.py:7 update" in alone.verdict
 

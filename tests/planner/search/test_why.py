@@ -68,12 +68,14 @@ def test_what_alternatives_cost_is_what_they_cost(planner: Planner, text: str) -
     phrases = [phrase for line in lines.values() for phrase in line.split("; ")]
     held = 0
     for phrase in phrases:
-        name, fits, cost = re.fullmatch(r"(.+?)( needs | (?:leaves the node: )?takes )(.+)", phrase).groups()  # type: ignore[union-attr]
+        name, fits, cost = re.fullmatch(
+            r"(.+?)( exceeds the memory by | (?:leaves the node: )?takes )(.+)", phrase
+        ).groups()  # type: ignore[union-attr]
         name = name.removesuffix(" leaves the node:")
         result = planner.estimate(changed(chosen, name))
         over = planner.excess_bytes(result.layout, result.ranks)
-        if "needs" in fits:
-            assert cost == f"{show_bytes(over)} less to fit", phrase
+        if "exceeds" in fits:
+            assert cost == show_bytes(over), phrase
         else:
             by = result.step_time.seconds / seconds - 1
             word = f"{abs(by):.1%} {'longer' if by > 0 else 'less'}" if abs(by) > 5e-4 else "as long"
@@ -92,7 +94,9 @@ def test_of_the_ways_to_an_alternative_the_fastest_speaks() -> None:
 def test_where_dp_has_no_ranks_to_give_others_do() -> None:
     """GPT-3 on 64 A100, dp1: half the tp goes to dp, twice the tp is taken from pp."""
     lines = told(GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective")
-    assert re.search(r"tp2( zero1)? needs .* less to fit; tp8 pp8 takes [0-9.]+% longer \(tp messages", lines["tp4"])
+    assert re.search(
+        r"tp2( zero1)? exceeds the memory by .*; tp8 pp8 takes [0-9.]+% longer \(tp messages", lines["tp4"]
+    )
     assert "pp8" in lines["pp16"]
 
 
@@ -115,7 +119,7 @@ def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
     where = Where.parse("tp<=8 v<=16")
     lines = told(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act", where)
     assert "tp16 (excluded) leaves the node: takes" in lines["tp8"]
-    assert re.search(r"pp2 needs [0-9.]+ .iB less to fit", lines["pp4"])  # with v16, which is admitted
+    assert re.search(r"pp2 exceeds the memory by [0-9.]+ .iB", lines["pp4"])  # with v16, which is admitted
 
 
 def test_the_parts_that_differ_are_named_by_size() -> None:
