@@ -120,7 +120,7 @@ def _changes(
         yield f"nothing: {layout} fits"
         return
     if model.positions < target:
-        yield f"the model's context length, {model.positions} tokens: scale its rotary embedding and train it on longer text"
+        yield f"the model's context length, {model.positions} tokens: scale its rotary embedding, train on longer text"
     batch = max(1, job.tokens_per_step // target)
     try:
         result = search(job.replace(sequence=target, global_batch=batch))

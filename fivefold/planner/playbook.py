@@ -183,12 +183,12 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
             chosen=True,
             peak_bytes=step.memory.peak_bytes,
             step_seconds=step.time.step_seconds,
-            why=f"best of all layouts, as `search` proposes: {gain:+.1%} over {'the row above' if walk.path else 'step 3'}",
+            why=f"proposal of `search`: {gain:+.1%} over {'the row above' if walk.path else 'step 3'}",
         )
     )
     before = walk.start.step_seconds / step.time.step_seconds - 1
     reason = (
-        f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the fastest of all, and {before:+.1%} "
+        f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the fastest, and {before:+.1%} "
         f"faster than the layout of step 3 ({show_seconds(walk.start.step_seconds)}); bound by {step.time.bound_by}"
     )
     why = "; ".join(f"{reason.choice}: {reason.line}" for reason in proposal.why)

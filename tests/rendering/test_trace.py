@@ -67,8 +67,8 @@ def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Pat
     assert names == [
         "predicted, pipeline rank 0",
         "predicted, pipeline rank 1",
-        "rehearsed, pipeline rank 0",
-        "rehearsed, pipeline rank 1",
+        "dry run, pipeline rank 0",
+        "dry run, pipeline rank 1",
         "measured, rank 0 (pipeline rank 0)",
         "measured, rank 1 (pipeline rank 0)",
     ]
