@@ -130,9 +130,25 @@ def write_python() -> str:
             signature = f"Class of `{value.__module__}`."
         else:
             continue
-        listed = re.sub(r"^    (\*{0,2}[\w ]+): ", r"- `\1`: ", describe_record(value), flags=re.MULTILINE)
-        parts += ["", f"## ff.{name}", "", signature, "", listed.replace("Arguments:\n-", "Arguments:\n\n-")]
+        described = describe_function(value) if inspect.isfunction(value) else describe_record(value)
+        parts += ["", f"## ff.{name}", "", signature, "", described]
     return "\n".join(parts) + "\n"
+
+
+def describe_function(function: Any) -> str:
+    """Return the numpydoc docstring of a function as Markdown: parameters as a list, examples as code."""
+    from fivefold.api.documentation import split_sections
+
+    summary, sections = split_sections(inspect.getdoc(function) or "")
+    parts = [summary.replace("``", "`")]
+    for title, text in sections.items():
+        if title == "Examples":
+            parts.append(f"Example:\n\n```pycon\n{text}\n```")
+            continue
+        entries = re.findall(r"^(\S[^\n]*)\n((?:    [^\n]*\n?)+)", f"{text}\n", flags=re.MULTILINE)
+        lines = [f"- `{name.partition(' : ')[0]}`: {' '.join(body.split())}" for name, body in entries]
+        parts.append("\n".join([f"{title}:", "", *lines]).replace("``", "`"))
+    return "\n\n".join(parts)
 
 
 def write_signature(name: str, function: Any) -> str:

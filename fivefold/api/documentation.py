@@ -1,20 +1,30 @@
-"""Documents the parameters of a function of the Python API by the help texts of its request."""
+"""Document the parameters of a function of the Python API with the help texts of its request, in numpydoc form."""
 
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from fivefold.api.job_words import JobWords
 from fivefold.requests.commands import JobOptions
 from fivefold.requests.schema import Request, describe_fields
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+JOB = "Any other field of a job: such as loss='chunked' or optimizer={'kind': 'muon'}."
+HEADING = re.compile(r"^(Parameters|Returns|Yields|Raises|Notes|Examples)\n-+$", flags=re.MULTILINE)
+ENTRY = re.compile(r"^\*{0,2}(\w+)(?: : .*)?\n((?:    .*\n?)+)", flags=re.MULTILINE)
+
 
 def documented(*schemas: type[Request]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Add to a function's docstring the help text of each of its parameters, and of those of a job if it takes one."""
+    """Add a section of parameters to a function's docstring: types of its signature, help texts of its request.
+
+    A function that takes a job gets the job's options too. Entries in the docstring's own section win.
+    """
 
     def document(function: Callable[P, T]) -> Callable[P, T]:
         parameters = inspect.signature(function).parameters
@@ -22,10 +32,33 @@ def documented(*schemas: type[Request]) -> Callable[[Callable[P, T]], Callable[P
         names = {*parameters, *(JobOptions.model_fields if takes_job else ())} - {"set"}
         stated: tuple[type[Request], ...] = (JobOptions, *schemas)
         helps = {name: text for schema in stated for name, text in describe_fields(schema) if name in names}
+        summary, sections = split_sections(inspect.getdoc(function) or "")
+        helps |= {name: " ".join(text.split()) for name, text in ENTRY.findall(sections.pop("Parameters", ""))}
         order = [*(name for name in parameters if name in helps), *(name for name in helps if name not in parameters)]
-        lines = [f"    {name}: {helps[name]}" for name in order]
-        lines += ["    Any other field of a job: such as loss='chunked' or optimizer={'kind': 'muon'}."] * takes_job
-        function.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Arguments:", *lines])
+        entries = [write_entry(name, parameters.get(name), helps[name]) for name in order]
+        entries += [f"**job\n    {JOB}"] * takes_job
+        sections = {"Parameters": "\n".join(entries), **sections} if entries else sections
+        parts = [f"{title}\n{'-' * len(title)}\n{text}" for title, text in sections.items()]
+        function.__doc__ = "\n\n".join([summary, *parts])
         return function
 
     return document
+
+
+def split_sections(docstring: str) -> tuple[str, dict[str, str]]:
+    """Return the text before the first section of a numpydoc docstring, and each section's text by its title."""
+    summary, *rest = HEADING.split(docstring)
+    return summary.strip(), {title: text.strip("\n") for title, text in zip(rest[::2], rest[1::2], strict=True)}
+
+
+def write_entry(name: str, parameter: inspect.Parameter | None, text: str) -> str:
+    """Return a numpydoc entry: name, type and default, then the help text; without ``parameter`` a field of a job."""
+    kind, default = JobWords.__annotations__.get(name, ""), ", optional"
+    if parameter is not None and parameter.kind is not parameter.VAR_KEYWORD:
+        kind = parameter.annotation
+        default = "" if parameter.default is parameter.empty else f", default {parameter.default!r}"
+    kind = str(getattr(kind, "__forward_arg__", kind))
+    stars = "*" if parameter is not None and parameter.kind is parameter.VAR_POSITIONAL else ""
+    return (
+        f"{stars}{name} : {kind}{default}\n{textwrap.fill(text, 116, initial_indent='    ', subsequent_indent='    ')}"
+    )

@@ -28,8 +28,27 @@ ROWS = (".jsonl", ".csv", ".parquet")
 def load(path: str | PathLike[str]) -> Loaded:
     """Load the folder of a run (``"runs/demo"``), the rows of a sweep, or JSON that a command printed.
 
-    JSON comes from ``--json`` of predict, dryrun, compare, search or plan. Raises ``UserError`` if the file is none of
-    these.
+    Parameters
+    ----------
+    path : str or PathLike
+        A run's folder, a file of rows (.jsonl, .csv, .parquet), or what ``--json`` of predict, dryrun, compare, search
+        or plan printed.
+
+    Returns
+    -------
+    RunFolder, Rows, Step, Comparison, SearchResult, Walk, Offers or Playbook
+        The record that the command returned.
+
+    Raises
+    ------
+    UserError
+        If the file is none of these.
+
+    Examples
+    --------
+    >>> rows = ff.sweep({"models": ["nano"], "machines": ["h100"], "ranks": [1], "layouts": ["dp*"]}, out="rows.csv")
+    >>> ff.load("rows.csv")[0].layout
+    'dp1 zero0 mbs1'
     """
     from fivefold.display import Rows
     from fivefold.results.run_folder import read

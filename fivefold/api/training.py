@@ -28,8 +28,31 @@ def train(
 ) -> RunFolder:
     """Train as ``fivefold train`` does, in separate processes (extra ``train``); return the run's folder.
 
-    ``run``: a run file, or its tables as a mapping, which is written to the run's folder as ``run.json``. The result is
-    that of ``load``.
+    Parameters
+    ----------
+    run
+        A run file, or its tables as a mapping, which is written to the run's folder as ``run.json``.
+
+    Returns
+    -------
+    RunFolder
+        The same record as ``load`` of the folder: losses, the measured step and the predicted one.
+
+    Raises
+    ------
+    UserError
+        If the run file is invalid.
+    RunFailure
+        If a rank fails.
+
+    Examples
+    --------
+    >>> tables = {"model": "nano", "machine": "local:1", "layout": "dp1 mbs2", "folder": "runs/nano"}
+    >>> tables |= {"data": {"corpus": "stdlib", "tokenizer": "bytes"}}
+    >>> tables |= {"job": {"sequence": 64, "global_batch": 2, "precision": "fp32", "steps": 6}}
+    >>> run = ff.train(tables)
+    >>> len([line for line in run.log if "loss" in line])
+    6
     """
     import sys
 

@@ -62,7 +62,23 @@ Where = str | PathLike[str]
 def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **job: Unpack[JobWords]) -> Step:
     """Estimate memory, FLOPs, communication and time of one training step, without a GPU.
 
-    ``predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=8192, gbs=64).time.step_seconds``
+    Returns
+    -------
+    Step
+        The predicted step: ``memory`` in bytes per rank, ``time`` in seconds, FLOPs, messages and operations.
+
+    Raises
+    ------
+    UserError
+        If a name is unknown, or if the model, the machine or the job does not support the layout.
+
+    Examples
+    --------
+    >>> step = ff.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=8192, gbs=64)
+    >>> step.memory.fits
+    True
+    >>> round(step.time.step_seconds, 1)
+    6.6
     """
     from fivefold.planner.predict import predict as run
 
@@ -90,9 +106,27 @@ def search(
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> SearchResult:
-    """Find the best of all legal layouts that fit, and why the others lost. ``proposal`` is the simplest of the best.
+    """Find the best of all legal layouts that fit, and why the others lost.
 
     ``search --keep`` is ``walk``, and a search over several machines is ``across``.
+
+    Returns
+    -------
+    SearchResult
+        ``best``: the best layouts, the first one first. ``proposal``: the simplest layout that is about as good.
+
+    Raises
+    ------
+    UserError
+        If no layout is legal.
+
+    Examples
+    --------
+    >>> result = ff.search("qwen3-0.6b", "h100:8", seq=4096, gbs=64, where="tp=1 pp=1 cp=1 ac=none order=default")
+    >>> result.best[0].step.layout
+    'dp8 zero2 mbs8'
+    >>> result.proposal.layout
+    'dp8 zero1 mbs8'
     """
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
@@ -131,7 +165,24 @@ def playbook(
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> Playbook:
-    """Plan a run step by step, from tokens to a layout; ``run_file`` of the result is the TOML that ``train`` takes."""
+    """Plan a run step by step, from tokens to a layout.
+
+    Parameters
+    ----------
+    batch
+        ``"advised"``: choose the global batch by scaling laws. ``"job"``: use that of the job.
+
+    Returns
+    -------
+    Playbook
+        The steps with what was tried in each. ``run_file`` is the TOML that ``train`` takes.
+
+    Examples
+    --------
+    >>> plan = ff.playbook("qwen3-0.6b", "h100:8", tokens=1e10, where="tp=1 pp=1 cp=1 ac=none order=default")
+    >>> [stage.title for stage in plan.stages]
+    ['The batch', 'Make it fit', 'Reach the batch', 'Make it fast']
+    """
     from fivefold.requests.across import priced
     from fivefold.requests.playbook import playbook as run
 
@@ -162,7 +213,19 @@ def across(
 ) -> Offers:
     """Compare one run of ``tokens`` on several machines: ``search`` with more machines, ``--ranks`` or ``--deadline``.
 
-    ``across("llama3-70b", ["h100:512", "b200:256"], tokens=2e12, by="cost", price=["h100=2.2/h", "b200=4/h"])``
+    Returns
+    -------
+    Offers
+        One offer per machine and number of ranks, the best first.
+
+    Examples
+    --------
+    >>> offers = ff.across(
+    ...     "qwen3-0.6b", ["h100:8", "a100:8"], tokens=1e10, by="cost", price=["h100=2.2/h", "a100=1.3/h"],
+    ...     seq=4096, gbs=64, where="tp=1 pp=1 cp=1 ac=none order=default",
+    ... )
+    >>> [offer.machine for offer in offers.offers]
+    ['h100', 'a100']
     """
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.across import offers
@@ -196,7 +259,25 @@ def walk(
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> Walk:
-    """Try one change at a time from ``layout``: ``search --keep``."""
+    """Try one change at a time from ``layout``: ``search --keep``.
+
+    Parameters
+    ----------
+    layout
+        Layout to start from, such as 'dp8 zero3 mbs1'.
+
+    Returns
+    -------
+    Walk
+        ``changes``: every single change of the layout, the best first. ``path``: the best change, and the best after
+        it, until no change helps.
+
+    Examples
+    --------
+    >>> changes = ff.walk("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=4096, gbs=64).changes
+    >>> changes[0].change, changes[0].fits
+    ('mbs2', True)
+    """
     from fivefold.layout.where import Where as Constraint
     from fivefold.planner.predict import planner
     from fivefold.planner.search.neighbours import walk as run
@@ -222,9 +303,24 @@ def ask(
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:
-    """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run" or "changes".
+    """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run", "changes" or "finetune".
 
     Without a layout, the answer is for the fastest layout that fits.
+
+    Returns
+    -------
+    Rows
+        One or more answers, each with a ``line`` of text and its numbers.
+
+    Raises
+    ------
+    UserError
+        If nothing fits, or if the question does not apply to the model.
+
+    Examples
+    --------
+    >>> ff.ask("micro-batch", "llama3-8b", "h100:8", "dp8 zero3", seq=4096, gbs=64)[0].line
+    '2 sequences at a time'
     """
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
@@ -260,7 +356,21 @@ def compare(
 ) -> Comparison:
     """Compare predicted steps side by side: a model with every layout on every machine, or run files.
 
-    ``compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", precisions="bf16,fp8", gbs=64)``
+    Parameters
+    ----------
+    *what
+        A model, machines and layouts in this order, or run files.
+
+    Returns
+    -------
+    Comparison
+        ``variants``: one predicted step per case, or the reason why the case is not possible.
+
+    Examples
+    --------
+    >>> comparison = ff.compare("llama3-8b", "h100:8", "dp8 zero3", "dp4 tp2 zero1", seq=4096, gbs=64)
+    >>> [variant.step.layout for variant in comparison.variants]
+    ['dp8 zero3 mbs1', 'dp4 tp2 zero1 mbs1']
     """
     from fivefold.planner.compare import compare as run
     from fivefold.requests.cases import cases
@@ -293,7 +403,17 @@ def dryrun(
 ) -> Rehearsal:
     """Dry-run a step: execute the real training code, for any number of ranks, on one CPU (extra ``train``).
 
-    ``step`` of the result is None if the job would raise or hang; ``findings`` lists everything that would go wrong.
+    Returns
+    -------
+    Rehearsal
+        ``step``: memory, FLOPs and messages of the executed code; None if the job would raise or hang. ``findings``:
+        everything that would go wrong.
+
+    Examples
+    --------
+    >>> result = ff.dryrun("nano", "h100:2", "dp2 zero3 mbs1", seq=64, gbs=4)
+    >>> result.step.layout, result.findings
+    ('dp2 zero3 mbs1', ())
     """
     from fivefold.layout.legal import describe_idle, refuse
     from fivefold.trainer.run import Run
@@ -330,8 +450,25 @@ def sweep(
 ) -> Rows[Row]:
     """Predict every combination of models, machines, ranks, layouts and jobs, one row each.
 
-    ``what``: a sweep file, or its tables as a mapping. ``measure`` also runs each row that fits. Rows are written to
-    ``out`` (.parquet, .csv, .jsonl); for a file the default is ``runs/sweeps/NAME.jsonl``.
+    Parameters
+    ----------
+    what
+        A sweep file, or its tables as a mapping.
+    out
+        File of the rows: .parquet, .csv or .jsonl. For a sweep file the default is ``runs/sweeps/NAME.jsonl``.
+    measure
+        Also run each row that fits, in separate processes.
+
+    Returns
+    -------
+    Rows
+        One row per combination, with its prediction or the reason why it is not possible.
+
+    Examples
+    --------
+    >>> rows = ff.sweep({"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*"]})
+    >>> [row.layout for row in rows]
+    ['dp1 zero0 mbs1', 'dp2 zero0 mbs1']
     """
     from fivefold.display import Rows
     from fivefold.requests.machines import local_file
@@ -382,7 +519,20 @@ def trace(
 ) -> Traced:
     """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer.
 
-    ``against``: model, machine and layout; their predicted step is compared with the traces. Takes a job.
+    Parameters
+    ----------
+    against
+        Model, machine and layout: their predicted step is compared with the traces. It takes the fields of a job.
+
+    Returns
+    -------
+    Traced
+        Seconds per step by cause (compute, communication, idle), the slowest kernels, and the differences of ranks.
+
+    Examples
+    --------
+    >>> ff.trace("examples/traces").ranks
+    (0, 1)
     """
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.against import against as beside
@@ -407,7 +557,15 @@ def trace(
 def models(word: str | None = None) -> Rows[CatalogModel]:
     """List the models of the catalog, or those that contain a word: names for ``model``.
 
-    ``models("qwen3").to_frame()``
+    Returns
+    -------
+    Rows
+        One row per model; ``to_frame()`` makes a table of them.
+
+    Examples
+    --------
+    >>> [model.name for model in ff.models("llama2")]
+    ['llama2-7b', 'llama2-13b', 'llama2-70b']
     """
     from fivefold.display import Rows
     from fivefold.requests.catalogs import list_models
@@ -419,7 +577,15 @@ def models(word: str | None = None) -> Rows[CatalogModel]:
 def machines(word: str | None = None) -> Rows[CatalogMachine]:
     """List the machines of the catalog, or those that contain a word: names for ``machine``.
 
-    ``[machine.name for machine in machines("NVLink 5")]``
+    Returns
+    -------
+    Rows
+        One row per machine; ``to_frame()`` makes a table of them.
+
+    Examples
+    --------
+    >>> [machine.name for machine in ff.machines("NVLink 5")]
+    ['b200', 'gb200', 'b300', 'gb300']
     """
     from fivefold.display import Rows
     from fivefold.requests.catalogs import list_machines
@@ -431,7 +597,15 @@ def machines(word: str | None = None) -> Rows[CatalogMachine]:
 def stacks(word: str | None = None) -> Rows[CatalogStack]:
     """List the training software that predictions know, or those that contain a word: names for ``stack``.
 
-    ``stacks("megatron")[0].schedules``
+    Returns
+    -------
+    Rows
+        One row per stack: its parallel axes, ZeRO stages and schedules, and the configurations that are read.
+
+    Examples
+    --------
+    >>> ff.stacks("megatron-lm")[0].schedules
+    ('1f1b', 'interleaved')
     """
     from fivefold.display import Rows
     from fivefold.requests.catalogs import list_stacks

@@ -28,15 +28,47 @@ def watch(
     against: tuple[str | Model, str | Machine, str | Layout] | None = None,
     **job: Unpack[JobWords],
 ) -> Watched:
-    """Measure memory, FLOPs, messages and seconds of a step in the enclosed loop; the result is ``watched.step``.
+    """Measure memory, FLOPs, messages and seconds of a step in the enclosed loop.
 
-    ``model``, ``optimizer``: a module as it is trained (wrapped by DistributedDataParallel, sharded, …) and its
-    optimizer,
-    or a tuple of optimizers. ``tokens``: per step, over all ranks. ``mesh``: a DeviceMesh, whose dimensions name the
-    axes
-    of messages. ``stage``: this rank's pipeline stage. ``called``: a name for the layout. ``against``: model, machine
-    and
-    layout; ``watched.save(FOLDER)`` writes their predicted step next to the measured one, for ``show``; takes a job.
+    Parameters
+    ----------
+    model, optimizer : Module, Optimizer or tuple of Optimizer
+        The module as it is trained (wrapped by DistributedDataParallel, sharded, …) and its optimizer.
+    tokens : int
+        Tokens per step, over all ranks.
+    mesh : DeviceMesh, optional
+        Its dimensions name the axes of messages.
+    stage : int
+        Pipeline stage of this rank.
+    called : str
+        A name for the layout.
+    against : tuple of model, machine and layout, optional
+        ``watched.save(FOLDER)`` writes their predicted step next to the measured one, for ``fivefold show``.
+    **job
+        Fields of the job of ``against``, as in ``predict``.
+
+    Returns
+    -------
+    Watched
+        A context manager; ``watched.step`` is the measured ``Step`` after the loop.
+
+    Raises
+    ------
+    UserError
+        If fields of a job are given without ``against``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = torch.nn.Linear(8, 8)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> with ff.watch(model, optimizer, tokens=4) as watched:
+    ...     for _ in range(3):
+    ...         model(torch.ones(4, 8)).sum().backward()
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
+    >>> watched.step.kind
+    'measured'
     """
     from fivefold.api import verbs
     from fivefold.profiling.watch_loop import watch as run

@@ -154,7 +154,7 @@ def test_a_new_field_reaches_every_surface() -> None:
     def painted(*, colours: int = 3) -> None:
         """Paint."""
 
-    assert "colours: How many colours to try." in (painted.__doc__ or "")
+    assert "colours : int, default 3\n    How many colours to try." in (painted.__doc__ or "")
 
 
 def test_a_new_field_is_a_query_parameter() -> None:
