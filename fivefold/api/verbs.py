@@ -221,8 +221,14 @@ def across(
     Examples
     --------
     >>> offers = ff.across(
-    ...     "qwen3-0.6b", ["h100:8", "a100:8"], tokens=1e10, by="cost", price=["h100=2.2/h", "a100=1.3/h"],
-    ...     seq=4096, gbs=64, where="tp=1 pp=1 cp=1 ac=none order=default",
+    ...     "qwen3-0.6b",
+    ...     ["h100:8", "a100:8"],
+    ...     tokens=1e10,
+    ...     by="cost",
+    ...     price=["h100=2.2/h", "a100=1.3/h"],
+    ...     seq=4096,
+    ...     gbs=64,
+    ...     where="tp=1 pp=1 cp=1 ac=none order=default",
     ... )
     >>> [offer.machine for offer in offers.offers]
     ['h100', 'a100']
