@@ -52,7 +52,8 @@ class MoE(Record):
     shared_experts: int = Field(0, ge=0, le=2**10)  # experts that every token visits
     shared_ffn: Ffn | None = None  # width of one shared expert; None: equal to ``ffn``
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
-    score: Literal["softmax", "sigmoid"] = "softmax"  # function of the router's logits
+    # function of the router's logits; sparsemixer: experts are drawn in training (arXiv:2409.12136), planned alone
+    score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
     balance: Literal["none", "aux", "free"] = "aux"  # load balancing: auxiliary loss, or a bias without a loss
     biased: Literal["scores", "logits"] = "scores"  # what the bias is added to when experts are chosen
     aux_coefficient: float = Field(0.01, ge=0, le=1e30)  # weight of the auxiliary loss
@@ -91,6 +92,8 @@ class Temperature(Record):
 
     scale: Scalar = 0.1  # factor on the logarithm
     floor: Tokens = 8192  # tokens per step of the logarithm
+    rotated: bool = False  # applies to rotary layers too, after the rotation (Ministral 3)
+    first: int = Field(1, ge=0, le=1)  # what the first position counts as; 0: the first ``floor`` tokens have factor 1
 
 
 class MTP(Record):
@@ -150,6 +153,8 @@ class ModelShape(Record):
     norm_epsilon: Positive = 1e-5  # added to the variance
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
     norm_bias: bool = True  # a LayerNorm has a bias; an RMSNorm never has one
+    norm_weight: bool = True  # norms have a weight, and if it is a LayerNorm the bias; False: neither (OLMo)
+    embedding_norm: bool = False  # an RMSNorm without weight on the embedding (nanochat)
     block: Literal["pre", "post", "sandwich", "parallel", "parallel_shared"] = "pre"  # shared: one norm for both
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
     mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
@@ -168,6 +173,8 @@ class ModelShape(Record):
     # head: per head, with one shared weight; heads: per head, each with its own weight; full: over all heads at once;
     # unit: per head without a weight, in rotary layers only
     qk_norm: Literal["none", "head", "heads", "full", "unit"] = "none"
+    qk_norm_after_rope: bool = False  # queries and keys are normed after their rotation (Hunyuan)
+    qkv_clip: Positive | None = None  # queries, keys and values are clipped to ± this, before the rotation (OLMo)
     temperature: Temperature | None = None  # factor on queries that grows with the position
     attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
@@ -202,6 +209,7 @@ class ModelShape(Record):
         if self.window_pattern and self.window is None:
             raise ValueError("window_pattern is given without window")
         self._check_latent()
+        self._check_norms()
         self._check_mixers()
         if self.moe is not None and self.moe.dense_layers > self.layers:
             raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
@@ -219,10 +227,23 @@ class ModelShape(Record):
             raise ValueError("with mla every layer rotates: leave rope_pattern out")
         if self.position != "rope":
             raise ValueError(f"with mla every layer rotates: position={self.position!r} is not supported; take 'rope'")
-        if self.temperature is not None:
-            raise ValueError("with mla every layer rotates, and temperature is of layers that do not: leave it out")
+        if self.temperature is not None and not self.temperature.rotated:
+            raise ValueError("with mla every layer rotates: take temperature.rotated = true, or leave temperature out")
+        if self.qkv_clip is not None:
+            raise ValueError(f"qkv_clip={self.qkv_clip} is of grouped attention, not of mla: leave it out")
+        if not self.norm_weight:
+            raise ValueError("mla norms its latents with weights: leave norm_weight=False out")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
+
+    def _check_norms(self) -> None:
+        """Raise ``ValueError`` for norms that contradict each other."""
+        if not self.norm_weight and self.qk_norm in ("head", "heads", "full"):
+            raise ValueError(f"norm_weight=False has no weights for qk_norm={self.qk_norm!r}: take qk_norm='unit'")
+        if not self.norm_weight and self.norm_plus_one:
+            raise ValueError("norm_plus_one is of the weights of norms, and norm_weight=False: leave one out")
+        if self.qk_norm_after_rope and self.qk_norm not in ("head", "heads", "unit"):
+            raise ValueError(f"qk_norm_after_rope needs norms of heads, not qk_norm={self.qk_norm!r}: leave it out")
 
     def _check_mixers(self) -> None:
         """Raise ``ValueError`` for a token mixer without a geometry, or a geometry without a layer."""
@@ -256,7 +277,12 @@ class ModelShape(Record):
         """
         layers = range(self.layers + self.predicted)
         rotary = (self.rope_dim,) * (2 if self.rope_theta_sliding else 1) if self.position == "rope" else ()
-        return rotary + ((self.head_dim,) if any(map(self.tempers, layers)) else ())
+        return rotary + ((self.score_dim,) if any(map(self.tempers, layers)) else ())
+
+    @property
+    def score_dim(self) -> int:
+        """Return the dims of a query and key head, whose product is a score."""
+        return self.mla.nope_dim + self.mla.rope_dim if self.mla else self.head_dim
 
     @property
     def predicted(self) -> int:
@@ -318,4 +344,4 @@ class ModelShape(Record):
     def tempers(self, layer: int) -> bool:
         """Tell whether ``layer`` multiplies its queries by the temperature of their positions."""
         attends = self.mixer_name(layer) == "attention"
-        return self.temperature is not None and attends and not self.rotates(layer)
+        return self.temperature is not None and attends and (self.temperature.rotated or not self.rotates(layer))

@@ -130,6 +130,8 @@ def norm_shape(model: ModelShape, heads: int) -> tuple[int, ...] | None:
 
 
 def _norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
+    if not model.norm_weight:
+        return
     yield Weight(f"{name}.weight", shape, "norm")
     if NORMS[model.norm].has_bias and model.norm_bias:
         yield Weight(f"{name}.bias", shape, "norm")

@@ -28,6 +28,7 @@ FREE_FIELDS = frozenset({
     "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
+    "qk_norm_after_rope", "qkv_clip", "norm_weight", "embedding_norm",
     "mixers", "short_conv",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
@@ -136,6 +137,10 @@ def _check_model(model: Model) -> None:
     if moe and (model.mlp != "gated" or model.activation not in WEIGHTED):
         raise UserError(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
+        )
+    if moe and moe.score == "sparsemixer":
+        raise UserError(
+            f"model {model.name!r}: the trainer cannot draw experts by SparseMixer yet; take score 'softmax'"
         )
     if moe and moe.weighs == "inputs" and model.activation not in INPUT_WEIGHTED:
         raise UserError(f"model {model.name!r}: the trainer cannot weigh the inputs of {model.activation} experts yet")

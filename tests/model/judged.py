@@ -36,6 +36,7 @@ SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding m
 REFUSED_ALL_THE_SAME = {
     **{("falcon", key): "dropout, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
     **{(kind, "router_jitter_noise"): "noise, which only training sees" for kind in ("mixtral", "minimax_m2")},
+    ("phimoe", "input_jitter_noise"): "noise, which only training sees",
     ("qwen3_moe", "decoder_sparse_step"): "of the small config's two layers it leaves the same one with experts",
     **{(kind, "moe_layer_freq"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     **{(kind, "scoring_func"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
@@ -83,6 +84,7 @@ def quiet() -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
+UNLISTED = {"mistral4": "Mistral4ForCausalLM"}  # classes that AutoModelForCausalLM does not know
 ROUTING = ("e_score_correction_bias", "expert_bias")  # names of the biases of routers
 
 
@@ -93,7 +95,10 @@ def built(kind: str, config: dict[str, Any]) -> Any:
         keys["num_mtp_layers"] = 0  # their class takes a missing key for 1, though the model has none
     theirs = AutoConfig.for_model(kind, **keys, attn_implementation="eager")
     with no_init_weights():  # type: ignore[no-untyped-call]
-        module = AutoModelForCausalLM.from_config(theirs)  # type: ignore[no-untyped-call]
+        if kind in UNLISTED:
+            module = getattr(transformers, UNLISTED[kind])._from_config(theirs)
+        else:
+            module = AutoModelForCausalLM.from_config(theirs)  # type: ignore[no-untyped-call]
     module.tie_weights()
     return module
 

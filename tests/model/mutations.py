@@ -44,6 +44,13 @@ GPT2 = {"vocab_size": 131, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions
 STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 GEMMA = PLAIN | {"sliding_window": 6, "query_pre_attn_scalar": 12}
 WIDE = {key: value for key, value in PLAIN.items() if key not in ("num_key_value_heads", "head_dim")}
+TEMPERED = {
+    "rope_type": "default",
+    "rope_theta": 100.0,
+    "original_max_position_embeddings": 4,
+    "llama_4_scaling_beta": 0.5,
+}
+TEMPERED_YARN = TEMPERED | {"rope_type": "yarn", "factor": 4.0}
 
 FALCON = {
     "vocab_size": 131,
@@ -117,6 +124,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "helium": PLAIN,
     "hyperclovax": PLAIN | GRANITE,
     "jais2": PLAIN,
+    "ministral3": PLAIN | {"rope_parameters": TEMPERED},
+    "mistral4": LATENT | {"n_group": 1, "topk_group": 1, "rope_parameters": TEMPERED_YARN},
+    "hunyuan_v1_dense": PLAIN,
+    "hunyuan_v1_moe": PLAIN | {"num_experts": 4, "moe_topk": 2},
+    "nanochat": PLAIN,
+    "olmo": PLAIN | {"clip_qkv": 1.5},
+    "phimoe": ALIKE,
     "ministral": PLAIN | {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]},
     "olmo3": PLAIN | {"pad_token_id": 0, "sliding_window": 6},
     "persimmon": WIDE,
@@ -296,6 +310,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "aux_loss_alpha": (0.5,),
     "output_router_logits": (True,),
     "router_jitter_noise": (0.1,),
+    "input_jitter_noise": (0.1,),
     "norm_topk_prob": (True, False),
     "mlp_only_layers": ([0], [1], [0, 1], [], None),
     "decoder_sparse_step": (1, 2),

@@ -15,12 +15,26 @@ LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_
 
 
 @pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"norm_weight": False, "qk_norm": "head"}, "has no weights for qk_norm='head': take qk_norm='unit'"),
+        ({"norm_weight": False, "norm_plus_one": True}, "leave one out"),
+        ({"qk_norm": "full", "qk_norm_after_rope": True}, "qk_norm_after_rope needs norms of heads"),
+    ],
+    ids=str,
+)
+def test_norms_that_contradict_each_other_are_refused(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SMALL.replace(**changed)
+
+
+@pytest.mark.parametrize(
     ("field", "value", "says"),
     [
         ("position", "learned", "with mla every layer rotates: position='learned' is not supported; take 'rope'"),
         ("position", "none", "with mla every layer rotates: position='none' is not supported; take 'rope'"),
         ("rope_pattern", (True, False), "with mla every layer rotates: leave rope_pattern out"),
-        ("temperature", Temperature(), "temperature is of layers that do not: leave it out"),
+        ("temperature", Temperature(), "take temperature.rotated = true, or leave temperature out"),
         ("qk_norm", "head", "mla norms its latents, not its heads: leave qk_norm='head' out"),
     ],
 )
@@ -48,6 +62,7 @@ def test_every_layer_has_a_sink_per_head(model: Model) -> None:
         ({"temperature": Temperature()}, (8,)),  # every layer rotates
         ({"temperature": Temperature(), "rope_pattern": (True, False)}, (8, 8)),
         ({"temperature": Temperature(), "position": "none", "head_dim": 7}, (7,)),
+        ({"temperature": Temperature(rotated=True)}, (8, 8)),
         ({"position": "learned"}, ()),
     ],
     ids=str,

@@ -68,12 +68,6 @@ _NEEDED = {
     "experts of attention beside those of the MLP": "jetmoe JetMoeForCausalLM",
     "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
     "queries, keys and values that are clipped (clip_qkv)": "dbrx DbrxForCausalLM",
-    "SparseMixer, a router that draws experts in training": "phimoe PhimoeForCausalLM",
-    "norms without weights": "nanochat NanoChatForCausalLM; olmo OlmoForCausalLM",
-    "norms of queries and keys after their rotation": """
-        hunyuan_v1_dense HunYuanDenseV1ForCausalLM; hunyuan_v1_moe HunYuanMoEV1ForCausalLM
-    """,
-    "a factor on rotated queries that grows with the position": "ministral3 Ministral3ForCausalLM",
     "a gate on the shared expert": "qwen2_moe Qwen2MoeForCausalLM",
     "scores with a bias by distance (ALiBi)": "bloom BloomForCausalLM; mpt MptForCausalLM",
     "ReLU, and learned positions that begin at 2": "opt OPTForCausalLM; biogpt BioGptForCausalLM",

@@ -47,6 +47,8 @@ class Config(Record):
     scale_attn_weights: bool = True
     use_parallel_residual: bool = False
     use_qk_norm: bool = False
+    qkv_clip: Positive | None = None
+    head_bias: bool = False
     use_post_norm: bool = False
     embedding_multiplier: Scalar = 1.0
     attention_multiplier: Scalar | None = None

@@ -171,6 +171,18 @@ def write_scaling(scaling: RopeScaling) -> dict[str, Any]:
     return values
 
 
+def write_temperature(model: Model) -> dict[str, Any]:
+    """Return ``rope_scaling`` with the factor on rotated queries, for a family in which every model has one."""
+    if model.temperature is None:
+        return {}
+    scaling = write_scaling(model.rope_scaling) if model.rope_scaling else {"rope_type": "default"}
+    steps = {
+        "llama_4_scaling_beta": model.temperature.scale,
+        "original_max_position_embeddings": model.temperature.floor,
+    }
+    return {"rope_scaling": {**scaling, **steps, "rope_theta": model.rope_theta}}
+
+
 def write_unscaled_rope(model: Model) -> dict[str, Any]:
     """Return ``rope_parameters`` of a model without scaling, for a family in which a missing key means a scaling."""
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta}}

@@ -69,6 +69,8 @@ class Family:
     stacked_tensors: Names = field(default_factory=dict)
     # Whether the two rows of a rotary pair are adjacent in the checkpoint; ours are half a rotary dim apart.
     interleaved_rotary: bool = False
+    # Whether the halves of rotary rows are swapped in the checkpoint, whose code rotates backwards.
+    swapped_rotary: bool = False
     # Whether the routing bias of a layer is stored as [1, experts], not as [experts].
     bias_is_row: bool = False
     # Whether the trainer computes it; else it is planned alone.

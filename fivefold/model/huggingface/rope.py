@@ -40,6 +40,10 @@ class Rotary(Record):
     truncate: bool = True
     short_factor: tuple[Scalar, ...] = ()
     long_factor: tuple[Scalar, ...] = ()
+    llama_4_scaling_beta: Scalar | None = None
+    alpha: Positive | None = None
+    short_mscale: Positive | None = None
+    long_mscale: Positive | None = None
 
     @property
     def kind(self) -> str:
@@ -66,6 +70,23 @@ def read_rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = K
         "rope_fraction": config.partial_rotary_factor if fraction is None else fraction,
         "rope_scaling": scaling,
     }
+
+
+def read_table(config: Config) -> Rotary:
+    """Return the keys of ``rope_scaling`` or ``rope_parameters`` of a family with equal settings in all layers."""
+    return Rotary.read(config.rope_scaling or config.rope_parameters or {}, origin=f"{config.name}: rope_scaling")
+
+
+def read_temperature(config: Config) -> dict[str, Any]:
+    """Return the fields of the factor on rotated queries of Ministral 3: ``llama_4_scaling_beta`` and its steps."""
+    rotary = read_table(config)
+    scale, floor = rotary.llama_4_scaling_beta, rotary.original_max_position_embeddings
+    if scale is None or floor is None:
+        raise config.mistake(
+            "rope_parameters without llama_4_scaling_beta and original_max_position_embeddings, without which the "
+            "family's code fails; give both, llama_4_scaling_beta=0 for queries without a factor"
+        )
+    return {"temperature": {"scale": scale, "floor": floor, "rotated": True, "first": 0}}
 
 
 def read_rope_by_layers(config: Config) -> dict[str, Any]:

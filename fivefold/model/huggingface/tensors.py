@@ -37,6 +37,7 @@ class Part(NamedTuple):
     stride: int = 1
     transposed: bool = False  # the last two dims are swapped
     head: tuple[int, int, int] | None = None  # of rotary pairs: (rows per head, first and number of rotary rows)
+    swapped: bool = False  # the two halves of a head's rotary rows are swapped there, instead of interleaved
     filters: bool = False  # filters of a depthwise convolution: the tensor is [channels, 1, taps], ours lacks the 1
 
     @property
@@ -58,7 +59,10 @@ class Part(NamedTuple):
         if self.head is None:
             return places
         size, first, rotary_rows = self.head
-        last = first + rotary_rows
+        last, middle = first + rotary_rows, first + rotary_rows // 2
+        if self.swapped:
+            head_rows = [*range(first), *range(middle, last), *range(first, middle), *range(last, size)]
+            return [places[start + row] for start in range(0, rows, size) for row in head_rows]
         head_rows = [*range(first), *range(first, last, 2), *range(first + 1, last, 2), *range(last, size)]
         return [places[start + row] for start in range(0, rows, size) for row in head_rows]
 
@@ -85,9 +89,10 @@ def parts(
         **(record.stacked_tensors if stacked else {}),
     }
     weight_by_name = {weight.name: weight for weight in weights(model)}
-    interleaved_rotary = interleaved if model.mla else record.interleaved_rotary
+    reordered = interleaved if model.mla else record.interleaved_rotary or record.swapped_rotary
     for weight in weight_by_name.values():
-        yield from _parts_of(weight, model, names, weight_by_name, interleaved=interleaved_rotary)
+        for part in _parts_of(weight, model, names, weight_by_name, reordered=reordered):
+            yield part._replace(swapped=record.swapped_rotary)
     for layer in range(model.layers, model.layers + model.predicted) if copies else ():
         for inner, ours in COPIES.items():
             weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])
@@ -105,7 +110,7 @@ def bias_name(model: Model, layer: int) -> str:
 
 
 def _parts_of(
-    weight: Weight, model: Model, names: Names, every: Mapping[str, Weight], *, interleaved: bool
+    weight: Weight, model: Model, names: Names, every: Mapping[str, Weight], *, reordered: bool
 ) -> Iterator[Part]:
     """Yield the tensors that hold ``weight``: one, or one for each expert."""
     prefix, block, inner = "", "", weight.name
@@ -120,7 +125,7 @@ def _parts_of(
     if isinstance(place, Fused):
         siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
         groups = model.kv_heads if place.groups == "kv_heads" else place.groups
-        head = _rotary_rows(stem, model) if interleaved else None
+        head = _rotary_rows(stem, model) if reordered else None
         yield _fused(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")._replace(head=head)
     elif "{}" in place:
         for expert in range(weight.shape[0]):
@@ -129,7 +134,7 @@ def _parts_of(
         channels, taps = weight.shape
         yield Part(f"{prefix}{place}{leaf}", (channels, 1, taps), weight.name, filters=True)
     else:
-        head = _rotary_rows(stem, model) if interleaved else None
+        head = _rotary_rows(stem, model) if reordered else None
         yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight))
 
 

@@ -1,6 +1,6 @@
 """Self-attention on rows [R, D], R = B · T: grouped-query (GQA), or multi-head latent (MLA, arXiv:2405.04434).
 
-    grouped   x → q, k, v → (norm) → rope → core → out
+    grouped   x → q, k, v → (norm, clip) → rope → (norm, temperature) → core → out
     latent    x → q_down → norm → q_up;  x → kv_down → latent → norm → kv_up, and one rotary key that all heads share
 
 The core, softmax(q·kᵀ·scale, causal)·v, is flash attention with the layer's window, soft cap and sinks. It keeps q, k,
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
@@ -102,14 +103,16 @@ class GroupedAttention(_Attention):
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
         super().__init__(model, layer=layer, head_dim=model.head_dim)
-        self.head_dim, self.qk_norm = model.head_dim, model.qk_norm
+        self.head_dim, self.qk_norm, self.clip = model.head_dim, model.qk_norm, model.qkv_clip
+        self.norms_heads = model.qk_norm in ("head", "heads") or (model.qk_norm == "unit" and self.rotates)
+        self.norms_rotated = model.qk_norm_after_rope
         q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
         self.q = Linear(model.width, q_width, bias=model.qkv_bias)
         self.k = Linear(model.width, kv_width, bias=model.qkv_bias)
         self.v = Linear(model.width, kv_width, bias=model.qkv_bias)
         self.q_norm: nn.Module
         self.k_norm: nn.Module
-        if model.qk_norm == "unit" and self.rotates:  # before the rotation, which keeps the norm
+        if model.qk_norm == "unit" and self.rotates:
             self.q_norm, self.k_norm = (UnitNorm(epsilon=model.norm_epsilon) for _ in range(2))
         shapes = norm_shape(model, model.heads), norm_shape(model, model.kv_heads)
         if shapes[0] is not None and shapes[1] is not None:
@@ -121,15 +124,21 @@ class GroupedAttention(_Attention):
         q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
+        if self.clip is not None:
+            q = self.run("attention.clip.q", F.hardtanh, q, -self.clip, self.clip)
+            k = self.run("attention.clip.k", F.hardtanh, k, -self.clip, self.clip)
+            v = self.run("attention.clip.v", F.hardtanh, v, -self.clip, self.clip)
         q, k, v = (_by_head(x, rows.tokens, self.head_dim) for x in (q, k, v))
-        if self.qk_norm in ("head", "heads") or (self.qk_norm == "unit" and self.rotates):
+        if self.norms_heads and not self.norms_rotated:
             q, k = self._normed(q, k)
         if self.rotates:
             tables = rows.rotary(own=self.own_tables)
             q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
             k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
-        elif self.tempers:
-            q = self.run("rope.q", self.kernels.rotate_first, q, *rows.temperature())
+        if self.norms_heads and self.norms_rotated:
+            q, k = self._normed(q, k)
+        if self.tempers:
+            q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return q, k, v
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +178,7 @@ class LatentAttention(_Attention):
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self.run("attention.kv_norm", self.kv_norm, latent)
         if self.bare:
-            return self._absorbed_heads(q, latent, key, cos_TH, sin_TH)
+            return self._absorbed_heads(q, latent, key, rows)
         kv = self.run("attention.kv_up", self.kv_up, latent)
         # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
@@ -177,14 +186,16 @@ class LatentAttention(_Attention):
             "rope.q", self.kernels.rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH
         )
         k = self.run("rope.k", self.kernels.append_rotated, k, key, cos_TH, sin_TH)
+        if self.tempers:
+            q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return q, k, v
 
-    def _absorbed_heads(
-        self, q: Tensor, latent: Tensor, key: Tensor, cos_TH: Tensor, sin_TH: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
-        mla, tokens = self.mla, cos_TH.shape[0]
+        mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
         q = self.kernels.rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        if self.tempers:
+            q = self.kernels.rotate_first(q, *rows.temperature())
         rotated_key = self.kernels.rotate_last(key, cos_TH, sin_TH)
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), rotated_key), dim=-1)
         return q, k, k[..., : mla.kv_rank]

@@ -1,4 +1,4 @@
-"""The embedding: rows of a table, times a factor (Gemma), plus learned positions (GPT-2).
+"""The embedding: rows of a table, times a factor (Gemma), plus learned positions (GPT-2), normed (nanochat).
 
 x[r] = scale · tokens[id of r] + positions[place of r in its sequence]
 """
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.dropout import EMBEDDING, Dropout
+from fivefold.trainer.model.norm import UnitNorm
 from fivefold.trainer.model.operation import Run, direct
 
 Places = Callable[[], Tensor]
@@ -36,6 +37,7 @@ class Embed(nn.Module):
         self.positions = _table(model.positions, model.width) if model.position == "learned" else None
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _all_rows
+        self.norm = UnitNorm(epsilon=model.norm_epsilon) if model.embedding_norm else None
         rate = model.dropout_rates.embedding
         self.drop = Dropout(rate, place=EMBEDDING) if rate else None
 
@@ -55,6 +57,8 @@ class Embed(nn.Module):
                 return self.own_rows(positions.repeat(batch))
 
             x_RD = self.run("embed.positions", add_positions, x_RD, self.positions.weight, places)
+        if self.norm is not None:
+            x_RD = self.run("embed.norm", self.norm, x_RD)
         if self.drop is not None and keys_B is not None:
             x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens_BT.shape[1])
         return x_RD

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fivefold.model.norms import NormName
+from fivefold.model.norms import NORMS, NormName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.norms import Sums, spread_layer_norm, spread_rms_norm
@@ -34,15 +34,17 @@ class RmsNorm(nn.Module):
 
 
 class UnitNorm(nn.Module):
-    """RMSNorm over the last dim [..., D] without weights."""
+    """RMSNorm over the last dim [..., D] without weights; ``centered``: LayerNorm."""
 
-    def __init__(self, *, epsilon: float) -> None:
+    def __init__(self, *, epsilon: float, centered: bool = False) -> None:
         super().__init__()
         self.kernels: Kernels = EAGER
-        self.epsilon = epsilon
+        self.epsilon, self.centered = epsilon, centered
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [..., D] → [..., D], computed in fp32."""
+        if self.centered:
+            return self.kernels.layer_norm(x, None, None, epsilon=self.epsilon)
         return self.kernels.rms_norm(x, None, epsilon=self.epsilon)
 
 
@@ -66,9 +68,11 @@ class LayerNorm(nn.Module):
         return self.kernels.layer_norm(x, self.weight, self.bias, epsilon=self.epsilon, plus_one=self.plus_one)
 
 
-def norm(model: Model, *shape: int, epsilon: float | None = None) -> RmsNorm | LayerNorm:
+def norm(model: Model, *shape: int, epsilon: float | None = None) -> RmsNorm | LayerNorm | UnitNorm:
     """Build a norm of the kind that ``model`` has; ``epsilon`` defaults to the model's."""
     epsilon = model.norm_epsilon if epsilon is None else epsilon
+    if not model.norm_weight:
+        return UnitNorm(epsilon=epsilon, centered=NORMS[model.norm].statistics == 2)
     return BUILDERS[model.norm](model, shape, epsilon)
 
 

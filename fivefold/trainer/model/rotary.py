@@ -59,14 +59,14 @@ def tables_of(
     )
     if model.temperature is None or len(model.table_dims) == len(sliding_kinds):
         return tables
-    return *tables, *_temperature(model.temperature, positions, head_dim=model.head_dim, dtype=dtype, device=device)
+    return *tables, *_temperature(model.temperature, positions, head_dim=model.score_dim, dtype=dtype, device=device)
 
 
 def _temperature(
     rule: Temperature, positions: Tensor, *, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the factors of ``positions`` as tables that rotate nothing: cos and sin [T, 1, H], of which sin is 0."""
-    steps = torch.div(positions.to(device, torch.float64) + 1, rule.floor, rounding_mode="floor")
+    steps = torch.div(positions.to(device, torch.float64) + rule.first, rule.floor, rounding_mode="floor")
     factors = (1 + rule.scale * steps.log1p()).to(dtype)[:, None, None].expand(-1, 1, head_dim).contiguous()
     return factors, torch.zeros_like(factors)
 

@@ -28,6 +28,27 @@ CASES = (
     (SMALL.replace(name="odd heads", head_dim=5, position="learned", positions=64), "tp2"),
     (SMALL.replace(name="odd latent", kv_heads=8, head_dim=5, mla=LATENT.replace(nope_dim=5)), "dp2 zero1"),
     (SMALL.replace(name="no positions", position="none", temperature=Temperature(floor=4, scale=0.5)), "cp2"),
+    (SMALL.replace(name="unweighted, clipped", norm="layernorm", norm_weight=False, qkv_clip=0.3), "tp2 pp2 zero1"),
+    (
+        SMALL.replace(
+            name="normed after rope",
+            qk_norm="head",
+            qk_norm_after_rope=True,
+            norm_weight=True,
+            embedding_norm=True,
+            temperature=Temperature(rotated=True, first=0, floor=4, scale=0.5),
+        ),
+        "dp2 tp2 zero3",
+    ),
+    (
+        SMALL.replace(
+            name="latent, temperature",
+            kv_heads=8,
+            mla=LATENT,
+            temperature=Temperature(rotated=True, first=0, floor=4, scale=0.5),
+        ),
+        "tp2 pp2",
+    ),
 )
 
 

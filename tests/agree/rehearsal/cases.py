@@ -103,6 +103,16 @@ OWN: Mapping[str, Model] = {
             weighs="inputs",
         ),
     ),
+    "hunyuan": TINY.replace(qk_norm="head", qk_norm_after_rope=True, temperature=Temperature(rotated=True, floor=16)),
+    "nanochat": TINY.replace(
+        norm_weight=False, embedding_norm=True, qk_norm="unit", qk_norm_after_rope=True, mlp="plain", activation="relu2"
+    ),
+    "clipped": TINY.replace(norm="layernorm", norm_weight=False, qkv_clip=0.5),
+    "latent, temperature": TINY.replace(
+        kv_heads=8,
+        temperature=Temperature(rotated=True, floor=16),
+        mla=MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6),
+    ),
     "latent, sinks": TINY.replace(
         kv_heads=8, attention_sinks=True, mla=MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6)
     ),

@@ -108,6 +108,15 @@ CASES = (
     Case("centred", 3, "dp2 tp4 zero1 mbs1 ac=full", 192, 8),
     Case("granite", 3, "dp2 tp2 zero1 mbs2 ac=selective", 192, 8),
     Case("granite", 4, "dp2 pp2 dualpipev zero3 mbs1", 192, 8),
+    # norms after the rotation and without weights, clipped queries, factors on rotated queries
+    Case("hunyuan", 4, "dp2 tp2 zero1 mbs1 ac=full", 192, 8),
+    Case("hunyuan", 4, "dp2 pp2 zb1p zero3 mbs1 ac=norm+qkv", 192, 8, "fp32"),
+    Case("nanochat", 4, "dp2 pp2 tp2 zero1 mbs1", 192, 8),
+    Case("nanochat", 4, "dp2 zero3 mbs2 ac=rope+out", 192, 8, "fp32"),
+    Case("clipped", 4, "dp2 tp2 zero3 mbs1", 192, 8),
+    Case("clipped", 4, "cp2 pp2 zb1p mbs1 ac=selective", 192, 8, "fp32", "gloo"),
+    Case("latent, temperature", 4, "dp2 tp2 zero1 mbs1", 192, 8),
+    Case("latent, temperature", 4, "cp2 pp2 zb1p mbs1", 192, 8, "fp32"),
     # token mixers other than attention
     Case("convolution", 4, "dp2 zero3 mbs2", 192, 8),
     Case("convolution", 4, "dp2 zero1 mbs1 ac=core+out", 192, 8, "fp32"),

@@ -1,19 +1,56 @@
-"""Hunyuan (Hy) 3."""
+"""Hunyuan 1, dense and with experts, and Hunyuan (Hy) 3."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
     read_attention_bias,
     read_biased_experts,
+    read_experts,
+    read_head_dim,
     read_mlp_layer_types,
 )
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.rope import read_rope, read_table
 from fivefold.model.spec import Model
+
+V1_KEYS = drop_keys(decoder.KEYS, "original_max_position_embeddings") | same("attention_bias")
+V1_DEFAULTS = {
+    **decoder.DEFAULTS,
+    "vocab_size": 290_943,
+    "intermediate_size": 11_008,
+    "norm_epsilon": 1e-5,
+}
+V1_NORMS = {"attention.q_norm": "self_attn.query_layernorm", "attention.k_norm": "self_attn.key_layernorm"}
+SHARED_TENSORS = {f"moe.shared.{part}": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")}
+
+
+def _build_v1(config: Config, **of_family: Any) -> Model:
+    """Build Hunyuan 1: Llama with norms of queries and keys after their rotation.
+
+    A scaling "dynamic" with ``alpha`` is a larger base: θ · alpha^(dim / (dim − 2)), whatever the length.
+    """
+    rotary, dim = read_table(config), read_head_dim(config)
+    if rotary.kind == "dynamic" and rotary.alpha:
+        if config.head_dim is None or dim <= 2:
+            raise config.mistake(f"head_dim={config.head_dim} with alpha, with which the family's code fails; give it")
+        theta = (rotary.rope_theta or config.rope_theta) * rotary.alpha ** (dim / (dim - 2))
+        rope: dict[str, Any] = {"rope_theta": theta}
+    else:
+        rope = read_rope(config)
+    fields = {"qk_norm": "head", "qk_norm_after_rope": True}
+    return build_model(config, **rope, **read_attention_bias(config), **fields, **of_family)
+
+
+def _build_v1_moe(config: Config) -> Model:
+    """Build Hunyuan 1 with experts in every layer, and a shared one of the same width."""
+    moe = read_experts(config) | {"shared_experts": 1, "balance": "none"}
+    return _build_v1(config, moe=moe)
 
 
 def _build_hy_v3(config: Config) -> Model:
@@ -23,6 +60,29 @@ def _build_hy_v3(config: Config) -> Model:
     return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
 
 
+HUNYUAN_DENSE = Family(
+    model_type="hunyuan_v1_dense",
+    architecture="HunYuanDenseV1ForCausalLM",
+    keys=V1_KEYS,
+    defaults=V1_DEFAULTS,
+    to_model=_build_v1,
+    tensors=decoder.TENSORS | V1_NORMS,
+)
+HUNYUAN_MOE = Family(
+    model_type="hunyuan_v1_moe",
+    architecture="HunYuanMoEV1ForCausalLM",
+    keys=V1_KEYS
+    | {
+        "num_experts_per_tok": "num_experts_per_tok",
+        "moe_topk": "num_experts_per_tok",
+        "num_local_experts": "num_experts",
+        "num_experts": "num_experts",
+    },
+    defaults={**V1_DEFAULTS, "num_experts": 1, "num_experts_per_tok": 1},
+    to_model=_build_v1_moe,
+    tensors=decoder.EXPERT_TENSORS | V1_NORMS | SHARED_TENSORS | {"moe.router": "mlp.gate.wg"},
+    stacked_tensors=decoder.stack_experts(router="gate.wg"),
+)
 HY_V3 = Family(
     model_type="hy_v3",
     architecture="HYV3ForCausalLM",
@@ -52,12 +112,10 @@ HY_V3 = Family(
         "routed_scaling_factor": 2.826,
     },
     to_model=_build_hy_v3,
-    tensors=decoder.EXPERT_TENSORS
-    | {f"moe.shared.{part}": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")}
-    | {"moe.router": "mlp.router.gate", "moe.bias": "mlp.expert_bias"},
+    tensors=decoder.EXPERT_TENSORS | SHARED_TENSORS | {"moe.router": "mlp.router.gate", "moe.bias": "mlp.expert_bias"},
     stacked_tensors=decoder.stack_experts()
     | decoder.SHARED_EXPERT_TENSORS
     | {"moe.bias": "mlp.e_score_correction_bias"},
 )
 
-FAMILIES = (HY_V3,)
+FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE, HY_V3)

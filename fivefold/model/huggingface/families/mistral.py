@@ -1,13 +1,13 @@
-"""Mistral, Ministral and Mixtral."""
+"""Mistral, Ministral, Ministral 3 and Mixtral."""
 
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.rope import read_rope, read_temperature
 from fivefold.model.spec import Model
 
 DEFAULTS = {
@@ -28,6 +28,11 @@ def _build_ministral(config: Config) -> Model:
     if config.head_dim is None:
         raise config.mistake("head_dim=None, with which the family's code fails; give it")
     return _build_mistral(config)
+
+
+def _build_ministral3(config: Config) -> Model:
+    """Build Ministral 3: Mistral with a factor on rotated queries that grows with the position."""
+    return build_model(config, **read_rope(config), **read_windows(config), **read_temperature(config))
 
 
 def _build_mixtral(config: Config) -> Model:
@@ -51,6 +56,31 @@ MINISTRAL = Family(
     to_model=_build_ministral,
     tensors=decoder.TENSORS,
 )
+MINISTRAL3 = Family(
+    model_type="ministral3",
+    architecture="Ministral3ForCausalLM",
+    keys=drop_keys(decoder.KEYS, "original_max_position_embeddings") | same("sliding_window"),
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 131_072,
+        "num_hidden_layers": 34,
+        "head_dim": 128,
+        "max_position_embeddings": 262_144,
+        "norm_epsilon": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16_384,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+    to_model=_build_ministral3,
+    write=decoder.write_temperature,
+    tensors=decoder.TENSORS,
+)
 MIXTRAL = Family(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
@@ -69,5 +99,5 @@ MIXTRAL = Family(
     stacked_tensors=decoder.stack_experts(),
 )
 
-FAMILIES = (MISTRAL, MINISTRAL, MIXTRAL)
+FAMILIES = (MISTRAL, MINISTRAL, MINISTRAL3, MIXTRAL)
 WRAPPERS = (Wrapper("mistral3", "Mistral3ForConditionalGeneration", text="mistral", tied=True),)

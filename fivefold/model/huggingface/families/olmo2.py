@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, OLMoE and FlexOlmo."""
+"""OLMo 1 to 3, OLMoE and FlexOlmo."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
-from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
@@ -22,11 +22,18 @@ from fivefold.model.spec import Model
 POST_NORMS = {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"}
 TENSORS = decoder.TENSORS | POST_NORMS
 EXPERT_KEYS = decoder.EXPERT_KEYS | {"num_local_experts": "num_experts", "num_experts": "num_experts"}
+CLIP = {"clip_qkv": "qkv_clip"}
 DEFAULTS = {**decoder.DEFAULTS, "vocab_size": 50_304, "intermediate_size": 11_008, "norm_epsilon": 1e-5}
 
 
 def _build_olmo(config: Config, **of_family: Any) -> Model:
     return build_model(config, **read_attention_bias(config), **of_family, block="post", qk_norm="full")
+
+
+def _build_olmo1(config: Config) -> Model:
+    """Build OLMo 1: Llama with LayerNorms without weights, of a fixed epsilon, and queries, keys, values clipped."""
+    norms = {"norm": "layernorm", "norm_weight": False, "norm_epsilon": 1e-5}
+    return build_model(config, **read_rope(config), **read_attention_bias(config), **norms, qkv_clip=config.qkv_clip)
 
 
 def _build_olmo2(config: Config) -> Model:
@@ -57,9 +64,17 @@ def _build_olmoe(config: Config) -> Model:
             f"num_attention_heads={heads} x head_dim={head_dim} is not hidden_size={config.hidden_size}, with which "
             "the family's code fails; change one"
         )
-    return _build_flex_olmo(config).replace(block="pre")
+    return _build_flex_olmo(config).replace(block="pre", qkv_clip=config.qkv_clip)
 
 
+OLMO1 = Family(
+    model_type="olmo",
+    architecture="OlmoForCausalLM",
+    keys=drop_keys(decoder.KEYS, "rms_norm_eps") | CLIP | same("attention_bias"),
+    defaults=DEFAULTS,
+    to_model=_build_olmo1,
+    tensors=decoder.TENSORS,
+)
 OLMO2 = Family(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
@@ -105,7 +120,7 @@ FLEX_OLMO = Family(
 OLMOE = Family(
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
-    keys=decoder.KEYS | EXPERT_KEYS | same("attention_bias norm_topk_prob"),
+    keys=decoder.KEYS | EXPERT_KEYS | CLIP | same("attention_bias norm_topk_prob"),
     defaults={
         **DEFAULTS,
         "hidden_size": 2048,
@@ -118,10 +133,9 @@ OLMOE = Family(
         "router_aux_loss_coef": 0.01,
         "norm_topk_prob": False,
     },
-    supported={"clip_qkv": Supported((None,), "queries, keys and values that are clipped")},
     to_model=_build_olmoe,
     tensors=decoder.EXPERT_TENSORS,
     stacked_tensors=decoder.stack_experts(),
 )
 
-FAMILIES = (OLMO2, OLMO3, FLEX_OLMO, OLMOE)
+FAMILIES = (OLMO1, OLMO2, OLMO3, FLEX_OLMO, OLMOE)

@@ -1,13 +1,13 @@
-"""Phi-1, 1.5, 2, 3 and 4."""
+"""Phi-1, 1.5, 2, 3 and 4, and Phi-3.5-MoE."""
 
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import QKV, same
-from fivefold.model.huggingface.family import Family, Fused
-from fivefold.model.huggingface.mapping import build_model, read_windows
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
+from fivefold.model.huggingface.rope import read_rope, read_table
 from fivefold.model.spec import Model
 
 
@@ -31,6 +31,28 @@ def _build_phi3(config: Config) -> Model:
     """Build Phi-3 or Phi-4: a part of the head rotates. "su" and "yarn" were early names of longrope."""
     kinds = dict.fromkeys(("longrope", "su", "yarn"), "longrope")
     return build_model(config, **read_rope(config, partly=True, kinds=kinds), **read_windows(config))
+
+
+def _build_phimoe(config: Config) -> Model:
+    """Build Phi-3.5-MoE: LayerNorms, biases, SparseMixer's two experts; longrope with a factor of its own."""
+    rope, table = read_rope(config, kinds={"longrope": "longrope"}), read_table(config)
+    if rope["rope_scaling"] is not None:
+        if table.short_mscale is None or table.short_mscale != table.long_mscale:
+            raise config.mistake(
+                f"short_mscale={table.short_mscale} and long_mscale={table.long_mscale}: a factor by the length of the "
+                "sequence is not supported; give both the same value"
+            )
+        rope["rope_scaling"]["attention_factor"] = table.short_mscale
+    moe = read_experts(config) | {"score": "sparsemixer", "normalized": False}
+    return build_model(
+        config,
+        **rope,
+        **read_windows(config),
+        **read_attention_bias(config),
+        norm="layernorm",
+        head_bias=config.head_bias,
+        moe=moe,
+    )
 
 
 PHI = Family(
@@ -83,4 +105,32 @@ PHI3 = Family(
     tensors=decoder.TENSORS | dict.fromkeys(QKV, Fused("self_attn.qkv_proj", QKV)) | decoder.FUSED_GATE_UP,
 )
 
-FAMILIES = (PHI, PHI3)
+PHIMOE = Family(
+    model_type="phimoe",
+    architecture="PhimoeForCausalLM",
+    keys=decoder.KEYS
+    | same("attention_bias sliding_window router_aux_loss_coef")
+    | {"lm_head_bias": "head_bias", "num_local_experts": "num_experts"},
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 32_064,
+        "intermediate_size": 6400,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "router_aux_loss_coef": 0.001,
+    },
+    supported={
+        "router_jitter_noise": Supported((0.01,), "another threshold of SparseMixer"),
+        "input_jitter_noise": Supported((0,), "noise on the router's input"),
+    },
+    to_model=_build_phimoe,
+    tensors=decoder.MIXTRAL_TENSORS,
+    stacked_tensors=decoder.stack_experts(router="router"),
+    is_trained=False,
+)
+
+FAMILIES = (PHI, PHI3, PHIMOE)

@@ -78,29 +78,45 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             for name, out in sizes.items()
         ]
     ops += qkv_input.sums
-    q, k = "q", "k"
-    if model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer)):
-        ops += [_normed_heads(local, name, out=out) for name, out in (("q", q_columns), ("k", kv_columns))]
+    q, k, v = "q", "k", "v"
+    norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer))
+    if norms_heads and model.qk_norm == "full":
+        ops += [_normed_heads(local, name, name, out=out) for name, out in (("q", q_columns), ("k", kv_columns))]
         q, k = "qn", "kn"
+    if model.qkv_clip is not None:
+        columns = {q: q_columns, k: kv_columns, v: kv_columns}
+        ops += [
+            elementwise(
+                f"attention.clip.{name[0]}", "activation", (name,), f"{name}c", size=rows * out * width, keeps=(name,)
+            )
+            for name, out in columns.items()
+        ]
+        q, k, v = (f"{name}c" for name in columns)
+    if norms_heads and model.qk_norm != "full" and not model.qk_norm_after_rope:
+        ops += [_normed_heads(local, "q", q, out=q_columns), _normed_heads(local, "k", k, out=kv_columns)]
+        q, k = f"{q}n", f"{k}n"
     if model.rotates(layer):
         ops += [
             rope("rope.q", q, "qr", numel=rows * q_columns, width=width),
             rope("rope.k", k, "kr", numel=rows * kv_columns, width=width),
         ]
         q, k = "qr", "kr"
-    elif model.tempers(layer):
-        ops.append(rope("rope.q", q, "qr", numel=rows * q_columns, width=width))
-        q = "qr"
-    ops += _core(local, q=q, k=k, v="v", layer=layer)
+    if norms_heads and model.qk_norm_after_rope:
+        ops += [_normed_heads(local, "q", q, out=q_columns), _normed_heads(local, "k", k, out=kv_columns)]
+        q, k = f"{q}n", f"{k}n"
+    if model.tempers(layer):
+        ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
+        q = "qt"
+    ops += _core(local, q=q, k=k, v=v, layer=layer)
     return [*ops, *row(local, "attention.out", "o", "a", into=q_columns, outof=model.width, bias=model.out_bias)]
 
 
-def _normed_heads(local: Local, name: str, *, out: int) -> Op:
-    """Return the norm of queries or keys, ``out`` columns on this rank."""
+def _normed_heads(local: Local, name: str, source: str, *, out: int) -> Op:
+    """Return the norm of queries or keys, ``out`` columns on this rank: ``source`` → ``source``n."""
     model, rows, qk_norm = local.model, local.rows, local.model.qk_norm
     dim = out if qk_norm == "full" else model.head_dim
     heads, kind = out // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
-    op = norm(f"attention.{name}_norm", name, f"{name}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
+    op = norm(f"attention.{name}_norm", source, f"{source}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
     if qk_norm == "unit":
         return op._replace(parameters=0, gradient_widths=())
     if qk_norm == "heads":
@@ -282,7 +298,11 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
             reads=("k", *key_tensors, "kv"), differentiates=("k", *key_tensors), forward_scratch=0, backward_scratch=0
         ),
     ]
-    ops += [*up_ops, *_core(local, q="qr", k="kr", v="v", layer=layer, held="kv")]
+    q = "qr"
+    if model.tempers(layer):
+        up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
+        q = "qt"
+    ops += [*up_ops, *_core(local, q=q, k="kr", v="v", layer=layer, held="kv")]
     return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS
+from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import attention
@@ -54,6 +55,10 @@ def embedding(local: Local) -> list[Op]:
                 backward_scratch=8 * local.stream_rows,
             )
         )
+    if model.embedding_norm:
+        source, kind = next(iter(ops[-1].writes)), local.norm._replace(norm=NORMS["rmsnorm"], weight=False)
+        made = norm("embed.norm", source, "xn", rows=local.stream_rows, dim=width, width=local.width, kind=kind)
+        ops.append(over_columns(local, made))
     if model.dropout_rates.embedding:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width

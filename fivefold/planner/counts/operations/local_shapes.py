@@ -58,6 +58,7 @@ class Local:
         self.norm = NormKind(
             norm=NORMS[model.norm],
             bias=model.norm_bias,
+            weight=model.norm_weight,
             fused=self.facts.fused_norms,
             plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's separate kernels
         )

@@ -144,6 +144,7 @@ class NormKind(NamedTuple):
     bias: bool
     plain: bool
     fused: bool
+    weight: bool = True
 
 
 def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, kind: NormKind) -> Op:
@@ -151,15 +152,15 @@ def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, k
     numel = rows * dim
     copy_bytes = 0 if width == 4 else 4  # a 16-bit input is cast to fp32 first
     has_no_scratch = kind.norm.is_one_kernel and kind.fused
-    has_bias = kind.norm.has_bias and kind.bias
+    has_bias = kind.weight and kind.norm.has_bias and kind.bias
     op = Op(
         name,
         "norm",
         (source,),
         {out: numel * width, f"{out}.stat": 4 * rows * kind.norm.statistics},
         keeps=(source, f"{out}.stat"),
-        parameters=dim * (2 if has_bias else 1),
-        gradient_widths=(dim, dim) if has_bias else (dim,),
+        parameters=dim * (kind.weight + has_bias),
+        gradient_widths=(dim,) * (kind.weight + has_bias),
         moved_bytes=2 * numel * width,
         moved_backward_bytes=3 * numel * width,
         # trainer/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is

@@ -106,21 +106,30 @@ def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, plus_one: bool
+    ) -> Tensor:
         mean = x.mean(-1, keepdim=True, dtype=torch.float32)
         centred = x - mean  # fp32, because the mean is
         norm = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
         rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.plus_one, ctx.biased = plus_one, bias is not None
-        out = _times_(centred.mul_(rstd).to(x.dtype), weight, plus_one)
+        out = centred.mul_(rstd).to(x.dtype)
+        if weight is not None:
+            _times_(out, weight, plus_one)
         return out if bias is None else out.add_(bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         x, weight, mean, rstd = ctx.saved_tensors
         normal = (x - mean).mul_(rstd)  # fp32, like everything below
         product = grad * normal
+        if weight is None:
+            inner = product.mean(-1, keepdim=True)
+            del product
+            x_grad = (grad - normal.mul_(inner)).sub_(grad.mean(-1, keepdim=True, dtype=rstd.dtype))
+            return x_grad.mul_(rstd).to(x.dtype), None, None, None, None
         weight_grad = _summed(product, weight)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
@@ -132,7 +141,9 @@ class _LayerNorm(torch.autograd.Function):
         return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, bias_grad, None, None
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
+) -> Tensor:
     """Return ``(x − mean) / std · weight + bias`` over the last dim, computed in fp32.
 
     Arguments as for ``rms_norm``.

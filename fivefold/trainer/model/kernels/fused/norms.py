@@ -48,9 +48,11 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
     return out
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *, epsilon: float, plus_one: bool = False
+) -> Tensor:
     """Compute ``layer_norm`` of ``kernels/norms.py`` in one kernel, or in PyTorch if heads have their own weights."""
-    if weight.dim() > 1:
+    if weight is not None and weight.dim() > 1:
         return eager.layer_norm(x, weight, bias, epsilon=epsilon, plus_one=plus_one)
     out: Tensor = _Norm.apply(x, weight, bias, epsilon, True, plus_one)  # type: ignore[no-untyped-call]
     return out

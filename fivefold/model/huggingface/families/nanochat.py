@@ -1,0 +1,49 @@
+"""nanochat: norms without weights, of the embedding too, and after the rotation of queries and keys."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_nanochat(config: Config) -> Model:
+    """Build nanochat, whose code rotates backwards: the halves of its rotary rows are swapped in the file."""
+    return build_model(
+        config,
+        **read_rope(config),
+        **read_attention_bias(config),
+        norm_weight=False,
+        embedding_norm=True,
+        qk_norm="unit",
+        qk_norm_after_rope=True,
+        mlp="plain",
+        logit_softcap=config.final_logit_softcapping or None,
+    )
+
+
+NANOCHAT = Family(
+    model_type="nanochat",
+    architecture="NanoChatForCausalLM",
+    keys=decoder.KEYS | same("attention_bias final_logit_softcapping"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 50_304,
+        "hidden_size": 768,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 6,
+        "hidden_act": "relu2",
+        "final_logit_softcapping": 15.0,
+    },
+    to_model=_build_nanochat,
+    write=lambda model: {"final_logit_softcapping": model.logit_softcap},
+    tensors=decoder.TENSORS | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
+    swapped_rotary=True,
+)
+
+FAMILIES = (NANOCHAT,)
