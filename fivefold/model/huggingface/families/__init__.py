@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Generic, TypeVar
@@ -31,11 +32,14 @@ def import_modules(name: str | None = None) -> Iterator[ModuleType]:
 @cache
 def _words_of_modules() -> dict[str, frozenset[str]]:
     """Map each module to the words of its source: a model type and a class are one word each."""
-    folder = Path(__file__).parent
-    sources = {
-        module.name: (folder / f"{module.name}.py").read_text(encoding="utf-8") for module in iter_modules(__path__)
-    }
-    return {name: frozenset(re.findall(r"[\w-]+(?:\.\d[\w-]*)*", source)) for name, source in sources.items()}
+    words = {}
+    for module in iter_modules(__path__):
+        spec = find_spec(f"{__name__}.{module.name}")
+        assert spec is not None
+        assert isinstance(spec.loader, InspectLoader)
+        source = spec.loader.get_source(spec.name) or ""
+        words[module.name] = frozenset(re.findall(r"[\w-]+", source))
+    return words
 
 
 def list_families(modules: list[ModuleType]) -> Iterator[Family]:
