@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from transformers import get_scheduler
 
 from fivefold.adapter import Adapter
 from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.huggingface.keys import FILLED, OF_WIDTH
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
@@ -214,6 +218,45 @@ def test_axolotl_trains_in_bf16_unless_its_file_says_otherwise(lines: str, preci
     assert result.job is not None, result.missing
     assert result.job.precision.name == precision
     assert ("fp16" in {item.key for item in result.approximated}) == (lines == "fp16: true\n")
+
+
+def test_axolotls_version_of_fsdp_may_be_off(tmp_path: Path) -> None:
+    """It is the version of fsdp_config, and alone does not turn FSDP on; off, it is said like every other key."""
+    off = of({"fft.yaml": AXOLOTL + "fsdp_version: false\n"}, tmp_path)
+    plain = of({"fft.yaml": AXOLOTL}, tmp_path)
+    assert (off.layout, off.job, off.not_understood) == (plain.layout, plain.job, plain.not_understood)
+    assert "fsdp_version" in {key.key for key in off.understood}
+    assert "fsdp_version" not in {key.key for key in plain.understood}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping",
+        "optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay",
+        "scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps",
+        "scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled",
+    ],
+)  # fmt: skip
+def test_auto_is_a_value_where_transformers_fills_it(key: str) -> None:
+    """Against its own list: fill_match and fill_only of transformers/integrations/deepspeed.py."""
+    source = Path(transformers.__file__).with_name("integrations").joinpath("deepspeed.py").read_text()
+    filled = set(re.findall(r'fill_(?:match|only)\(\s*"([a-z0-9_.]+)"', source))
+    assert key in filled
+    assert {f"deepspeed.{name}" for name in filled} <= FILLED | OF_WIDTH.keys()
+
+
+@pytest.mark.parametrize("key", ["zero_optimization.overlap_comm", "zero_optimization.stage", "prescale_gradients"])
+def test_auto_elsewhere_is_one_line(key: str, tmp_path: Path) -> None:
+    config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": "auto"}}
+    *groups, name = key.split(".")
+    inner = config
+    for group in groups:
+        inner = inner.setdefault(group, {})
+    inner[name] = "auto"
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f'{key}="auto" is filled by neither'):
+        read([str(tmp_path / "ds.json"), "max_length=4096"], Overrides(ranks=4, model=build_model("llama3-8b")))
 
 
 def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ def load(path: Path) -> UserFile:
     """Execute the file as an import would, not as ``__main__``; raise ``UserError`` if it fails or lacks a function."""
     source = read_text(path, kind="Python")
     name = str(path)
+    if "\0" in source:
+        number = source[: source.index("\0")].count("\n") + 1
+        raise UserError(f"{name}:{number}: has a null byte, so it is no Python; doctor takes the .py file of a module")
     module = ModuleType(f"doctored_{path.stem}", path.stem)
     module.__file__ = name
     sys.modules[module.__name__] = module  # dataclasses and pickle look up modules there
@@ -43,7 +46,8 @@ def load(path: Path) -> UserFile:
         with blaming(name):
             exec(compile(source, name, "exec"), module.__dict__)
     except SyntaxError as error:
-        raise UserError(f"{name}:{error.lineno}: {error.msg}") from None
+        line = f":{error.lineno}" if error.lineno else ""
+        raise UserError(f"{name}{line}: {error.msg}") from None
     except SystemExit:
         raise UserError(f'{name}: ends the program when it is read; put that under if __name__ == "__main__"') from None
     functions = {key: getattr(module, key, None) for key in NAMES}

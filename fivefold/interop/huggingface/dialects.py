@@ -54,6 +54,7 @@ AXOLOTL = Dialect(
     defaults={"per_device_train_batch_size": 1, "max_length": 512, "optim": "adamw_torch_fused", "bf16": True},
     table={
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
+        "fsdp_version": part("the stack: FSDP1 where fsdp_config is given, else no FSDP", None),  # off
         "rl": foreign("another objective than the next token", None),
         "unfrozen_parameters": foreign("some weights are frozen", None),
         "fp8": foreign("fp8 matmuls", None),

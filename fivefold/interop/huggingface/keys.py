@@ -155,6 +155,29 @@ OF_WIDTH: dict[str, Callable[[int], int]] = {
     f"{PREFIX}stage3_param_persistence_threshold": lambda width: 10 * width,
 }
 
+# DeepSpeed's keys for which "auto" is a value: transformers (integrations/deepspeed.py, trainer_config_process and
+# trainer_config_finalize) and accelerate (DeepSpeedPlugin) fill them with the trainer's, DeepSpeed itself no other.
+FILLED = frozenset(
+    f"deepspeed.{key}"
+    for key in (
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "train_batch_size",
+        "gradient_clipping",
+        *(f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "weight_decay")),
+        *(f"scheduler.params.{name}" for name in ("warmup_min_lr", "warmup_max_lr")),
+        *(f"scheduler.params.{name}" for name in ("warmup_num_steps", "total_num_steps")),
+        "fp16.enabled",
+        "bf16.enabled",
+        *(
+            f"zero_optimization.offload_{part}.{name}"
+            for part in ("optimizer", "param")
+            for name in ("device", "nvme_path")
+        ),
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    )
+)
+
 STAGE_3 = {
     "stage3_prefetch_bucket_size": "prefetch_bucket_size",
     "stage3_param_persistence_threshold": "param_persistence_threshold",

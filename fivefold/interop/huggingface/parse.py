@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fivefold.interop.files import document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
-from fivefold.interop.huggingface.keys import OF_WIDTH, TABLE, VERSIONS
+from fivefold.interop.huggingface.keys import FILLED, OF_WIDTH, TABLE, VERSIONS
 from fivefold.interop.keys import Values, flat
 from fivefold.interop.shell.launch import keys
 from fivefold.record import UserError
@@ -136,6 +136,8 @@ def translated(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict
         name = dialect.names.get(name, name)
         name, value = dialect.words.get((name, value) if _hashable(value) else ("", None), (name, value))
         translated_values[name] = value
+    if version is not None and not version:  # off, as Axolotl reads it: with or without fsdp_config
+        translated_values["fsdp_version"] = version
     if fsdp or version:
         translated_values["accelerate.distributed_type"] = "FSDP"
         for key, value in (fsdp or {}).items():
@@ -162,9 +164,20 @@ def _argument(key: str) -> str:
 
 
 def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return DeepSpeed's keys; ``auto`` is left to the trainer, or follows from the model's width."""
-    given = flat({"deepspeed": dict(values)}, origin=origin)
-    return {key: value for key, value in given.items() if value != "auto" or key in OF_WIDTH}
+    """Return DeepSpeed's keys without those that ``auto`` leaves to the trainer; some follow from the model's width.
+
+    A ``UserError`` for ``auto`` in a key that no trainer fills, as DeepSpeed does not start with it.
+    """
+    nested = flat({"deepspeed": dict(values)}, origin=origin)
+    given = {key: value for key, value in nested.items() if key not in FILLED or value != "auto"}
+    for key, value in given.items():
+        meaning = TABLE.get(key)
+        if value == "auto" and key not in OF_WIDTH and meaning is not None and meaning.default != "auto":
+            raise UserError(
+                f'{origin}: {key.removeprefix("deepspeed.")}="auto" is filled by neither transformers nor accelerate, '
+                "and DeepSpeed does not start with it; give its value or leave the key out"
+            )
+    return given
 
 
 def find_config_file(name: str, document: Document) -> Path | None:

@@ -75,6 +75,7 @@ class Counts:
         self._largest: Cache[tuple[LocalDegrees, Name], list[int]] = Cache()
         self._logits: Cache[LocalDegrees, int] = Cache()
         self._profiles: Cache[tuple[LocalDegrees, Name, Sums], Profile] = Cache(PROFILES)
+        self._entered: Cache[tuple[LocalDegrees, Name], EnteredUnit] = Cache()
         self._splits: Cache[tuple[LocalDegrees, Name, Sums, Waits], SplitProfile] = Cache(PROFILES)
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._parts: dict[tuple[object, ...], UnitStates] = {}
@@ -130,6 +131,13 @@ class Counts:
 
     def _entered_unit(self, part: LocalDegrees, name: Name) -> EnteredUnit:
         """Return the operations of a unit as one pass runs them, with what enters it."""
+        key = part, name
+        entered = self._entered.get(key)
+        if entered is None:
+            entered = self._entered[key] = self._enter_unit(part, name)
+        return entered
+
+    def _enter_unit(self, part: LocalDegrees, name: Name) -> EnteredUnit:
         local, width = self.local(part), self.job.precision.gradients_bytes
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)

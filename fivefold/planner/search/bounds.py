@@ -58,19 +58,23 @@ class Bounds:
         restricted.micro_batches = self.space.micro_batches(partials)
         return restricted
 
-    def memory(self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False) -> Floats:
+    def memory(
+        self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False, bare: bool = False
+    ) -> Floats:
         """Return the peak bytes of the fullest rank [n], which do not depend on the mesh order.
 
-        ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``.
+        ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``; ``bare``: for every
+        recomputation.
         """
-        partial = candidates.partial
+        partial, every = candidates.partial, self.every[self.partials.ac[candidates.partial]]
         return self._memory.peak(
             candidates,
             self.estimates,
             micro_batches=self.micro_batches[partial],
-            every=self.every[self.partials.ac[partial]],
+            every=np.full_like(every, NEVER) if bare else every,
             states=states,
             limit=limit,
+            bare=bare,
         )
 
     def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> tuple[Floats, Floats]:

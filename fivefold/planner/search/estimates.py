@@ -26,6 +26,7 @@ from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, c
 from fivefold.planner.time.stage_time import between_stages
 from fivefold.planner.time.unit_time import AXES
 
+FIRST_BLOCK = 2  # index of the first kind of block among the units, without and with recomputation
 FEW_RANKS = 2  # ranks of cp and ep from whose figures those of more are scaled
 
 
@@ -67,29 +68,30 @@ class Estimates(Tables):
         often = {"step": False, "micro_batch": True}.get(job.stack.reduce, s.pp == 1)
         return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & often)
 
-    def profiles(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+    def profiles(self, candidates: CandidateLayouts, *, limit: bool = False, bare: bool = False) -> Floats:
         """Return bytes [n, (kept, backward peak above it), units].
 
-        ``limit``: lower bounds, as in ``_bytes``.
+        ``limit``: lower bounds, as in ``_bytes``; ``bare``: for every recomputation.
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
             whole = self.counts.profile(part, name)
             return whole.kept_bytes, whole.backward_peak_bytes - whole.kept_bytes
 
-        return self._bytes("profiles", candidates, make, limit=limit)
+        return self._bytes("profiles", candidates, make, limit=limit, bare=bare)
 
-    def splits(self, candidates: CandidateLayouts, *, limit: bool = False) -> Floats:
+    def splits(self, candidates: CandidateLayouts, *, limit: bool = False, bare: bool = False) -> Floats:
         """Return bytes [n, (backward peak above what is kept, kept for W), units].
 
-        Weight gradients of the backward are deferred. ``limit``: of the second lower bounds, as in ``_bytes``.
+        Weight gradients of the backward are deferred. ``limit``: of the second lower bounds, as in ``_bytes``;
+        ``bare``: for every recomputation.
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
             kept, split = self.counts.profile(part, name).kept_bytes, self.counts.split(part, name)
             return split.backward_peak_bytes - kept, split.late_bytes
 
-        return self._bytes("splits", candidates, make, limit=limit)
+        return self._bytes("splits", candidates, make, limit=limit, bare=bare)
 
     def births(self, candidates: CandidateLayouts, birth: AllocatedGradients) -> Floats:
         """Return a lower bound in bytes [n, units] of a backward that allocates gradients.
@@ -127,8 +129,9 @@ class Estimates(Tables):
         count: Callable[[LocalDegrees, Name], Sequence[int]],
         *,
         limit: bool,
+        bare: bool,
     ) -> Floats:
-        """Return figures of every unit.
+        """Return figures of every unit; ``bare``: the minimum of each over all recomputations.
 
         With ``limit`` they are scaled, as lower bounds, from those of few parts: MANY sequences unless mbs is 1, as the
         halves of one sequence are views and those of several are copies; at most two ranks of cp; and of many
@@ -149,11 +152,19 @@ class Estimates(Tables):
                 one = self.counts.model.moe is not None and part.ep == self.counts.model.moe.experts
                 few = min(part.ep, FEW_RANKS) if many == LARGE_MICRO_BATCH and not one else part.ep
                 part = part._replace(cp=min(part.cp, FEW_RANKS), ep=few)
-            return np.array(
-                [count(run_part(part, run), self._representative_unit(run.name)) for run in self.runs], float
-            ).T
+            parts = [part._replace(recomputed=groups) for groups in self._groups] if bare else [part]
+            rows = [
+                [count(run_part(part, run), self._representative_unit(run.name)) for run in self.runs] for part in parts
+            ]
+            least: Floats = np.array(rows, float).min(axis=0).T
+            if bare:
+                for again in range(FIRST_BLOCK, len(self.runs), 2):  # whether it is recomputed or not
+                    least[:, again : again + 2] = least[:, again : again + 2].min(axis=1, keepdims=True)
+            return least
 
-        totals = self._table(name, candidates, [many, piped, cp, kind, tp, inner, sp, ep, etp, recomputed], make)
+        columns = [many, piped, cp, kind, tp, inner, sp, ep, etp]
+        name, columns = (f"bare {name}", columns) if bare else (name, [*columns, recomputed])
+        totals = self._table(name, candidates, columns, make)
         scale = s.mbs / many * cp / s.cp
         return np.asarray(totals * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
 

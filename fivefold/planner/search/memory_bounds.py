@@ -155,21 +155,24 @@ class MemoryBounds:
         every: Ints,
         states: Floats | None = None,
         limit: bool = False,
+        bare: bool = False,
     ) -> Floats:
         """Return peak bytes of the fullest rank [n], which do not depend on the mesh order.
 
         ``micro_batches`` and ``every``: of each candidate. ``states``: instead of those of the candidates' ZeRO stage;
-        ``limit`` as in ``Estimates``.
+        ``limit`` and ``bare`` as in ``Estimates``.
         """
         pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
-        kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit), 1, 0)
+        kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit, bare=bare), 1, 0)
         state_bytes = estimates.states(candidates) if states is None else states
         rest, during, ends, gathered, _, ahead, fresh, made = np.moveaxis(state_bytes, 1, 0)
         split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
         deferred = np.zeros_like(kept)
         if len(split):  # what a B needs grows with the micro-batch by fits and starts
             above = above.copy()
-            needed, deferred[split] = np.moveaxis(estimates.splits(candidates.take(split), limit=limit), 1, 0)
+            needed, deferred[split] = np.moveaxis(
+                estimates.splits(candidates.take(split), limit=limit, bare=bare), 1, 0
+            )
             above[split] = 0 if limit else np.maximum(0.0, needed)
         base, last, alone = over(pipe.held, rest), over(pipe.held, ends), pipe.pp == 1
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs

@@ -42,6 +42,7 @@ class Tables:
         self.measured = planner.machine.calibration is not None
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
+        self._groups = distinct
         self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
         self._tables = dict(known)
 

@@ -21,6 +21,7 @@ SCOUTS, LIKELY = 400, 8  # partial layouts explored before all others, of so man
 FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
 SCHEDULES = 4000  # of them, the most promising of all
 FEW_FIT = 40  # layouts whose memory is counted before one is found that fits: then few fit
+REFINED = 4 * 60  # candidates whose exact bound is computed where time does not matter
 PARTIALS, TRIED, BEST = 1500, 60, 4  # of them with a recomputation; estimated; whose other schedules are tried
 
 
@@ -121,6 +122,8 @@ def _try(solver: BranchAndBound, bounds: Bounds, some: CandidateLayouts) -> None
     """Evaluate the most promising of some candidates that may fit; nothing of none."""
     if not len(some.zero):
         return
+    if not (solver.timed or solver.incumbents.any_will_do):  # the smallest are near those of the limits
+        some = some.take(np.argsort(bounds.memory(some, limit=True), kind="stable")[:REFINED])
     size = bounds.memory(some)
     fits = size <= solver.incumbents.largest_peak
     some, size = some.take(fits), size[fits]

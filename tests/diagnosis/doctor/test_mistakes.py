@@ -39,6 +39,7 @@ def in_loss(body: str) -> str:
     ("text", "begins", "holds"),
     [
         ("x = (\n", "mine.py:1: ", "never closed"),
+        ("x = 1\ny = '\0'\n", "mine.py:2: has a null byte", "doctor takes the .py file"),
         ("x = 1\n", "mine.py: has no function 'model'", "def model()"),
         (MODEL, "mine.py: has no function 'loss'", "def loss(model)"),
         (MODEL + "def losses(m): ...\n", "mine.py: has no function 'loss'", "did you mean 'losses'"),

@@ -64,6 +64,8 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
     light = bounds.estimates.lightest(candidates)
     sizes = [bounds.resting()[candidates.partial]]
     sizes += [bounds.memory(candidates, states=states, limit=limit) for states in (None, light) for limit in (0, 1)]
+    if "activations" not in planner.job.offload:
+        sizes.append(bounds.memory(candidates, states=light, limit=True, bare=True))
     seconds = [np.zeros(len(candidates.partial))]
     if timed:
         floors = [bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)]

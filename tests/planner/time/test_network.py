@@ -118,6 +118,17 @@ def test_the_switch_adds():
     assert network.seconds("all_reduce", 8 * 10**9, Group(4, 1)) == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_switch_adds_on_one_node_and_on_two_alone():
+    """Where the NICs are no limit, so that a price of the switch over more nodes would be seen."""
+    switched, plain = (Network(round_machine(near=40e9, far=4e12, reduction=switch)) for switch in (250e9, None))
+    for nodes in range(1, 6):
+        seconds, without = (
+            network.seconds("all_reduce", 8 * 10**9, Group(4 * nodes, 1)) for network in (switched, plain)
+        )
+        assert (seconds < without) == (nodes <= 2), nodes
+        assert (seconds == without) == (nodes > 2), nodes
+
+
 def test_measured_curves_come_first():
     points = [("all_reduce", 4, 10**3, 1e-4), ("all_reduce", 4, 10**5, 1e-2), ("all_reduce", 2, 10**4, 5.0)]
     measured = tuple(CollectivePoint(collective=c, ranks=r, bytes=b, seconds=s) for c, r, b, s in points)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from fivefold.planner.counts.operations.op import Op, is_weight_cast
@@ -63,8 +65,9 @@ class Gradient:
         return 0 if self.users else self.bytes
 
 
-class EnteredUnit(NamedTuple):
-    """A unit as a pass runs it.
+@dataclass(frozen=True)
+class EnteredUnit:
+    """A unit as a pass runs it, with what every backward of it begins from.
 
     ``entry``: the tensor that it reads; ``gradient_width``: bytes per element of a weight gradient.
     """
@@ -74,12 +77,35 @@ class EnteredUnit(NamedTuple):
     entry_bytes: int
     gradient_width: int
 
+    @cached_property
+    def forward(self) -> PlayedForward:
+        """Return the result of its forward."""
+        return _play_forward(self)
+
+    @cached_property
+    def gradient_sizes(self) -> dict[str, int]:
+        """Return the bytes of the gradient of each tensor."""
+        sizes = {name: size for op in self.unit.ops if op.gradients for name, size in op.gradients.items()}
+        return self.forward.sizes | sizes
+
+    @cached_property
+    def recomputed_before(self) -> dict[int, list[str]]:
+        """Return the dropped tensors recomputed before the backward of an operation, by its index."""
+        return _recomputed_before(self.unit)
+
+    @cached_property
+    def last_reduced(self) -> str:
+        """Return the operation that makes the last gradient of its experts, or of a loss; "" if there is none."""
+        return next(
+            (op.name for op in self.unit.ops if op.gradient_widths and (is_expert(op) or op.kind == "loss")), ""
+        )
+
 
 class PlayedForward(NamedTuple):
     """The result of a unit's forward: the bytes by tensor that are left to its backward, and its peak."""
 
     sizes: dict[str, int]
-    keepers: Counter[str]  # number of operations that keep each tensor
+    keepers: dict[str, int]  # number of operations that keep each tensor
     peak: int
     kept: int  # kept for the backward, without the output
     cached: int  # dropped casts of weights
@@ -131,8 +157,8 @@ def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
 
 def play(entered: EnteredUnit, *, sums: Sums) -> Profile:
     """Return the live bytes of one unit; ``sums``: allocated by the first gradients, empty if allocated before."""
-    forward = _play_forward(entered)
-    backward = Backward(entered, forward, sums=sums)
+    forward = entered.forward
+    backward = Backward(entered, sums=sums)
     backward.run()
     return Profile(
         forward.kept,
@@ -152,8 +178,8 @@ def play_graph(entered: EnteredUnit, *, sums: Sums) -> SplitProfile:
     In B nothing that the forward kept is freed, except, at its end, what lies above the last weight; W makes the
     gradients from the first weight to the last.
     """
-    unit, width, forward = entered.unit, entered.gradient_width, _play_forward(entered)
-    backward = Backward(entered, forward, sums=sums, split=True, graph=True)
+    unit, width, forward = entered.unit, entered.gradient_width, entered.forward
+    backward = Backward(entered, sums=sums, split=True, graph=True)
     backward.run()
     deferred_ops = sorted(backward.held)
     last_deferred = max(deferred_ops, default=-1)
@@ -187,7 +213,7 @@ def play_split(entered: EnteredUnit, *, sums: Sums, waits: Waits = NO_WAITS) -> 
     ``waits``: gradients made in B that wait for W.
     """
     unit, width = entered.unit, entered.gradient_width
-    backward = Backward(entered, _play_forward(entered), sums=sums, split=True, waits=waits)
+    backward = Backward(entered, sums=sums, split=True, waits=waits)
     backward.run()
     deferred_bytes, weights_peak, table_peak, experts_peak, last_bytes, expert_bytes, made_bytes = (
         backward.late,
@@ -251,7 +277,7 @@ def _play_forward(entered: EnteredUnit) -> PlayedForward:
         peak = max(peak, live + op.forward_scratch)
         live -= sum(sizes[name] for name in {*op.reads, *op.writes} - held_names if last_use[name] == index)
     cached_bytes = sum(sizes[name] for name in cached)
-    return PlayedForward(sizes, keepers, peak, live - sizes[result] - cached_bytes, cached_bytes)
+    return PlayedForward(sizes, dict(keepers), peak, live - sizes[result] - cached_bytes, cached_bytes)
 
 
 class Backward:
@@ -260,32 +286,27 @@ class Backward:
     def __init__(
         self,
         entered: EnteredUnit,
-        ahead: PlayedForward,
         *,
         sums: Sums,
         split: bool = False,
         waits: Waits = NO_WAITS,
         graph: bool = False,
     ) -> None:
-        unit = entered.unit
+        unit, ahead = entered.unit, entered.forward
         self.ops, self.sizes, self.keepers = unit.ops, ahead.sizes, ahead.keepers.copy()
         self.width, self.split, self.graph, self.stay = entered.gradient_width, split, graph, sums.held
         self.unborn = {"dense": sums.dense, "experts": sums.experts} | ({"table": sums.table} if sums.table else {})
         tables = ("embedding",) if sums.table or sums.tied else ()
         self.into_table = (*tables, *(("head.out", "loss") if sums.tied else ()))
         self.reduction = sums.reduced, sums.gone
-        closing = (op.name for op in unit.ops if op.gradient_widths and (is_expert(op) or op.kind == "loss"))
-        self.closing = next(closing, "")
+        self.closing = entered.last_reduced
         self.held: dict[int, int] = {}  # bytes kept for W, by operation
         self.together, self.biases_wait = waits.others and any(map(is_put_off, unit.ops)), waits.biases
         self.waiting: dict[int, int] = {}  # bytes of gradients that wait for W, by operation
         self.kept_for_w: set[str] = set()  # kept tensors that W reads
         self.late = 0
         self.overwritten: set[str] = set()  # kept tensors that became gradients
-        self.gradient = ahead.sizes | {
-            name: size for op in unit.ops if op.gradients for name, size in op.gradients.items()
-        }
-        self.revived = _recomputed_before(unit)
+        self.gradient, self.revived = entered.gradient_sizes, entered.recomputed_before
         self.grads: dict[str, Gradient] = {}
         self.live = self.peak = self.sums = 0
         self.kept = self.kept_then = ahead.kept
@@ -390,7 +411,8 @@ class Backward:
 
     def _free_kept(self, op: Op, targets: Sequence[str]) -> None:
         """Free the tensors that no later operation of the backward keeps; in place, one becomes a gradient."""
-        self.keepers.subtract(op.keeps)
+        for name in op.keeps:
+            self.keepers[name] -= 1
         if self.graph:  # the graph keeps everything that no gradient overwrites
             self.overwritten |= set(op.keeps) & set(targets) if op.in_place else set()
             self.kept -= sum(self.sizes[name] for name in set(op.keeps) & set(targets)) if op.in_place else 0

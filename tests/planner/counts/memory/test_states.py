@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import memory
+from fivefold.stack.catalog import build_stack
 
 MODEL = Model(name="m", layers=8, width=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096, vocab=32768)
 
@@ -59,6 +61,20 @@ def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_p
     result = memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
     rel = 3e-4 if kind == "adamw8bit" else 1e-4  # its vectors keep fp32
     assert result == pytest.approx(per_parameter * MODEL.parameters, rel=rel)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_flat_shard_has_one_step_count(zero: int) -> None:
+    """DeepSpeed updates a rank's shard of all weights as one tensor, and AdamW counts steps per tensor."""
+    shard = MODEL.parameters // 2
+    flat = torch.nn.Parameter(torch.zeros(64))
+    optimizer = torch.optim.AdamW([flat])
+    flat.grad = torch.ones_like(flat)
+    optimizer.step()
+    states = sum(state.numel() * state.element_size() for state in optimizer.state[flat].values())
+    job = Job(sequence=16, global_batch=4, stack=build_stack("deepspeed"))
+    found = memory(Counts(MODEL, job), Layout(dp=2, zero=zero))[0].optimizer_bytes
+    assert found == states + 8 * (shard - 64)
 
 
 def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> None:
