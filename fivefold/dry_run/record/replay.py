@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from fivefold.dry_run.record.recording import (
     DELIVER,
     PUT_OFF,
     Chunk,
+    Events,
     G,
     Made,
     NotReplayable,
@@ -32,7 +34,7 @@ from fivefold.dry_run.record.recording import (
     recording_of,
     steps_of,
 )
-from fivefold.dry_run.record.tape import ALLOC, Tape
+from fivefold.dry_run.record.tape import ALLOC, KERNEL, Tape
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers
 from fivefold.model.spec import Model
@@ -41,6 +43,7 @@ from fivefold.trainer.build import Built
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import WgradStore, Work
 from fivefold.trainer.model.transformer import Head
+from fivefold.trainer.parallel.gradients import Gradients
 from fivefold.trainer.parallel.pipeline import exit_of, run_backward
 
 
@@ -63,6 +66,8 @@ def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Re
             wgrad_store=built.wgrad_store,
             recorder=recorder,
         ).forward
+    for unit in built.units:
+        unit.gradients.accumulate = SumPlayer(unit.gradients, recorder).accumulate  # type: ignore[method-assign]
     head = built.module.head
     if model.mtp is not None:  # the head then contains blocks, and has more inputs
         return
@@ -259,6 +264,32 @@ class Played:
         tensor, self.made = self.made, None
         assert tensor is not None
         return tensor
+
+
+class SumPlayer:
+    """A replacement of ``Gradients.accumulate``: adding to an earlier sum does the same for every micro-batch."""
+
+    def __init__(self, gradients: Gradients, recorder: Recorder) -> None:
+        self.gradients, self.inner, self.recorder = gradients, gradients.accumulate, recorder
+        self._events: dict[tuple[int, str], Events] = {}  # by weight and running module, on the current tape
+        self._tape: Tape | None = None
+
+    def accumulate(self, index: int, gradient: Tensor | Cast | None) -> None:
+        """Run the first sum of each weight on a tape, and replay its kernels for the others."""
+        recorder = self.recorder
+        if recorder.tape is not self._tape:
+            self._tape, self._events = recorder.tape, {}
+        key = index, recorder.places.where()
+        if not self.gradients.holds_sum(index):
+            self.inner(index, gradient)
+        elif key in self._events:
+            recorder.play(self._events[key], live_bytes=0)
+        else:
+            start = recorder.place()
+            self.inner(index, gradient)
+            events = np.array(recorder.tape.events[4 * start : 4 * recorder.place()], dtype=np.int64).reshape(-1, 4)
+            if (events[:, 0] == KERNEL).all():  # else it allocates
+                self._events[key] = events
 
 
 class _GraphEnd:

@@ -77,7 +77,7 @@ class Regions:
         label, wrap = self.recorder.label, self.recorder.wrap
         self._wrap(unit, "gather", wrap(label("op", "weights.gather"), unit.gather))
         gradients = unit.gradients
-        self._wrap(gradients, "_add", wrap(label("op", "gradients.sum"), gradients._add))
+        self._wrap(gradients, "accumulate", wrap(label("op", "gradients.sum"), gradients.accumulate))
         self._wrap(gradients, "_reduce", wrap(label("call", "reduce"), gradients._reduce))
         self._wrap(gradients, "finish", wrap(label("reduce", "reduce gradients"), gradients.finish))
 

@@ -104,6 +104,9 @@ class Gradients:
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None  # the accumulation buffer
         self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
+        self._targets: dict[
+            int, tuple[Tensor, ...]
+        ] = {}  # by weight: its full rows of _columns, and the last one's part
         self._received = [0] * len(shards)  # since the last reduction
         self._begun = 0  # reductions of this step
         self._reducing: Pending | None = None
@@ -123,7 +126,7 @@ class Gradients:
     def updated(self) -> None:
         """Drop the gradients, which the optimizer has used."""
         self._sums = self.reduced = None
-        self._columns, self._begun = (), 0
+        self._columns, self._targets, self._begun = (), {}, 0
         self._received = [0] * len(self.shards)
         for shard in self.shards:
             shard.weight.grad = None
@@ -142,7 +145,7 @@ class Gradients:
 
         The last of the expected gradients starts the reduction.
         """
-        self._add(index, gradient)
+        self.accumulate(index, gradient)
         self._received[index] += 1
         if self._received == self.expected:
             self._received = [0] * len(self.shards)
@@ -157,7 +160,11 @@ class Gradients:
             self._columns = self._sums.split(self.sizes, dim=1)
         return self._columns[index]
 
-    def _add(self, index: int, gradient: Tensor | Cast | None) -> None:
+    def holds_sum(self, index: int) -> bool:
+        """Return whether the next gradient of a weight is added to earlier ones, and no reduction is waited for."""
+        return self._received[index] > 0 and self._sums is not None and self._reducing is None
+
+    def accumulate(self, index: int, gradient: Tensor | Cast | None) -> None:
         """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
         if gradient is None:
             return
@@ -165,13 +172,16 @@ class Gradients:
         if isinstance(gradient, Cast):
             add_cast_(columns, gradient, fresh=not self._received[index])
             return
-        flat, chunk = gradient.reshape(-1), self.sizes[index]
-        full = flat.numel() // chunk  # rows that are filled; the last ranks may have less, or nothing
-        parts = [(columns[:full], flat[: full * chunk].view(full, chunk))] if full else []
-        if flat.numel() % chunk:
-            parts.append((columns[full, : flat.numel() % chunk], flat[full * chunk :]))
-        for target, part in parts:
-            target.add_(part) if self._received[index] else target.copy_(part)
+        numel, chunk = gradient.numel(), self.sizes[index]
+        full = numel // chunk  # rows that are filled; the last ranks may have less, or nothing
+        targets = self._targets.get(index)
+        if targets is None:
+            partial = (columns[full, : numel % chunk],) if numel % chunk else ()
+            targets = self._targets[index] = (columns[:full], *partial) if full else partial
+        parts = [gradient] if len(targets) == 1 else gradient.reshape(-1).split([full * chunk, numel % chunk])
+        for target, part in zip(targets, parts, strict=True):
+            same_shape = part.reshape(target.shape)
+            target.add_(same_shape) if self._received[index] else target.copy_(same_shape)
 
     def _reduce(self) -> None:
         """Start the reduce_scatter (all_reduce if nothing is sharded) of the gradients added since the last one."""
@@ -206,7 +216,7 @@ class Gradients:
         self._reducing = None
         if not self.stay:
             resize(self._sums, 0)
-            self._sums, self._columns = None, ()
+            self._sums, self._columns, self._targets = None, (), {}
         if self._begun < self.times:
             return
         if self.shard.size > 1:
