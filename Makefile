@@ -37,6 +37,7 @@ lint: $(BIN)/fivefold
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
+	$(BIN)/python -m tests.docs.prose
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -100,7 +100,7 @@ class Memory(Record):
 
 
 class Work(Record):
-    """FLOPs of the whole step over all ranks, counted three ways (``docs/notation.md`` §4)."""
+    """FLOPs of the full step over all ranks, counted three ways (``docs/notation.md`` §4)."""
 
     parameters: NonNegativeInt
     active_parameters: NonNegativeInt

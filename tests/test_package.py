@@ -126,7 +126,7 @@ def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], sa
 )
 def test_what_needs_more_says_which_extra_in_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()
-    machine = (ROOT / "examples/machines/whole.toml").read_text()
+    machine = (ROOT / "examples/machines/complete.toml").read_text()
     (tmp_path / "fivefold/local.toml").write_text(machine)
     ended = subprocess.run(
         [sys.executable, "-c", BARE, *words],
@@ -151,7 +151,7 @@ def test_what_needs_more_says_which_extra_in_one_line(words: tuple[str, ...], ne
 )
 def test_python_says_it_too(call: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()
-    (tmp_path / "fivefold/local.toml").write_text((ROOT / "examples/machines/whole.toml").read_text())
+    (tmp_path / "fivefold/local.toml").write_text((ROOT / "examples/machines/complete.toml").read_text())
     bare = BARE.rpartition("from fivefold")[0]
     code = f"{bare}import fivefold as ff\ntry:\n    {call}\nexcept ff.UserError as mistake:\n    print(mistake)\n"
     ended = subprocess.run(

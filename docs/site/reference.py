@@ -131,8 +131,24 @@ def write_python() -> str:
         else:
             continue
         described = describe_function(value) if inspect.isfunction(value) else describe_record(value)
-        parts += ["", f"## ff.{name}", "", signature, "", described]
+        parts += ["", f"## ff.{name}", "", signature, "", wrap_prose(described)]
     return "\n".join(parts) + "\n"
+
+
+def wrap_prose(text: str) -> str:
+    """Return the text with its long lines in lines of the pages' width, outside of code and tables."""
+    blocks = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(
+        block
+        if block.startswith("```")
+        else "\n".join(
+            textwrap.fill(line, 116, subsequent_indent="  " if line.startswith("- ") else "", break_on_hyphens=False)
+            if len(line) > 116 and not line.startswith("|")
+            else line
+            for line in block.split("\n")
+        )
+        for block in blocks
+    )
 
 
 def describe_function(function: Any) -> str:

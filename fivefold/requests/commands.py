@@ -350,7 +350,7 @@ class ModelsOptions(CatalogRequest, JsonOption):
         bool,
         Field(
             description="List the causal language models of Hugging Face transformers instead: trained, planned, or "
-            "what each lacks."
+            "what is missing."
         ),
     ] = False
 

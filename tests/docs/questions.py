@@ -62,7 +62,7 @@ QUESTIONS = (
         "Llama 3 8B on 64 H100 with Megatron", "llama3-8b", "h100:64", "--seq 8192 --gbs 1024 --stack megatron-core",
         PLAIN, "dp32 cp2 zero1 mbs1",
         "Megatron-Bridge's recipe `llama3_8b_pretrain_64gpu_h100_bf16_config`: cp2, micro-batch 1.",
-        "Half a sequence per rank is quicker than a pipeline of two stages, and takes 3 GiB more, with which more than "
+        "Half a sequence per rank is faster than a pipeline of two stages, and takes 3 GiB more, with which more than "
         "one in twenty comparable runs would run out of memory. Data parallelism alone does not fit.",
     ),
     Asked(
@@ -295,7 +295,7 @@ def table(parts: list[str]) -> str:
 
 HEAD = """# Ten planning questions
 
-What `fivefold search` proposes where teams have published what they chose, as it prints, and beside it the published
+What `fivefold search` proposes where teams have published what they chose, as it prints, and next to it the published
 layout as `fivefold compare` prints it. A proposal is the *simplest* layout found within 2 % of the best
 ([search](how-a-step-costs/search.md)); a published layout within 2 % of the proposal's time is inside the margin. Times
 are predictions for the named software; the [table of published runs](how-a-step-costs/published.md) says how good they

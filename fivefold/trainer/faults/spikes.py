@@ -31,7 +31,7 @@ class Faults(Record):
     on_spike: Literal["ignore", "skip", "rollback"] = "ignore"  # what to do after a loss spike
     spike_deviations: PositiveFloat = 8.0  # k
     spike_window: int = Field(64, ge=8)  # n
-    max_rollbacks: NonNegativeInt = 10  # over the whole run, skips included
+    max_rollbacks: NonNegativeInt = 10  # over the full run, skips included
 
     @property
     def goes_back(self) -> bool:
