@@ -44,6 +44,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# No test reads or writes the settings of whoever runs it; those of settings put a folder of theirs here.
+os.environ["XDG_CONFIG_HOME"] = os.devnull
+
+
 # `python -m fivefold` is forked from this process, except within `true_interpreters()`.
 fork_interpreters()
 # A fork finalizes nothing of its parent's: the store of a group would wait there for a thread that it does not have.

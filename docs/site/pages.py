@@ -26,13 +26,13 @@ NAV: dict[str, list[str]] = {
     "How-to": [
         "how-to/fsdp.md", "how-to/lora.md", "how-to/troubleshooting.md", "how-to/explain.md", "how-to/traces.md",
         "how-to/doctor.md", "how-to/watch.md", "how-to/numerics.md", "how-to/configs/*", "how-to/hugging-face.md",
-        "how-to/multi-node.md", "how-to/sweeps.md", "how-to/python.md", "how-to/web.md", "how-to/report.md",
-        "how-to/pictures.md", "how-to/generation.md",
+        "how-to/settings.md", "how-to/multi-node.md", "how-to/sweeps.md", "how-to/python.md", "how-to/web.md",
+        "how-to/report.md", "how-to/assistants.md", "how-to/pictures.md", "how-to/generation.md",
     ],
     "Reference": [
         "reference/commands.md", "reference/cheat-sheet.md", "reference/configuration.md", "notation.md",
         "reference/coming-from-other-trainers.md", "reference/glossary.md", "reference/python.md",
-        "reference/results.md", "reference/formats.md", "reference/models.md",
+        "reference/results.md", "reference/json.md", "reference/formats.md", "reference/models.md",
         "reference/machines.md", "reference/machine-catalog.md",
         "reference/stacks.md", "reference/keys.md", "reference/precision.md", "reference/optimizers.md",
         "reference/features.md", "release-notes.md", "changelog.md", "contributing.md",

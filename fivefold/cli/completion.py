@@ -1,4 +1,5 @@
-"""Shell completion: names of models, machines, precisions, stacks and formats, and keywords of a layout.
+"""Shell completion: names of models, machines, precisions, stacks, formats and settings, and keywords of a
+layout.
 
 ``fivefold --install-completion`` installs it for bash, zsh, fish or PowerShell.
 """
@@ -67,3 +68,19 @@ def layouts(incomplete: str) -> list[str]:
         *SCHEDULES,
     ]
     return [previous_keywords + space + keyword for keyword in keywords if keyword.startswith(typed)]
+
+
+def settings(incomplete: str) -> list[str]:
+    """Complete the key of a user setting."""
+    from fivefold.machine.catalog import ROWS
+    from fivefold.requests.settings import KEYS
+
+    keys = [*(key for key in KEYS if key != "prices.NAME"), *(f"prices.{name}" for name in ROWS)]
+    return [key for key in keys if key.startswith(incomplete)]
+
+
+def json_commands(incomplete: str) -> list[str]:
+    """Complete the name of a command that prints JSON."""
+    from fivefold.requests.output_schemas import OUTPUTS
+
+    return [name for name in OUTPUTS if name.startswith(incomplete)]

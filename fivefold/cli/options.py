@@ -53,4 +53,11 @@ def show(what: str | RenderableType) -> None:
         return
     from rich.console import Console
 
-    Console().print(what)
+    from fivefold.requests.settings import load_settings
+
+    output = load_settings().output
+    Console(
+        width=output.width,
+        no_color=True if output.color == "never" else None,
+        force_terminal=True if output.color == "always" else None,
+    ).print(what)

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from fivefold.cli import completion
-from fivefold.requests.commands import ConfigOptions
+from fivefold.requests.commands import ConfigOptions, MachineRequest
 from fivefold.requests.schema import Argument, Option, Request
 from fivefold.requests.words import split_list
 
@@ -30,11 +30,13 @@ def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
     places = {name: argument.place for name in fields if (argument := _find(fields[name], Argument)) is not None}
     arguments = sorted(places, key=lambda name: places[name])
     for name in (*arguments, *(name for name in fields if name not in places)):
-        yield make_parameter(name, fields[name], optional=name in RECORDS and issubclass(schema, ConfigOptions))
+        in_config = name in RECORDS and issubclass(schema, ConfigOptions)
+        in_settings = name == "machine" and issubclass(schema, MachineRequest)
+        yield make_parameter(name, fields[name], optional=in_config or in_settings)
 
 
 def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
-    """Make the parameter of one field; ``optional``: an argument that a config may replace."""
+    """Make the parameter of one field; ``optional``: an argument that a config or setting may replace."""
     kind, default = _plain(field.annotation), field.default
     argument, option = _find(field, Argument), _find(field, Option) or Option()
     if option.separator:

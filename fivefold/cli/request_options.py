@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fivefold.cli.arguments import read_config, read_words, resolve_words, shows_notes
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
+from fivefold.cli.user_settings import apply_prices, apply_settings, shows_settings
 from fivefold.record import UserError
 from fivefold.requests.commands import ConfigOptions, JobRequest
 from fivefold.requests.job import get_job_words, load_job
@@ -31,9 +32,13 @@ def takes_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callab
 
         @functools.wraps(command)
         def with_request(**values: Any) -> None:
-            request = build_request(schema, values)
+            request, settings = apply_settings(build_request(schema, values))
             records = read_records(request, record_names)
-            with shows_notes(records.pop("notes", None), json=getattr(request, "as_json", False)):
+            machines = [records["machine"]] if "machine" in records else []
+            request, settings = apply_prices(request, machines, settings)
+            prints_json = getattr(request, "as_json", False)
+            notes = records.pop("notes", None)
+            with shows_settings(settings, json=prints_json), shows_notes(notes, json=prints_json):
                 command(request, **records)
 
         parameters = list(make_parameters(schema))

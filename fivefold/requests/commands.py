@@ -50,6 +50,7 @@ UNRANKABLE_DIFFERENCE = 0.02  # relative difference of step times below which a 
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes", "finetune"]
 Batch = Literal["advised", "job"]
 Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
+SettingsAction = Literal["set", "get", "unset", "list"]
 WeightsDtype = Literal["bf16", "fp32"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -631,6 +632,43 @@ class ExportOptions(JsonOption):
     to: Annotated[Path, Field(description="The Hugging Face folder to write.")]
     dtype: Annotated[WeightsDtype, Field(description="Data type of the weights.")] = "bf16"
     file_size: Annotated[str, Field(description="Maximum size of one file.")] = "5GB"
+
+
+class McpOptions(Request):
+    """Arguments and options of ``fivefold mcp``."""
+
+    command = "mcp"
+    panel = "Share"
+    folder: Annotated[Path, Field(description="The folder below which --write may write."), Argument()] = Path()
+    write: Annotated[
+        bool, Field(description="Let the tool write create new files below FOLDER. Without it, nothing is written.")
+    ] = False
+
+
+class SchemaOptions(Request):
+    """Arguments and options of ``fivefold schema``."""
+
+    command = "schema"
+    panel = "Share"
+    of: Annotated[
+        Line,
+        Field(description="The command, such as predict."),
+        Argument(metavar="COMMAND", completion="json_commands"),
+    ]
+
+
+class SettingsOptions(JsonOption):
+    """Arguments and options of ``fivefold config``."""
+
+    command = "config"
+    panel = "Share"
+    action: Annotated[SettingsAction, Field(description="What to do."), Argument()]
+    key: Annotated[
+        Line | None,
+        Field(description="stack, machine, prices.NAME, output.color or output.width."),
+        Argument(completion="settings"),
+    ] = None
+    value: Annotated[Line | None, Field(description="The value to set."), Argument()] = None
 
 
 class WebOptions(Request):

@@ -1,0 +1,21 @@
+"""``fivefold mcp``: tools for coding assistants, over the Model Context Protocol. Does not import torch."""
+
+from __future__ import annotations
+
+from fivefold.cli.request_options import takes_request
+from fivefold.record import UserError
+from fivefold.requests.commands import McpOptions
+
+
+@takes_request(McpOptions)
+def mcp(request: McpOptions) -> None:
+    """Serve predict, search, compare, ask, explain, read and write as tools of the Model Context Protocol (extra mcp).
+
+    A coding assistant starts this command and speaks with it over stdin and stdout. It writes no file, unless --write
+    allows its tool write to do so below FOLDER.
+    """
+    from fivefold.cli.tool_server import serve
+
+    if not request.folder.is_dir():
+        raise UserError(f"{request.folder}: is no folder; name the folder that the tools may write to")
+    serve(request.folder, writes=request.write)

@@ -1,0 +1,208 @@
+"""Commands as tools for coding assistants: each with the schema of its request, answered as the command prints it.
+
+Input that names files to write is left out of the schemas; ``write`` may write below a folder if the user allows it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from fivefold.cli.errors import settle
+from fivefold.record import UserError, nearest
+from fivefold.requests.commands import (
+    COMMANDS,
+    AskRequest,
+    CompareRequest,
+    JobRequest,
+    PredictRequest,
+    Question,
+    SearchRequest,
+)
+from fivefold.requests.fields import ConfigModel, ConfigTarget, Line, Lines, ModelName, ShownLayouts
+from fivefold.requests.schema import Option, Request
+
+MAX_SHOWN = 50  # layouts in one answer
+AnswerForm = Annotated[
+    Literal["text", "json"],
+    Field(description="text: the tables that people read. json: all data, as `fivefold schema COMMAND` describes."),
+]
+
+
+class PredictInput(PredictRequest):
+    """The input of the tool ``predict``."""
+
+    answer: AnswerForm = "text"
+
+
+class SearchInput(SearchRequest):
+    """The input of the tool ``search``."""
+
+    top: Annotated[ShownLayouts, Field(le=MAX_SHOWN)] = 10
+    answer: AnswerForm = "text"
+
+
+class CompareInput(CompareRequest):
+    """The input of the tool ``compare``: every layout on every machine."""
+
+    model: ModelName
+    machines: Annotated[Lines, Field(min_length=1, description="Machines, such as h100:64.")]
+    layouts: Annotated[Lines, Field(min_length=1, description="Layouts, such as 'dp8 tp8 zero1 mbs1'.")]
+    answer: AnswerForm = "text"
+
+
+class AskInput(AskRequest):
+    """The input of the tool ``ask``."""
+
+    question: Annotated[Question, Field(description="The question.")]
+    answer: AnswerForm = "text"
+
+
+class ExplainInput(JobRequest):
+    """The input of the tool ``explain``."""
+
+    files: Annotated[
+        Lines,
+        Field(min_length=1, description="Logs, memory snapshots, flight recorder dumps, stacks, or their folder."),
+    ]
+    against: Annotated[
+        tuple[str, str, str] | None,
+        Field(description="Model, machine and layout: compare with the prediction, and find a change that fits."),
+    ] = None
+    answer: AnswerForm = "text"
+
+
+class ReadInput(Request):
+    """The input of the tool ``read``."""
+
+    words: Annotated[
+        Lines,
+        Field(min_length=1, description="A config, a script, or the words of a launch command of any trainer."),
+    ]
+    gpus: ConfigTarget = None
+    model: ConfigModel = None
+    vocab: Annotated[int | None, Field(ge=1, description="Vocabulary size, if the config has none.")] = None
+    answer: AnswerForm = "text"
+
+
+class WriteInput(JobRequest):
+    """The input of the tool ``write``."""
+
+    what: Annotated[Line, Field(description="A layout, a run file, or any config to translate.")]
+    to: Annotated[Line, Field(description="Format to write, such as torchtitan, megatron, deepspeed or accelerate.")]
+    model: ConfigModel = None
+    gpus: ConfigTarget = None
+
+
+class WriteFileInput(WriteInput):
+    """The input of the tool ``write`` where the user allows it to write files."""
+
+    output: Annotated[
+        Line | None, Field(description="File or folder to write, below the server's folder. Default: show it.")
+    ] = None
+
+
+class CommandTool(NamedTuple):
+    """A command as a tool: its name, the request that it takes, and what it does in a few sentences."""
+
+    name: str
+    request: type[Request]
+    description: str
+    is_read_only: bool = True
+
+
+def list_tools(*, writes: bool) -> list[CommandTool]:
+    """Return the tools; ``writes``: the tool ``write`` may also write files."""
+    inputs: dict[str, type[Request]] = {
+        "predict": PredictInput,
+        "search": SearchInput,
+        "compare": CompareInput,
+        "ask": AskInput,
+        "explain": ExplainInput,
+        "read": ReadInput,
+        "write": WriteFileInput if writes else WriteInput,
+    }
+    return [
+        CommandTool(name, schema, _describe(name), name != "write" or not writes) for name, schema in inputs.items()
+    ]
+
+
+def _describe(name: str) -> str:
+    """Return the help of a command in one paragraph."""
+    return " ".join((_command(name).__doc__ or "").split())
+
+
+def _command(name: str) -> Callable[..., None]:
+    command: Callable[..., None] = getattr(import_module(f"fivefold.cli.commands.{name}"), name)
+    return command
+
+
+class ToolAnswer(NamedTuple):
+    """What a tool answers: text, its data if JSON was asked for, and whether it is an error."""
+
+    text: str
+    data: dict[str, Any] | None = None
+    is_error: bool = False
+
+
+def call_tool(name: str, arguments: Mapping[str, Any], *, folder: Path, writes: bool) -> ToolAnswer:
+    """Answer one call as the command does; a user error is an answer of one line.
+
+    ``folder``: paths of files to write lead below it. Output goes through ``sys.stdout``, so calls must not overlap.
+    """
+    printed, notes = io.StringIO(), io.StringIO()
+    wants_json = False
+
+    def answer() -> None:
+        nonlocal wants_json
+        tools = {tool.name: tool for tool in list_tools(writes=writes)}
+        if name not in tools:
+            raise nearest(name, list(tools), kind="tool")
+        request = tools[name].request.read(dict(arguments), origin=name)
+        wants_json = getattr(request, "answer", "") == "json"
+        _command(name)(**_spell_values(name, request, folder=folder))
+
+    with redirect_stdout(printed), redirect_stderr(notes):
+        code = settle(answer)
+    text, lines = printed.getvalue().strip(), notes.getvalue().strip()
+    if code:
+        return ToolAnswer("\n".join(filter(None, (text, lines))), is_error=True)
+    if wants_json:
+        values = json.loads(text)
+        return ToolAnswer(text, values if isinstance(values, dict) else {"answers": values})
+    return ToolAnswer("\n\n".join(filter(None, (text, lines))))
+
+
+def _spell_values(name: str, request: Request, *, folder: Path) -> dict[str, Any]:
+    """Return the arguments and options of the command, as typer passes them, from a tool's request."""
+    given = dict(request)
+    wants_json = given.pop("answer", "") == "json"
+    if isinstance(request, CompareInput):
+        given["words"] = (given.pop("model"), *given.pop("machines"), *given.pop("layouts"))
+    if isinstance(request, ExplainInput):
+        given["files"] = tuple(map(Path, request.files))
+    if isinstance(request, WriteFileInput) and request.output is not None:
+        given["output"] = _place_output(request.output, folder)
+    values = {}
+    for field_name, field in COMMANDS[name].model_fields.items():
+        value = given.get(field_name, field.default)
+        separators = [mark.separator for mark in field.metadata if isinstance(mark, Option) and mark.separator]
+        values[field_name] = separators[0].join(value) if separators else value
+    return values | ({"as_json": wants_json} if "as_json" in values else {})
+
+
+def _place_output(text: str, folder: Path) -> Path:
+    """Return the path to write; raises ``UserError`` if it is not below ``folder`` or is there already."""
+    path = (folder / text).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise UserError(f"output {text!r} is outside of the folder of this server, {folder}; name a file below it")
+    if path.exists():
+        raise UserError(f"output {text!r} is there already; name another, or ask the user to remove it")
+    return path

@@ -1,0 +1,142 @@
+"""Fills what a command line leaves open from the user's settings, and names the settings that took effect.
+
+They apply to commands that predict; dry runs and trainings take theirs from arguments and run files alone. A config
+(``--from``) and a run file name their own software, which no setting replaces.
+"""
+
+from __future__ import annotations
+
+import io
+import json as json_module
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from fivefold.cli.options import show
+from fivefold.record import UserError, read_file
+from fivefold.requests.commands import CompareOptions, ConfigOptions, JobOptions, MachineRequest
+from fivefold.requests.machines import load_machine
+from fivefold.requests.schema import Request
+from fivefold.requests.settings import AppliedSettings, load_settings, settings_file
+
+if TYPE_CHECKING:
+    from fivefold.machine.spec import Machine
+
+PREDICTING = ("predict", "search", "plan", "compare", "ratios", "ask")  # commands that the settings apply to
+Asked = TypeVar("Asked", bound=Request)
+
+
+def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
+    """Return the request with stack and machine of the user's settings where it names none, and what was applied."""
+    applied = AppliedSettings(file=_show_path(settings_file()))
+    if request.command in PREDICTING:
+        settings = load_settings()
+        if (machine := settings.machine) and (changes := _place_machine(request, machine)):
+            request, applied = request.model_copy(update=changes), applied.replace(machine=machine)
+        if settings.stack and isinstance(request, JobOptions) and not _names_stack(request):
+            request, applied = (
+                request.model_copy(update={"stack": settings.stack}),
+                applied.replace(stack=settings.stack),
+            )
+        if isinstance(request, MachineRequest) and not isinstance(request, ConfigOptions) and request.machine is None:
+            raise UserError(
+                "Missing argument 'machine'; name one such as h100:64, or set it: fivefold config set machine h100:64"
+            )
+    return request, applied
+
+
+def apply_prices(
+    request: Asked, machines: Iterable[Machine], applied: AppliedSettings
+) -> tuple[Asked, AppliedSettings]:
+    """Return the request with the prices of the user's settings for machines that it gives no price."""
+    given: tuple[str, ...] | None = getattr(request, "price", None)
+    if given is None or any("=" not in word for word in given):  # a price without a name is for every machine
+        return request, applied
+    settings, priced = load_settings(), {word.partition("=")[0] for word in given}
+    names = [machine.name.split()[0] for machine in (*machines, *map(load_machine, getattr(request, "machines", ())))]
+    prices = {name: settings.prices[name] for name in names if name in settings.prices and name not in priced}
+    if not prices:
+        return request, applied
+    words = (*(f"{name}={_plain(price)}/h" for name, price in prices.items()), *given)
+    return request.model_copy(update={"price": words}), applied.replace(prices=prices)
+
+
+@contextmanager
+def shows_settings(applied: AppliedSettings, *, json: bool) -> Iterator[None]:
+    """Print the applied settings below an answer, or add them to its JSON as ``settings``; none: print nothing."""
+    if applied == AppliedSettings(file=applied.file):
+        yield
+        return
+    if not json:
+        yield
+        show(applied.describe())
+        return
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed):
+            yield
+    finally:
+        if text := printed.getvalue().strip():
+            show(add_settings(text, applied))
+
+
+def add_settings(text: str, applied: AppliedSettings) -> str:
+    """Add the applied settings to a JSON object, or to each object of a list."""
+    values, field = json_module.loads(text), {"settings": applied.model_dump(exclude_defaults=True)}
+    answer = [{**value, **field} for value in values] if isinstance(values, list) else {**values, **field}
+    return json_module.dumps(answer, indent=2)
+
+
+def _show_path(path: Path) -> str:
+    """Return a path with the home folder as ``~``."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _plain(price: float) -> str:
+    """Return a price without an exponent, as ``--price`` takes it."""
+    return f"{price:.9f}".rstrip("0").rstrip(".")
+
+
+def _place_machine(request: Request, machine: str) -> dict[str, object]:
+    """Return the fields to change so that a request without a machine is of ``machine``; empty if it names one."""
+    from fivefold.machine.catalog import is_named
+
+    if isinstance(request, CompareOptions):
+        words = request.words
+        if request.from_files:
+            return {} if request.gpus else {"gpus": machine}
+        if not words or any(map(is_named, words[1:])) or _are_run_files(words):
+            return {}
+        return {"words": (words[0], machine, *words[1:])}
+    if getattr(request, "from_file", None) is not None:
+        return {} if getattr(request, "gpus", None) else {"gpus": machine}
+    named = getattr(request, "machine", None)
+    if named is None:
+        return {"machine": machine} if getattr(request, "model", None) is not None else {}
+    fields = type(request).model_fields
+    layout = getattr(request, "layout", None)
+    if "layout" in fields and layout in (None, fields["layout"].default) and not is_named(named):
+        return {"machine": machine, "layout": named}  # MODEL LAYOUT
+    return {}
+
+
+def _are_run_files(words: tuple[str, ...]) -> bool:
+    """Tell whether all words of ``compare`` are run files."""
+    from fivefold.requests.cases import FILES
+
+    return all(Path(word).suffix in FILES for word in words)
+
+
+def _names_stack(request: JobOptions) -> bool:
+    """Tell whether options, a job's file, a config or a run file name the software."""
+    if request.stack is not None or any(word.partition("=")[0] == "stack" for word in request.set):
+        return True
+    if isinstance(request, CompareOptions) and (
+        request.stacks or request.from_files or not request.words or _are_run_files(request.words)
+    ):
+        return True
+    if getattr(request, "from_file", None) is not None:
+        return True
+    return request.job is not None and "stack" in read_file(request.job)

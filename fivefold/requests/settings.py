@@ -1,0 +1,166 @@
+"""User settings: a TOML file in the XDG configuration folder with stack, machine, prices and output preferences.
+
+A setting stands in for an option that was not given. Every answer names the settings that took effect in it.
+
+    stack = "torchtitan"
+    machine = "h100:64"
+
+    [prices]
+    h100 = 2.2
+
+    [output]
+    color = "never"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from fivefold.record import Record, UserError, nearest, read_file
+from fivefold.requests.machines import load_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Color = Literal["auto", "always", "never"]
+Price = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class OutputSettings(Record):
+    """How answers are printed on a terminal."""
+
+    color: Color | None = None
+    width: Annotated[int, Field(ge=40, le=1000)] | None = None
+
+
+class UserSettings(Record):
+    """The settings of a user; None or empty: not set."""
+
+    stack: str | None = None
+    machine: str | None = None
+    prices: dict[str, Price] = {}
+    output: OutputSettings = OutputSettings()
+
+
+KEYS = {
+    "stack": "training software, where neither --stack nor a job names one",
+    "machine": "machine, where none is named",
+    "prices.NAME": "dollars per GPU hour of the machine NAME, where --price gives none",
+    "output.color": "auto, always or never",
+    "output.width": "columns of tables, instead of the terminal's",
+}
+
+
+class AppliedSettings(Record):
+    """The settings that took effect in one answer, and the file that holds them."""
+
+    file: str
+    stack: str | None = None
+    machine: str | None = None
+    prices: dict[str, float] = {}
+
+    def describe(self) -> str:
+        """Return the settings in one line."""
+        values = {"stack": self.stack, "machine": self.machine}
+        values |= {f"prices.{name}": f"{price:g}" for name, price in self.prices.items()}
+        settings = ", ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+        return f"user settings: {settings} ({self.file})"
+
+
+def settings_file() -> Path:
+    """Return the path of the user's settings, which need not exist."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "fivefold" / "config.toml"
+
+
+def load_settings() -> UserSettings:
+    """Read the user's settings; without a file, none is set. Raises ``UserError`` for a file that is not valid."""
+    path = settings_file()
+    return UserSettings.read(read_file(path), origin=str(path)) if path.exists() else UserSettings()
+
+
+def list_settings(settings: UserSettings) -> dict[str, str | float]:
+    """Return what is set, by key."""
+    return dict(_flatten(settings.model_dump(exclude_none=True)))
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def get_setting(settings: UserSettings, key: str) -> str | float:
+    """Return the value of one key; raises ``UserError`` if it is unknown or not set."""
+    _check_key(key)
+    values = list_settings(settings)
+    if key not in values:
+        raise UserError(f"{key} is not set; set it with: fivefold config set {key} VALUE")
+    return values[key]
+
+
+def change_setting(settings: UserSettings, key: str, text: str | None) -> UserSettings:
+    """Return the settings with one changed, or removed if ``text`` is None; raises ``UserError`` for a bad value."""
+    _check_key(key)
+    values = settings.model_dump(exclude_none=True)
+    table, _, name = key.rpartition(".")
+    holder = values.setdefault(table, {}) if table else values
+    if text is None:
+        if name not in holder:
+            raise UserError(f"{key} is not set")
+        del holder[name]
+    else:
+        holder[name] = _parse_value(key, text)
+    return UserSettings.read(values, origin=f"config set {key}")
+
+
+def save_settings(settings: UserSettings) -> Path:
+    """Write the user's settings and return the path; the file is replaced in one step."""
+    path = settings_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = settings.model_dump(exclude_none=True)
+    lines = ["# Written by `fivefold config set`, which does not keep comments."]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in values.items() if not isinstance(value, Mapping)]
+    for name, table in values.items():
+        if isinstance(table, Mapping) and table:
+            lines += ["", f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    draft.replace(path)
+    return path
+
+
+def _check_key(key: str) -> None:
+    """Raise ``UserError`` unless ``key`` is one of ``KEYS``."""
+    if key in KEYS and key != "prices.NAME":
+        return
+    if not (key.startswith("prices.") and key.count(".") == 1 and key != "prices."):
+        raise nearest(key, list(KEYS), kind="setting")
+
+
+def _parse_value(key: str, text: str) -> str | float:
+    """Return the value of a setting, checked against the catalogs."""
+    if key == "stack":
+        from fivefold.stack.catalog import STACKS
+
+        if text not in STACKS:
+            raise nearest(text, list(STACKS), kind="stack")
+    elif key == "machine":
+        load_machine(text)
+    elif key.startswith("prices."):
+        given = key.removeprefix("prices.")
+        name = load_machine(given).name.split()[0]
+        if name != given:
+            raise UserError(f"{key}: the name in prices is that of the chip; write prices.{name}")
+        try:
+            return float(text.removesuffix("/h"))
+        except ValueError:
+            raise UserError(f"{key}={text!r} is no price; write dollars per GPU hour, such as 2.2") from None
+    return text
