@@ -145,7 +145,7 @@ def _command(name: str) -> Callable[..., None]:
 
 
 class ToolAnswer(NamedTuple):
-    """What a tool answers: text, its data if JSON was asked for, and whether it is an error."""
+    """The answer of a tool: text, its data if JSON was asked for, and whether it is an error."""
 
     text: str
     data: dict[str, Any] | None = None

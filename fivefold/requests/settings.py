@@ -33,7 +33,7 @@ Price = Annotated[float, Field(gt=0, le=1e6)]
 
 
 class OutputSettings(Record):
-    """How answers are printed on a terminal."""
+    """The preferences for printing answers on a terminal."""
 
     color: Color | None = None
     width: Annotated[int, Field(ge=40, le=1000)] | None = None

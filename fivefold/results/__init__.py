@@ -7,6 +7,6 @@ spans · trace_file · trace_report          a step over time; traces as files; 
 explanation · diagnosis · numerics         why a run failed; memory and FLOPs of a module; precision error
 step_comparison · run_folder · traced      predicted next to measured; a run; a trace and its prediction
 sweep_row                                  one layout of a sweep
-catalog                                    rows of the catalogs of models, machines and stacks
+catalog · outputs                          rows of the catalogs; the JSON of commands that no other record states
 balance · reading                          FLOPs per byte of each axis; a third-party config as model, layout and job
 """

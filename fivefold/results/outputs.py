@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, NonNegativeInt, RootModel
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, NonNegativeInt, RootModel
 
 from fivefold.record import Record
 from fivefold.results.explanation import AgainstPrediction, Explanation
@@ -12,7 +14,7 @@ from fivefold.step import StageMemory, Step
 class ExplainOutput(Record):
     """The output of ``explain``: what the files tell, and the prediction compared with their memory."""
 
-    found: tuple[Explanation, ...]
+    explanations: Annotated[tuple[Explanation, ...], Field(serialization_alias="found")]
     against: AgainstPrediction | None
 
 
