@@ -59,7 +59,7 @@ class DryrunOutput(Record):
 
     findings: tuple[str, ...]
     predicted: Step | None = None
-    rehearsed: Step | None = None
+    dry_run: Step | None = None
     first_step: tuple[StageMemory, ...] = ()
     peak: DryrunPeak | None = None
     assumed: tuple[str, ...] = ()

@@ -152,7 +152,7 @@ def test_files_are_answered_as_the_schema_says(
 @pytest.mark.slow
 def test_a_dry_run_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "dryrun", "nano", "h100:2", "dp2 zero1 mbs1", "--gbs", "4", "--seq", "64", "--json") == 0
-    assert _checked(capsys, "dryrun")["rehearsed"]
+    assert _checked(capsys, "dryrun")["dry_run"]
 
 
 @pytest.mark.long
