@@ -1,5 +1,4 @@
-"""Shell completion: names of models, machines, precisions, stacks, formats and settings, and keywords of a
-layout.
+"""Shell completion: names of the catalogs, formats and settings, and keywords of a layout.
 
 ``fivefold --install-completion`` installs it for bash, zsh, fish or PowerShell.
 """
