@@ -44,9 +44,17 @@ def find_breaks(old: Any, new: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {old} became {new}"
 
 
+def drop_texts(schema: Any) -> Any:
+    """The schema without its texts for people, which may be reworded at any time."""
+    if isinstance(schema, dict):
+        texts = {key for key in ("description", "title") if isinstance(schema.get(key), str)}
+        return {key: drop_texts(value) for key, value in schema.items() if key not in texts}
+    return [drop_texts(item) for item in schema] if isinstance(schema, list) else schema
+
+
 @pytest.mark.parametrize("command", OUTPUTS)
 def test_a_schema_is_the_stored_one(command: str) -> None:
-    path, now = STORED / f"{command}.json", write_schema(command)
+    path, now = STORED / f"{command}.json", drop_texts(write_schema(command))
     jsonschema.Draft202012Validator.check_schema(now)
     if path.exists():
         stored = json.loads(path.read_text(encoding="utf-8"))
