@@ -228,6 +228,10 @@ def sound_batches(
     with enough micro-batches for its pipeline. Raises ``UserError`` if there is none.
     """
     chunk, tokens = layout.dp * layout.mbs, checked(tokens)
+    if noise is not None and not noise > 0:
+        raise UserError(
+            f"noise={noise:g}: the noise scale is a positive number of tokens; leave it out if it is unknown"
+        )
     said = [*(law.tokens for law in (laws(model, tokens) if model else [])), *([noise] if noise else [])]
     ends = SOUND_TOKENS
     if said:

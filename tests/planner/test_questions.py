@@ -283,3 +283,9 @@ def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
         assert not Planner(model=build_model("llama3-8b"), machine=machine, job=longer).fits(
             Layout.parse("dp1 zero0 mbs1 ac=full")
         )
+
+
+@pytest.mark.parametrize("noise", [-1.0, 0.0, float("nan")])
+def test_a_noise_scale_is_positive(noise: float) -> None:
+    with pytest.raises(UserError, match="noise="):
+        questions.sound_batches(job=Job(sequence=512, global_batch=8), layout=Layout(), tokens=1e9, noise=noise)
