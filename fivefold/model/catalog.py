@@ -148,6 +148,70 @@ def _deepseek_v3(*, predicted: int) -> dict[str, Any]:
     return shape | _yarn(40.0, mscale=1.0) | {"num_nextn_predict_layers": predicted}
 
 
+def _gemma3(*, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, ffn: int) -> dict[str, Any]:
+    """Return the text model of a Gemma 3 that sees images."""
+    shape = _shape("gemma3_text", layers=layers, width=width, heads=heads, ffn=ffn, vocab=262_208, positions=131_072)
+    scaling = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    return shape | scaling | {"num_key_value_heads": kv_heads, "head_dim": head_dim}
+
+
+def _small_gemma3(*, layers: int, width: int, ffn: int) -> dict[str, Any]:
+    shape = _shape("gemma3_text", layers=layers, width=width, heads=4, ffn=ffn, vocab=262_144, positions=32_768)
+    return shape | {"num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
+
+
+def _glm45(*, layers: int, width: int, ffn: int, expert_ffn: int, experts: int, dense: int) -> dict[str, Any]:
+    shape = _shape("glm4_moe", layers=layers, width=width, heads=96, ffn=ffn, vocab=151_552, positions=131_072)
+    moe = {
+        "moe_intermediate_size": expert_ffn,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": dense,
+        "num_nextn_predict_layers": 0,
+    }
+    return shape | moe | {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "rope_theta": 1e6}
+
+
+def _lfm2(*, width: int, heads: int, ffn: int) -> dict[str, Any]:
+    shape = _shape("lfm2", layers=16, width=width, heads=heads, ffn=ffn, vocab=65_536, positions=128_000)
+    return shape | {"num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+
+
+def _list_defaults() -> dict[str, Entry]:
+    """Return the models whose keys are the defaults of their configuration class in transformers."""
+    entries = {}
+    for line in _DEFAULTS.strip().splitlines():
+        name, model_type, folder, config_class = line.split()
+        source = f"{config_class}, transformers 5.23:models/{folder}/configuration_{folder}.py"
+        entries[name] = Entry(source, {"model_type": model_type})
+    return entries
+
+
+# Name, model type, folder and configuration class in transformers, which documents the published model as its own.
+_DEFAULTS = """
+    cwm-32b cwm cwm CwmConfig
+    ernie4.5-0.3b ernie4_5 ernie4_5 Ernie4_5Config
+    ernie4.5-21b-a3b ernie4_5_moe ernie4_5_moe Ernie4_5_MoeConfig
+    flint-40b-a3b flint flint FlintConfig
+    glm4-lite-30b-a4b glm4_moe_lite glm4_moe_lite Glm4MoeLiteConfig
+    granite-swash-2b granite_swa granite_swa GraniteSWAConfig
+    helium1-2b helium helium HeliumConfig
+    hy3-295b-a21b hy_v3 hy_v3 HYV3Config
+    internlm3-8b internlm3 internlm3 InternLM3Config
+    iquest-coder-40b iquestcoder iquestcoder IQuestCoderConfig
+    jais2-8b jais2 jais2 Jais2Config
+    kolibri1-78b-a4b kolibri1 kolibri1 Kolibri1Config
+    llama4-scout llama4_text llama4 Llama4TextConfig
+    mellum2-12b-a2.5b mellum mellum MellumConfig
+    minimax-m2 minimax_m2 minimax_m2 MiniMaxM2Config
+    ministral3-8b ministral3 ministral3 Ministral3Config
+    mistral-small-4 mistral4 mistral4 Mistral4Config
+    smollm3-3b smollm3 smollm3 SmolLM3Config
+    solar-open-100b solar_open solar_open SolarOpenConfig
+    youtu-2b youtu youtu YoutuConfig
+"""
+
 _TIED = {"tie_word_embeddings": True}
 
 CATALOG: dict[str, Entry] = {
@@ -278,4 +342,54 @@ CATALOG: dict[str, Entry] = {
     ),
     "gpt-oss-20b": Entry("openai/gpt-oss-20b", _gpt_oss(layers=24, experts=32)),
     "gpt-oss-120b": Entry("openai/gpt-oss-120b", _gpt_oss(layers=36, experts=128)),
+    "gemma3-270m": Entry("google/gemma-3-270m", _small_gemma3(layers=18, width=640, ffn=2048)),
+    "gemma3-1b": Entry("google/gemma-3-1b-pt", _small_gemma3(layers=26, width=1152, ffn=6912)),
+    "gemma3-12b": Entry(
+        "google/gemma-3-12b-pt",  # its text_config
+        _gemma3(layers=48, width=3840, heads=16, kv_heads=8, head_dim=256, ffn=15_360),
+    ),
+    "gemma3-27b": Entry(
+        "google/gemma-3-27b-pt",  # its text_config
+        _gemma3(layers=62, width=5376, heads=32, kv_heads=16, head_dim=128, ffn=21_504)
+        | {"query_pre_attn_scalar": 168},
+    ),
+    "olmo2-1b": Entry(
+        "allenai/OLMo-2-0425-1B",
+        _shape("olmo2", layers=16, width=2048, heads=16, ffn=8192, vocab=100_352, positions=4096)
+        | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
+    ),
+    "mistral-small-24b": Entry(
+        "mistralai/Mistral-Small-24B-Base-2501",
+        _shape("mistral", layers=40, width=5120, heads=32, ffn=32_768, vocab=131_072, positions=32_768)
+        | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e8, "sliding_window": None},
+    ),
+    "lfm2-350m": Entry("LiquidAI/LFM2-350M", _lfm2(width=1024, heads=16, ffn=6656)),
+    "lfm2-700m": Entry("LiquidAI/LFM2-700M", _lfm2(width=1536, heads=24, ffn=10_240)),
+    "qwen3-coder-480b-a35b": Entry(
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+        _qwen3_moe(layers=62, width=6144, heads=96, ffn=8192, expert_ffn=2560)
+        | {"num_experts": 160, "num_key_value_heads": 8, "rope_theta": 1e7, "max_position_embeddings": 262_144},
+    ),
+    "glm4.5-air": Entry(
+        "zai-org/GLM-4.5-Air",
+        _glm45(layers=46, width=4096, ffn=10_944, expert_ffn=1408, experts=128, dense=1),
+    ),
+    "glm4.5": Entry(
+        "zai-org/GLM-4.5",
+        _glm45(layers=92, width=5120, ffn=12_288, expert_ffn=1536, experts=160, dense=3)
+        | {"use_qk_norm": True, "routed_scaling_factor": 2.5},
+    ),
+    "seed-oss-36b": Entry(
+        "ByteDance-Seed/Seed-OSS-36B-Base",
+        _shape("seed_oss", layers=64, width=5120, heads=80, ffn=27_648, vocab=155_136, positions=524_288)
+        | {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e7},
+    ),
+    "dots1": Entry(
+        "rednote-hilab/dots.llm1.base",
+        _shape("dots1", layers=62, width=4096, heads=32, ffn=10_944, vocab=152_064, positions=32_768)
+        | {"num_key_value_heads": 32, "moe_intermediate_size": 1408, "n_routed_experts": 128}
+        | {"num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
+        | {"rope_theta": 1e7, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+    ),
+    **_list_defaults(),
 }

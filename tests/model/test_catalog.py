@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine import catalog as machines
 from fivefold.model.catalog import CATALOG, build_model, names, resolve
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
+from fivefold.planner.predict import predict
 from fivefold.record import UserError
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
@@ -39,6 +43,14 @@ PUBLISHED = {
     "deepseek-v3": 671_026_419_200 - 58 * 256,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+    "olmo2-1b": 1_484_916_736,
+    "mistral-small-24b": 23_572_403_200,
+    "lfm2-350m": 354_483_968,
+    "lfm2-700m": 742_489_344,
+    "qwen3-coder-480b-a35b": 480_154_875_392,
+    "seed-oss-36b": 36_151_104_512,
 }
 
 # (total, active) in billions, as named in the papers and model cards, to the digits given there.
@@ -56,6 +68,14 @@ ROUNDED = {
     "deepseek-v3": (671, 37.5),
     "kimi-k2": (1026, 33),
     "gpt-oss-120b": (116.8, 5.7),
+    "qwen3-coder-480b-a35b": (480, 35),
+    "llama4-scout": (107.8, 17.2),  # the text model of 109 billion parameters
+    "mistral-small-4": (119, 6.6),
+    "hy3-295b-a21b": (295, 21),
+    "mellum2-12b-a2.5b": (12.15, 2.44),
+    "gemma3-12b": (11.77, 11.77),
+    "gemma3-27b": (27.0, 27.0),
+    "dots1": (142.8, 14.0),
 }
 
 
@@ -83,8 +103,17 @@ def test_deepseek_v3_with_its_module_of_multi_token_prediction() -> None:
     assert (active + 2 * whole.vocab * whole.width) / 1e9 == pytest.approx(2.4, abs=0.15)
 
 
+@pytest.mark.parametrize("name", names())
+def test_every_model_is_predicted(name: str) -> None:
+    model, layout = build_model(name), Layout.parse("dp8 zero3 mbs1 ac=full")
+    job = Job(sequence=min(2048, model.positions), global_batch=64)
+    step = predict(model=model, machine=machines.resolve("h100:8", local=Path("/nowhere")), layout=layout, job=job)
+    assert step.work.parameters == model.parameters
+    assert 0 < step.mfu.causal < 0.9
+
+
 def test_every_name_builds_with_its_source() -> None:
-    assert len(names()) >= 28
+    assert len(names()) >= 70
     for name in names():
         model = build_model(name)
         assert model.name == name

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -14,7 +15,7 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
-from tests.model.judged import further
+from tests.model.judged import UNLISTED, further
 
 
 def reference(config: dict[str, Any]) -> Any:
@@ -26,12 +27,15 @@ def reference(config: dict[str, Any]) -> Any:
 
 def on_meta(config: Any) -> torch.nn.Module:
     with torch.device("meta"):
-        module: torch.nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        if config.model_type in UNLISTED:
+            module: torch.nn.Module = getattr(transformers, UNLISTED[config.model_type])._from_config(config)
+        else:
+            module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return module
 
 
 def size(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def scale_of(model: Model) -> float:
@@ -48,9 +52,12 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
     attentions = sum(model.mixer(layer) is None for layer in range(model.layers))
     assert scales == pytest.approx([scale_of(model)] * attentions, rel=1e-12)
     norms = [part for part in module.modules() if "Norm" in type(part).__name__]
-    assert {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms} == {model.norm_epsilon}
+    assert {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms} == {
+        model.norm_epsilon,
+        model.mla.norm_epsilon if model.mla else model.norm_epsilon,
+    }
     if getattr(config, "layer_types", None):
-        slides = [kind == "sliding_attention" for kind in config.layer_types]
+        slides = [kind in ("sliding_attention", "chunked_attention") for kind in config.layer_types]
         assert [model.slides(layer) for layer in range(model.layers)] == slides
 
 

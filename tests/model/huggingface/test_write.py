@@ -13,13 +13,18 @@ from fivefold.model.shape import MoE, RopeScaling
 from fivefold.record import UserError
 from tests.model.mutations import FAMILIES as SMALL
 
+DROPOUT = ("dropout", "attention_dropout", "embedding_dropout")
+
 
 @pytest.mark.parametrize("name", names())
 def test_a_config_reads_back_as_the_model(name: str) -> None:
     model = build_model(name)
     config = to_config(model)
     assert config["model_type"] in FAMILIES
-    assert from_config(config, name=name).replace(source="") == model.replace(source="")
+    there = from_config(config, name=name)
+    if name == "seed-oss-36b":  # written as Qwen2, which most software reads and which has no dropout of branches
+        there = there.replace(**{field: getattr(model, field) for field in DROPOUT})
+    assert there.replace(source="") == model.replace(source="")
 
 
 def test_scaled_rope_reads_back() -> None:
