@@ -67,7 +67,7 @@ class Adapter(Record):
     def _known(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Return the targets in the order of a block, each once."""
         if not targets:
-            raise ValueError(f"names no layer; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}")
+            raise ValueError(f"has no layer; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}")
         for target in targets:
             if target != ALL_LINEAR and target not in TARGETS:
                 raise ValueError(

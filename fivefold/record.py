@@ -246,11 +246,11 @@ def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
         raise UserError(f"{path}: no such file; {file} is a file, not a folder") from None
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"{path}: too long to be the name of a file; check the word") from None
+            raise UserError(f"{path}: too long for a file name; check the spelling") from None
         reason = error.strerror or error if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
         raise UserError(f"{path}: cannot be read as {kind}: {reason}") from None
     except ValueError as error:  # a file name with a null byte
-        raise UserError(f"{str(path)!r}: is not a name of a file: {error}") from None
+        raise UserError(f"{str(path)!r}: is not a file name: {error}") from None
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def describe_json(value: object) -> str:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file; empty if it does not exist. Stops at a line that was cut short."""
     if path.exists() and path.stat().st_size > ROWS_BYTES:
-        raise UserError(f"{path}: holds more than {ROWS_BYTES >> 20} MiB, the most lines that are read at once")
+        raise UserError(f"{path}: holds more than {ROWS_BYTES >> 20} MiB, the limit for rows; split the file")
     return list(iterate_lines(path))
 
 
@@ -284,7 +284,7 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     if not path.is_file():
-        raise UserError(f"{path}: is no regular file")
+        raise UserError(f"{path}: not a regular file; name a file")
     count = 0
     with path.open("rb") as file:
         while line := file.readline(RECORD_BYTES):

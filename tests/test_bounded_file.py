@@ -124,7 +124,7 @@ def test_a_pipe_without_end_is_left(tmp_path: Path) -> None:
         read_file(tmp_path / "run.toml")
 
 
-def test_what_a_killed_writer_left_of_a_line_is_cut(tmp_path: Path) -> None:
+def test_partial_line_of_a_killed_writer_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     for text, kept in (("", ""), ("{", ""), ("{}\n", "{}\n"), ("{}\n{}\n" + "x" * 200_000, "{}\n{}\n")):
         path.write_text(text)

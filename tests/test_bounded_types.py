@@ -78,7 +78,7 @@ def test_sizes_that_are_each_sound_and_together_too_large() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_what_there_is_stays_below_even_32_times_as_wide(name: str) -> None:
+def test_known_values_stay_below_limits_at_32_times_the_width(name: str) -> None:
     assert scaled(build_model(name), 32).layers == 32 * build_model(name).layers
 
 

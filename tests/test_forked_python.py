@@ -23,7 +23,7 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--gbs", "many"), ("--set", "stepz=3")])
-def test_it_prints_and_exits_as_an_interpreter_does(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_forked_python_prints_and_exits_like_an_interpreter(words: tuple[str, ...], tmp_path: Path) -> None:
     forked = run(*words, cwd=tmp_path)
     with true_interpreters():
         true = run(*words, cwd=tmp_path)

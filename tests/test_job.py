@@ -84,7 +84,7 @@ def test_warmup_cannot_outlast_the_run() -> None:
         {"learning_rate": {"peak": float("nan")}},
     ],
 )
-def test_what_no_run_can_mean_is_refused(values: dict[str, object]) -> None:
+def test_invalid_values_are_errors(values: dict[str, object]) -> None:
     with pytest.raises(UserError, match=r"^job: "):
         Job.read(values, origin="job")
 

@@ -124,7 +124,7 @@ def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], sa
         (("draw", "masks"), "the extra show"),
     ],
 )
-def test_what_needs_more_says_which_extra_in_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
+def test_missing_extra_is_named_in_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()
     machine = (ROOT / "examples/machines/complete.toml").read_text()
     (tmp_path / "fivefold/local.toml").write_text(machine)

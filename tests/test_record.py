@@ -127,7 +127,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "step.json").write_text("{}")
     with pytest.raises(UserError, match=r"step.json/step.json: no such file; .*/step.json is a file, not a folder$"):
         read_file(tmp_path / "step.json" / "step.json")
-    with pytest.raises(UserError, match=r"a+/step.json: too long to be the name of a file; check the word$"):
+    with pytest.raises(UserError, match=r"a+/step.json: too long for a file name; check the spelling$"):
         read_file(tmp_path / ("a" * 300) / "step.json")
 
 

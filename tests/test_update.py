@@ -52,7 +52,7 @@ def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int
         ({"optimizer": {"undecayed": ["head"]}}, r"unknown key 'optimizer.undecayed'"),
     ],
 )
-def test_what_no_run_can_mean_is_refused(values: dict[str, object], line: str) -> None:
+def test_invalid_values_are_errors(values: dict[str, object], line: str) -> None:
     with pytest.raises(UserError, match=line):
         Job.read(values, origin="run")
 

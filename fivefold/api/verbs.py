@@ -552,7 +552,7 @@ def trace(
         predicted = predict(model, chips, layout, **job)
         links, axes = links or chips, axes_of(layout)
     elif job:
-        raise UserError("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
+        raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")
     names = [files] if isinstance(files, str | PathLike) else list(files)
     result = read([Path(name) for name in names], step=step, top=top, machine=links, axes=axes)
     rows = beside(predicted, result.report, messages=result.lowest) if predicted else []

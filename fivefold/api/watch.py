@@ -79,7 +79,7 @@ def watch(
         predicted = verbs.predict(against[0], machine, against[2], **job)
         tokens = tokens or int(str(predicted.job["sequence"])) * int(str(predicted.job["global_batch"]))
     elif job:
-        raise UserError("the words of a job are of a prediction; add against=(MODEL, MACHINE, LAYOUT)")
+        raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")
     return run(
         model, optimizer, tokens=tokens, mesh=mesh, stage=stage, predicted=predicted, machine=machine, called=called
     )

@@ -202,5 +202,5 @@ def _measure(
         commands = [[sys.executable, "-m", "fivefold.calibration.worker", order.model_dump_json()] for order in orders]
         side_by_side(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
     if not heard:
-        raise RunFailure(f"{ranks} workers ended without a word; run `fivefold calibrate` again")
+        raise RunFailure(f"{ranks} workers ended without a result; run `fivefold calibrate` again")
     return heard[0]

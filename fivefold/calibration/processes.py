@@ -87,7 +87,7 @@ def _monitor(workers: Sequence[Worker], *, silence_seconds: float, on_line: Call
                 raise _first_failure(workers) from None
             if time.monotonic() - last_line_time > silence_seconds:
                 raise RunFailure(
-                    f"{len(workers)} workers have said nothing for {silence_seconds:g} s and were stopped; "
+                    f"{len(workers)} workers have reported nothing for {silence_seconds:g} s and were stopped; "
                     "try again when the computer is idle"
                 ) from None
             continue

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 def read_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """Resolve the records that the arguments name."""
     if missing := [name for name, word in words.items() if word is None]:
-        raise UserError(f"Missing argument {missing[0]!r}; or take all of a config, by --from FILE --gpus h100:64")
+        raise UserError(
+            f"Missing argument {missing[0]!r}; add it, or read everything from a config with --from FILE --gpus h100:64"
+        )
     if gpus:
-        raise UserError(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+        raise UserError(f"--gpus {gpus} is valid with --from FILE only; name the machine after the model")
     return {"job": load_job(**options), **resolve_words(words)}
 
 

@@ -49,7 +49,7 @@ def settle(action: Callable[[], object]) -> int:
         )
     except OSError as error:
         if error.errno == ENAMETOOLONG:
-            return _print_line(f"{error.filename}: too long to be the name of a file; check the word", code=2)
+            return _print_line(f"{error.filename}: too long for a file name; check the spelling", code=2)
         return _print_line(f"{error.filename or 'the system'}: {error.strerror or error}", code=1)
     return code if isinstance(code, int) else 0
 

@@ -53,7 +53,7 @@ def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -
     from fivefold.rendering import charts
 
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder} is a file; name a folder")
     pictures = charts_of(planner, layout, step)
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():

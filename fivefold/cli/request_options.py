@@ -58,7 +58,9 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
         records = resolve_words({name: words[name] for name in wanted if name in words})
         return records | ({"job": load_job(**get_job_words(request))} if isinstance(request, JobRequest) else {})
     if request.ignore and request.from_file is None:
-        raise UserError(f"--ignore {' '.join(request.ignore)} goes with --from FILE: it names keys of a config")
+        raise UserError(
+            f"--ignore {' '.join(request.ignore)} is valid with --from FILE only: it names keys of a config"
+        )
     options = get_job_words(request)
     if request.from_file is not None:
         records = read_config(request.from_file, request.gpus, words, options, request.ignore)

@@ -51,7 +51,7 @@ def document(path: Path) -> Document:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path}: holds {describe_json(values)}, not a table of keys by name")
     if _nodes(values, NODES) <= 0:
-        raise UserError(f"{path}: holds more than {NODES} values; it is no config")
+        raise UserError(f"{path}: holds more than {NODES} values; it is not a config")
     return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
 
 

@@ -102,7 +102,7 @@ def world(document: Document, asked: Overrides) -> int | None:
     """Return the number of ranks; raise ``UserError`` if the user and a launcher give different numbers."""
     if asked.ranks and document.ranks and asked.ranks != document.ranks:
         raise UserError(
-            f"{document.origin}: is started on {document.ranks} ranks, and --gpus says {asked.ranks}; let both be equal"
+            f"{document.origin}: starts {document.ranks} ranks, but --gpus has {asked.ranks}; make both equal"
         )
     return asked.ranks or document.ranks
 

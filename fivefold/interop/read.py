@@ -64,7 +64,7 @@ def _documents(words: Sequence[str]) -> list[Document]:
     They are the file itself, or the commands of a script, the last first.
     """
     if not words:
-        raise UserError("nothing to read; name a file, or give a launch line after --")
+        raise UserError("nothing to read; name a file, or give a launch command after --")
     path, _, function = words[0].partition(".py:")
     variables = dict(word.split("=", 1) for word in words[1:] if SETS.fullmatch(word))
     only_variables = len(variables) == len(words) - 1

@@ -21,13 +21,13 @@ def alternatives(pattern: str) -> list[str]:
     """Expand ``pattern`` to its distinct texts, in order; ``dp*`` stays. ``UserError`` for an invalid token."""
     parts = _BRACES.split(pattern)  # text between braces has odd indices
     if any(mark in part for part in parts for mark in "{}"):
-        raise UserError(f"layouts: {pattern!r} has a brace without its partner, or braces in braces")
+        raise UserError(f"layouts: {pattern!r} has an unmatched brace, or braces within braces")
     choices = [part.split(",") if index % 2 else [part.replace(",", " ")] for index, part in enumerate(parts)]
     texts = list(dict.fromkeys(" ".join(map(spell_token, "".join(chosen).split())) for chosen in product(*choices)))
     for text in texts:
         tokens = text.split()
         if sum("*" in token for token in tokens) > 1:
-            raise UserError(f"layouts: {pattern!r} leaves two degrees open; keep one *")
+            raise UserError(f"layouts: {pattern!r} has two open degrees; keep one *")
         for token in tokens:
             if not _REST.fullmatch(token):
                 read_token(token)

@@ -295,7 +295,7 @@ def spell_token(token: str) -> str:
     if match := _DATA_PARALLEL.fullmatch(token):
         if token == "hsdp":
             raise UserError(
-                "layout token 'hsdp' lacks the number of ranks that share one copy of the states; "
+                "layout token 'hsdp' needs the number of ranks that share one copy of the states; "
                 "write hsdp/8 for nodes of 8 GPUs, or fsdp to shard over all ranks of dp and cp"
             )
         return _ZERO_STAGES[match[1]] + (match[2] or "")
@@ -354,7 +354,9 @@ def _sizes(token: str, part: str) -> list[int]:
         return [0]
     count = _degree(token, count_text) if count_text else 1
     if count > STAGES:
-        raise UserError(f"layout token {token!r}: no model has {count} stages; a layer is the least of one")
+        raise UserError(
+            f"layout token {token!r}: no model has {count} stages, as each needs a layer; write fewer stages"
+        )
     return [_degree(token, size)] * count
 
 

@@ -110,7 +110,7 @@ def _term(word: str, text: str) -> Term:
     if field in NUMBERS:
         if invalid := [value for value in values if not value.isdecimal()]:
             raise UserError(
-                f"where {text!r}: {word!r} compares with {invalid[0]!r}, which is no number; write {field}{sign}4"
+                f"where {text!r}: {word!r} compares with {invalid[0]!r}, which is not a number; write {field}{sign}4"
             )
     elif sign not in ("=", "!="):
         raise UserError(f"where {text!r}: {field} has no order; write {field}={values[0]} or {field}!={values[0]}")
@@ -121,7 +121,9 @@ def _term(word: str, text: str) -> Term:
     elif field == "ac":
         for value in values:
             if "@" in value:
-                raise UserError(f"where {text!r}: the search finds on which ranks; write ac={value.partition('@')[0]}")
+                raise UserError(
+                    f"where {text!r}: the search chooses the ranks that recompute; write ac={value.partition('@')[0]}"
+                )
             Layout.parse(f"dp1 ac={value}")
     return Term(field, sign, values)
 

@@ -117,7 +117,7 @@ def _grid(text: str) -> dict[str, object]:
     if text.lower() in GRIDS:
         return {"grid": text.lower(), "carbon": GRIDS[text.lower()]}
     if not text[:1].isdigit():
-        raise ValueError(f"is no grid that is known; write gCO2e per kWh, as 350, or one of {', '.join(GRIDS)}")
+        raise ValueError(f"is not a known grid; write gCO2e per kWh, such as 350, or one of {', '.join(GRIDS)}")
     return {"grid": "as stated", "carbon": _number(text)}
 
 

@@ -45,7 +45,7 @@ def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
     """Predict every case. A case that cannot run is kept with its reason; ``UserError`` if none can, or one is left."""
     distinct = list(dict.fromkeys(cases))
     if not 2 <= len(distinct) <= MAX_VARIANTS:
-        raise UserError(f"{len(distinct)} different variants; compare lays 2 to {MAX_VARIANTS} side by side")
+        raise UserError(f"{len(distinct)} different variants; compare takes 2 to {MAX_VARIANTS} variants")
     facts = _facts(distinct)
     variants = [_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
     told = [(case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None]

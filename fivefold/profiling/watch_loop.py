@@ -74,7 +74,9 @@ class Watched:
     def step(self) -> Step:
         """Return the measured step; raises ``UserError`` if the loop has not ended, or had no step."""
         if self._step is None:
-            raise UserError("nothing was measured: the loop has to call optimizer.step() within watch(), and to end")
+            raise UserError(
+                "nothing was measured: call optimizer.step() within watch(), and let the loop end before you read it"
+            )
         return self._step
 
     def save(self, folder: str | Path) -> None:
@@ -260,9 +262,9 @@ def watch(
     """
     optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
     if not optimizers or not all(isinstance(item, torch.optim.Optimizer) for item in optimizers):
-        raise UserError(f"watch(model, optimizer): {type(optimizer).__name__} is no torch.optim.Optimizer")
+        raise UserError(f"watch(model, optimizer): {type(optimizer).__name__} is not a torch.optim.Optimizer")
     if not isinstance(model, nn.Module):
-        raise UserError(f"watch(model, optimizer): {type(model).__name__} is no torch.nn.Module")
+        raise UserError(f"watch(model, optimizer): {type(model).__name__} is not a torch.nn.Module")
     if not isinstance(tokens, int) or tokens < 0:
         raise UserError(f"tokens={tokens} must be 0 or more")
     if stage < 0:

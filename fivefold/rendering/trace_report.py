@@ -322,7 +322,7 @@ def _coarse(path: Sequence[Piece]) -> list[Piece]:
 def save_charts(report: TraceReport, path: Sequence[Piece], folder: Path) -> None:
     """Write breakdown and path as .svg and .html into ``folder``."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder} is a file; name a folder")
     pictures = {"breakdown": breakdown_chart(report), "critical-path": path_chart(report, path)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():

@@ -28,8 +28,8 @@ def refuse_of_one(request: SearchRequest) -> None:
     if given_options := ["--" + name for name, value in words.items() if value]:
         pronoun = "it" if len(given_options) == 1 else "them"
         raise UserError(
-            f"{', '.join(given_options)}: of the layouts of one machine; drop {pronoun}, or ask one machine without "
-            "--tokens, --deadline, --ranks, --assume and --by energy"
+            f"{', '.join(given_options)}: valid for a search of one machine only; drop {pronoun}, "
+            "or search one machine without --tokens, --deadline, --ranks, --assume and --by energy"
         )
 
 
@@ -55,7 +55,7 @@ def offers(
 
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
-        raise UserError(f"--by {by} is of layouts of one machine; several are ranked by time, cost or energy")
+        raise UserError(f"--by {by} ranks layouts of one machine; rank several machines by time, cost or energy")
     rank_range = None if ranks is None else _range(ranks)
     choices = []
     for machine in priced(machines, prices):
@@ -85,7 +85,7 @@ def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
     for word in prices:
         name, equals, price = word.rpartition("=")
         if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", price.removesuffix("/h")):
-            raise UserError(f"--price {word!r} is no price; write h100=2.2/h, or 2.2 for all machines")
+            raise UserError(f"--price {word!r} is not a price; write h100=2.2/h, or 2.2 for all machines")
         matching = [
             index for index, machine in enumerate(priced_machines) if not equals or machine.name.split()[0] == name
         ]
@@ -102,7 +102,7 @@ def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
 def _range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,7})-([0-9]{1,7})", text)
     if match is None or not 0 < int(match[1]) <= int(match[2]):
-        raise UserError(f"--ranks {text!r} is no range of ranks; write such as 64-512")
+        raise UserError(f"--ranks {text!r} is not a range of ranks; write such as 64-512")
     return int(match[1]), int(match[2])
 
 
@@ -114,5 +114,5 @@ def _deadline(text: str) -> float:
     except ValueError as error:
         raise UserError(f"--deadline {text!r} {error}") from None
     if not seconds:
-        raise UserError(f"--deadline {text!r} is no time; write such as 30d")
+        raise UserError(f"--deadline {text!r} is not a time; write such as 30d")
     return seconds

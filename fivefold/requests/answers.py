@@ -82,7 +82,7 @@ def answers(
     }
     if question not in answer_by_question:
         raise UserError(
-            f"no question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
+            f"unknown question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
         )
     remarks = describe_idle(chosen_layout, machine)
     return (
@@ -100,10 +100,10 @@ def fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK
     result = run(model=model, machine=machine, job=job, top=1, risk=risk)
     if not result.best:
         if not result.misses:
-            raise UserError(f"no layout of {model.name} fits, nor comes near")
+            raise UserError(f"no layout of {model.name} fits or comes close")
         miss = result.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-        raise UserError(f"no layout of {model.name} fits: the nearest, {miss.layout}, needs {need} of {have}")
+        raise UserError(f"no layout of {model.name} fits: the closest, {miss.layout}, needs {need} of {have}")
     return Layout.parse(result.best[0].step.layout)
 
 
@@ -127,4 +127,4 @@ def noise_of(text: str | None, *, find: Callable[[str], Path] = Path) -> float |
     try:
         return tokens_of(text)
     except ValueError as error:
-        raise UserError(f"--noise {text!r} is no run folder and {error}") from None
+        raise UserError(f"--noise {text!r} is not a run folder and {error}") from None

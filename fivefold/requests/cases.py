@@ -48,7 +48,9 @@ def _cases(
     from fivefold.planner.compare import Case
 
     if not words:
-        raise UserError("compare what? a model, machines and layouts; run files; or --from FILE --gpus h100:64")
+        raise UserError(
+            "nothing to compare; give a model, machines and layouts, or run files, or --from FILE --gpus h100:64"
+        )
     names = [word for word in words[1:] if is_named(word)]
     texts = [word for word in words[1:] if not is_named(word)]
     if not names or not texts:
@@ -83,7 +85,7 @@ def _run_files(
     if not words or not all(Path(word).suffix in FILES for word in words):
         return []
     if job != Job() or others:
-        raise UserError("a run file says its own job; drop the options, or compare a model, machines and layouts")
+        raise UserError("a run file has its own job; drop the job options, or compare a model, machines and layouts")
     run_cases = []
     for run in (Run.load(Path(word)) for word in words):
         model, ranks = resolve(run.model), machine(run.machine)

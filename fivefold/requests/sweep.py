@@ -23,6 +23,6 @@ def trials(path: Path, *, steps: int, timeout: float, submit: Submit | None = No
     from fivefold.sweeps.trial import FEWEST_STEPS
 
     if steps < FEWEST_STEPS:
-        raise UserError(f"--steps {steps} times none; take {FEWEST_STEPS} or more")
+        raise UserError(f"--steps {steps} is too few to time one; take {FEWEST_STEPS} or more")
     folder = path.with_name(f"{path.name}.trials").absolute()
     return Trials(folder, steps=steps, timeout_seconds=timeout, submit=submit)

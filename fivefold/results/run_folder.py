@@ -56,7 +56,7 @@ def read(folder: Path) -> RunFolder:
     """Read the run in ``folder``; raises ``UserError`` if it holds no measured run."""
     path = folder / "step.json"
     if not path.exists():
-        raise UserError(f"{folder}: holds no step.json; a run of 5 or more steps writes it at its end")
+        raise UserError(f"{folder}: has no step.json; a run of 5 or more steps writes it at its end")
     predicted, measured = read_pair(path)
     rehearsed = read_file(path).get("dry_run")
     rehearsed_step = Step.read(rehearsed, origin=f"{path}: dry_run") if rehearsed else None

@@ -50,7 +50,9 @@ def read_pair(path: Path) -> tuple[Step, Step]:
 def compare(predicted: Step, measured: Step) -> list[Row]:
     """Return a row for every quantity; raises ``UserError`` if the two layouts differ."""
     if predicted.layout != measured.layout:
-        raise UserError(f"{predicted.layout!r} and {measured.layout!r} are two layouts; compare steps of one")
+        raise UserError(
+            f"{predicted.layout!r} and {measured.layout!r} are different layouts; compare steps of the same layout"
+        )
     return [
         _row("parameters", "parameters", predicted.work.parameters, measured.work.parameters, exact=True),
         *_state_rows(predicted.memory.stages, measured.memory.stages),

@@ -68,7 +68,7 @@ def read(folder: Path) -> list[RankTrace]:
     traces += map(_read, paths)
     for path, trace in zip(paths, traces[1:], strict=True):
         if [step.step for step in trace.steps] != [step.step for step in traces[0].steps]:
-            raise UserError(f"{path}: has other steps than rank 0, so it is of another run; {AGAIN}")
+            raise UserError(f"{path}: has other steps than rank 0, so it belongs to another run; {AGAIN}")
     return traces
 
 
@@ -83,7 +83,7 @@ def _read(path: Path) -> RankTrace:
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: is cut off or damaged at character {error.pos}; {AGAIN}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: is no trace of a rank; {AGAIN}") from None
+        raise UserError(f"{path}: is not a trace of a rank; {AGAIN}") from None
 
 
 def _read_text(path: Path) -> str:

@@ -53,7 +53,7 @@ class Predictor:
             nearest = result.misses[0] if result.misses else None
             need = _needs(nearest.needs_bytes, nearest.has_bytes, nearest.risk or 0.0) if nearest else ""
             why = f"no layout fits; the nearest, {nearest.layout}, {need}" if nearest else ""
-            return [_refused(setting, request, why or "no layout fits, nor comes near", status="memory")]
+            return [_refused(setting, request, why or "no layout fits or comes close", status="memory")]
         return [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
 
     def _planner_of(self, setting: Setting) -> Planner:

@@ -101,7 +101,7 @@ def read(path: Path) -> list[Row]:
 def _parquet_rows(path: Path) -> list[Any]:
     _, parquet = _pyarrow()
     if path.exists() and not path.is_file():
-        raise UserError(f"{path}: is no regular file, which Parquet needs")
+        raise UserError(f"{path}: not a regular file, which Parquet needs; name another")
     try:
         return list(parquet.read_table(path).to_pylist())
     except (OSError, ValueError) as error:

@@ -31,7 +31,7 @@ def test_the_compute_is_set_so_that_the_unshaped_step_is_what_was_measured() -> 
     )
 
 
-def test_where_two_layouts_change_places() -> None:
+def test_faster_of_two_layouts_changes_with_link_speed() -> None:
     """From 0.5 at 1 Gbit/s to 2 at 100 Mbit/s: the same in the middle, 316 Mbit/s."""
     rows = []
     for layout, taken in (("dp2 zero0 mbs4", (0.5, 2.0)), ("pp2 mbs1", (1.0, 1.0))):
@@ -52,7 +52,7 @@ def test_an_error_is_of_the_least_disturbed_round() -> None:
     assert row._replace(measured=1.05).added_error is None
 
 
-def test_where_links_cannot_be_shaped_one_line_says_so(
+def test_unshapable_links_are_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(network, "missing", lambda: "there is no tc here (Debian: iproute2)")

@@ -106,7 +106,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", [*MOST_FILES, *ONE_FOLDER])
-def test_what_was_added_works(name: str, failures: dict[str, str]) -> None:
+def test_added_feature_works(name: str, failures: dict[str, str]) -> None:
     if failures[name]:
         pytest.fail(failures[name], pytrace=False)
 

@@ -75,7 +75,7 @@ def test_the_machine_is_what_was_measured(measured):
     assert machine.link(2).bandwidth > 1e7
 
 
-def test_it_reads_back_as_local(measured, tmp_path):
+def test_written_calibration_reads_back_as_local(measured, tmp_path):
     path = tmp_path / "local.toml"
     toml.write(measured[0], path)
     assert resolve("local", local=path) == measured[0]

@@ -62,7 +62,7 @@ def test_last_words_are_heard_after_the_end():
 
 def test_silence_has_an_end():
     start = time.monotonic()
-    with pytest.raises(RunFailure, match=r"2 workers have said nothing for 0\.3 s"):
+    with pytest.raises(RunFailure, match=r"2 workers have reported nothing for 0\.3 s"):
         side_by_side(python(SLEEP, SLEEP), silence_seconds=0.3, on_line=print)
     assert time.monotonic() - start < 10
 

@@ -371,5 +371,5 @@ def test_the_command_adds_to_a_machine_file(tmp_path):
     lost = subprocess.run([*command[:4], "dp1 mbs2"], capture_output=True, text=True)
     assert (lost.returncode, lost.stderr) == (
         2,
-        "fivefold: calibrate 'dp1 mbs2': a layout is measured for a model; add --for MODEL\n",
+        "fivefold: calibrate 'dp1 mbs2': measuring a layout needs a model; add --for MODEL\n",
     )

@@ -59,7 +59,7 @@ def test_from_a_file_is_as_by_words(
         (("predict", "tiny", "h100:8", "dp8", "--gpus", "h100:8"), "goes with --from FILE"),
         (("predict", "--from", "FILE", "--gpus", "h100"), "does not say on how many GPUs it runs"),
         (("search", "--from", "none.toml", "--gpus", "h100:8"), "none.toml: no such file"),
-        (("write", "dp8", "--to", "torchtitan"), "is of what model? say --model NAME"),
+        (("write", "dp8", "--to", "torchtitan"), "needs a model; add --model NAME"),
         (("write", "dp8 zero3", "--model", "tiny", "--to", "torchtitn"), "unknown format 'torchtitn'; did you mean"),
         (("read", "README.md"), "ends in .md; configs end in"),
         (("read", "pyproject.toml"), "unknown kind of config"),

@@ -91,7 +91,7 @@ def test_a_report_and_a_file_written_say_what_was_ignored(
     assert "layer_offloading=true" in capsys.readouterr().err
 
 
-def test_what_json_prints_of_a_config_is_loaded(
+def test_json_of_a_config_prediction_loads(
     lora: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "predict", "--from", lora, "--gpus", "h100:2", "--ignore", ",".join(KEYS), "--json") == 0

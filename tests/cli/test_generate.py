@@ -64,7 +64,7 @@ def test_text_is_the_same_however_it_is_asked_for(run: Path) -> None:
     assert both == "def " + first["text"] + "\n\nclass" + second["text"] + "\n"
 
 
-def test_what_cannot_be_is_one_line(run: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_a_one_line_error(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"top_p: must be 1 or less"):
         said(str(run), "--top-p", "2")
     with pytest.raises(UserError, match=r"holds no complete checkpoint"):

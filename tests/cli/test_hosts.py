@@ -37,7 +37,7 @@ def chosen(**environment: str) -> str | None:
     return values.get(VARIABLE)
 
 
-def test_it_is_the_one_towards_the_first_host(network: dict[str, str]) -> None:
+def test_chosen_interface_is_the_one_towards_the_first_host(network: dict[str, str]) -> None:
     assert chosen() == "eth0"
     assert chosen(MASTER_ADDR="host1") == "eth0"
 

@@ -117,14 +117,12 @@ def refusal(*words: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_refused(here: Path) -> None:
+def test_unsupported_input_is_an_error(here: Path) -> None:
     assert refusal("import", "nowhere").startswith("nowhere: no such folder; give one with config.json")
     assert refusal("export", "nowhere", "--to", "out").startswith("nowhere: holds no complete checkpoint")
     assert refusal("export", "x", "--to", "out", "--file-size", "much").startswith("--file-size 'much' is not a size")
     Path("run.toml").write_text("mine")
-    assert (
-        refusal("import", "llama", "--to", "run.toml") == "run.toml: is there already; remove it or give another file"
-    )
+    assert refusal("import", "llama", "--to", "run.toml") == "run.toml exists already; remove it or give another file"
     assert Path("run.toml").read_text() == "mine"
     Path("llama/tokenizer.json").unlink()
     assert refusal("import", "llama", "--to", "new.toml").startswith("llama: has no tokenizer.json")

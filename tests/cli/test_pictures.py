@@ -51,5 +51,5 @@ def test_charts_are_written_into_a_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(UserError, match="a: is a file; name a folder"):
+    with pytest.raises(UserError, match="a is a file; name a folder"):
         run(*FLAT, "--charts", str(tmp_path / "a"))

@@ -133,7 +133,7 @@ def test_a_config_of_other_software() -> None:
     assert report(*again_[2:]) == text
 
 
-def test_what_commands_have_written() -> None:
+def test_report_of_files_that_commands_wrote() -> None:
     axes = 'models = ["nano"]\nmachines = ["h100"]\nranks = [1, 2]\nbatches = [4, 8]\n'
     Path("sweep.toml").write_text(axes + 'layouts = ["dp*", "dp2 mbs3"]\n')
     run("sweep", "sweep.toml", "--out", "rows.csv")

@@ -74,8 +74,8 @@ def test_dry_only_counts() -> None:
     [
         (["none.toml"], "none.toml: no such file"),
         (["small.toml", "--out", "rows.xlsx"], "rows are written as .parquet, .csv, .jsonl, not .xlsx"),
-        (["small.toml", "--charts", "small.toml"], "--charts small.toml: is a file; name a folder"),
-        (["small.toml", "--measure", "--steps", "3"], "--steps 3 times none; take 4 or more"),
+        (["small.toml", "--charts", "small.toml"], "--charts small.toml is a file; name a folder"),
+        (["small.toml", "--measure", "--steps", "3"], "--steps 3 is too few to time one; take 4 or more"),
         (["small.toml", "--measure"], "h100 has GPUs, but this computer has none"),
     ],
 )

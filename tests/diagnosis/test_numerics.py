@@ -107,7 +107,7 @@ def test_bf16_loses_what_eight_bits_round_away(forked: Fork) -> None:
     assert 1e-4 < max(row.error for row in result.rows if row.kind == "weight") < 0.05
 
 
-def test_what_is_planted_is_found(forked: Fork) -> None:
+def test_planted_difference_is_found(forked: Fork) -> None:
     small = {"blocks.1.attention.v.weight": 1e-9, "blocks.0.mlp.up.weight": 1.0}
     (result,) = forked(1, compared, DENSE, "fp16", small)
     core = rows(result, "activation", "attention.core")
@@ -184,7 +184,7 @@ def test_a_large_tensor_is_compared_in_pieces() -> None:
     assert row.cosine == pytest.approx(float((a * b).sum() / a.norm() / b.norm()), rel=1e-9)
 
 
-def test_it_can_be_read_and_seen(forked: Fork) -> None:
+def test_result_reads_back_and_renders(forked: Fork) -> None:
     (result,) = forked(1, compared, DENSE, "bf16")
     console = Console(width=100, record=True, file=StringIO())
     console.print(page(result))

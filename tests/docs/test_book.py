@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize(
     "chapter", [*sorted(BOOK.glob("*.md")), ROOT / "docs" / "how-to" / "python.md"], ids=lambda path: path.name
 )
-def test_what_the_chapter_asserts_holds(chapter: Path) -> None:
+def test_assertions_of_the_chapter_hold(chapter: Path) -> None:
     text = chapter.read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
     assert len(blocks) == text.count("```python"), "a python block is not closed, or is indented"

@@ -40,7 +40,7 @@ def test_a_section_is_what_the_commands_print(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", one_in(2, range(1, 11)))
-def test_what_is_printed_of_a_proposal_is_what_is_predicted_of_it(number: int) -> None:
+def test_printed_proposal_equals_its_prediction(number: int) -> None:
     """Its figures, and the line of each choice, without the search that found it."""
     part, asked = PARTS[number - 1], QUESTIONS[number - 1]
     proposal, text = questions.proposed(part)
@@ -60,7 +60,7 @@ def test_what_is_printed_of_a_proposal_is_what_is_predicted_of_it(number: int) -
         assert set(list_figures(item.line)) <= set(printed), f"python -m tests.docs.questions {number}"
 
 
-def test_what_is_printed_of_a_search_is_what_it_finds() -> None:
+def test_printed_search_equals_its_result() -> None:
     """Of the first question, which is the quickest to ask."""
     result = questions.searched(QUESTIONS[0])
     assert list_figures(questions.proposal_text(result)) == list_figures(questions.proposed(PARTS[0])[1])

@@ -91,7 +91,7 @@ def test_parameters_of_uneven_shards_are_those_of_the_model() -> None:
     assert step.work.parameters == model.parameters
 
 
-def test_what_lives_at_the_peak_adds_up() -> None:
+def test_live_tensors_add_up_to_the_peak() -> None:
     result = rehearse("dp2 mbs2")
     full = result.fullest
     told = moment(result.tapes[full.rank], rows=10**6)
@@ -126,7 +126,7 @@ def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     assert re.search(r"; mend .*test_dryrun.py:\d+ test_a_shape", line)
 
 
-def test_what_cannot_be_faked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operation_without_a_fake_is_a_run_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x[x > 0])
     with pytest.raises(RunFailure, match=r"rank 0 cannot be dry-run at .*test_dryrun.py:\d+ .*aten.nonzero"):
         rehearse("dp1")
@@ -170,7 +170,7 @@ def test_a_computer_without_gpus_has_one_stream() -> None:
     assert gpu.memory.reserved_bytes > gpu.memory.peak_bytes
 
 
-def test_what_is_refused_is_not_built() -> None:
+def test_invalid_layout_is_not_built() -> None:
     for layout, also, words in (
         ("dp2", {"ranks": (0, 2)}, "no rank 2 in layout .*; its ranks are 0 to 1"),
         ("tp3", {}, "not divisible by tp=3"),

@@ -48,7 +48,7 @@ def starts(tape: Tape) -> list[int]:
 
 
 @pytest.mark.parametrize("layout", one_in(9, DENSE))
-def test_what_is_trained_meets(layout: str, rehearsed: Rehearsed) -> None:
+def test_messages_of_training_match(layout: str, rehearsed: Rehearsed) -> None:
     tapes = rehearsed(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
     for streams in (True, False):  # the planner's second order holds with each other's rules too

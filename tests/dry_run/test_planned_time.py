@@ -48,7 +48,7 @@ def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_as_many_kernels_are_planned_as_run(case: str) -> None:
+def test_planned_kernel_count_equals_executed_count(case: str) -> None:
     """Of matrix products, of all experts one, and sums that weights' gradients are added to, one each."""
     planner, layout, rehearsal = both(case)
     tape, ran = rehearsal.tapes[0].steady, Counter[str]()

@@ -90,7 +90,7 @@ def test_every_kind_of_setting_is_drawn() -> None:
         (2, f"fivefold: {'x' * 2000}\n", "a line of 2010 characters"),
     ],
 )
-def test_what_is_a_bad_end(code: int, err: str, wrong: str) -> None:
+def test_bad_ends_are_recognized(code: int, err: str, wrong: str) -> None:
     assert judged(code, err).startswith(wrong)
     assert bool(judged(code, err)) == bool(wrong)
 

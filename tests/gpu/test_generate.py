@@ -48,6 +48,6 @@ def test_a_gpu_says_what_reading_all_again_says(model: Model) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_it_runs_in_bf16_side_by_side(model: Model) -> None:
+def test_generation_in_bf16_runs_next_to_another(model: Model) -> None:
     steps = said(on_gpu(model, torch.bfloat16), [[3, 1, 4], [1, 5, 9, 2, 6]])
     assert [sum(token is not None for token in row) for row in zip(*steps, strict=True)] == [24, 24]

@@ -46,7 +46,7 @@ def calls(folder: Path, name: str) -> int:
     return len((folder / f"{name}.calls").read_text())
 
 
-def test_it_goes_on_until_all_is_done(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_continues_until_all_parts_are_done(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = [part("long", "75 if done < 2 else 0", folder), part("bad", "3", folder), part("good", "0", folder)]
     assert run(parts, State(folder), seconds=math.inf, rehearse=True) == 1
     assert [calls(folder, name) for name in ("long", "bad", "good")] == [3, 1, 1]

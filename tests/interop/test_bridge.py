@@ -170,7 +170,7 @@ def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
     assert (result.not_understood, result.missing, result.refused) == ((), (), ())
 
 
-def test_what_costs_something_else_is_named(tmp_path: Path) -> None:
+def test_keys_that_change_cost_are_named(tmp_path: Path) -> None:
     changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
     lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
     result = read([put(tmp_path, lora)], Overrides(ranks=64))
@@ -184,7 +184,7 @@ CORES = Range(
 )
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_config_is_read_back(tmp_path: Path) -> None:
     refused = [returns(plan, to="bridge", folder=tmp_path) for plan in plans("megatron-bridge", count=40, among=CORES)]
     assert refused.count(None) >= 25, [why for why in refused if why]
 

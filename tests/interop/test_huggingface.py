@@ -416,7 +416,7 @@ TRAINED = Range(
 
 
 @pytest.mark.parametrize(("to", "stack", "least"), [("accelerate", "fsdp2", 6), ("deepspeed", "deepspeed", 20)])
-def test_what_is_written_is_read_back(to: str, stack: str, least: int, tmp_path: Path) -> None:
+def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: Path) -> None:
     refused = [returns(plan, to=to, folder=tmp_path) for plan in plans(stack, count=60, among=TRAINED)]
     assert refused.count(None) >= least, refused
 
@@ -436,7 +436,7 @@ def test_what_is_written_is_read_back(to: str, stack: str, least: int, tmp_path:
         ("dp4 zero3 mbs1", "fp8", "deepspeed", "DeepSpeed has bf16, bf16-grad16, fp16 and fp32"),
     ],
 )
-def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, precision: str, to: str, reason: str) -> None:
+def test_inexpressible_layout_is_an_error_with_the_closest_one(text: str, precision: str, to: str, reason: str) -> None:
     plan = Plan(build_model("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to=to)

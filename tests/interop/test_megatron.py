@@ -221,11 +221,11 @@ def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_p
 
 
 def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is started on 128 ranks, and --gpus says 64"):
+    with pytest.raises(UserError, match="is started on 128 ranks, but --gpus has 64"):
         read([put(tmp_path, "train.sh", GPT3)], Overrides(ranks=64))
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_keys_are_named(tmp_path: Path) -> None:
     result = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))])
     assert result.missing == ("the vocabulary, which its tokenizer has: say --vocab 128256",)
     given = read(
@@ -255,7 +255,7 @@ CORES = Range(
 )
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_config_is_read_back(tmp_path: Path) -> None:
     refused = [returns(plan, to="megatron", folder=tmp_path) for plan in plans("megatron-core", count=40, among=CORES)]
     assert refused.count(None) >= 25, [why for why in refused if why]
 
@@ -276,7 +276,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, precision: str, reason: str) -> None:
+def test_inexpressible_layout_is_an_error_with_the_closest_one(
+    text: str, model: str, precision: str, reason: str
+) -> None:
     plan = Plan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to="megatron")

@@ -121,7 +121,7 @@ def test_contradictions_are_one_line(change: tuple[str, str], ranks: int | None,
         read([put(tmp_path, TINY.replace(*change))], Overrides(ranks=ranks))
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_keys_are_named(tmp_path: Path) -> None:
     result = read([put(tmp_path, TINY.replace("  micro_batch_size: 2\n", ""))])
     assert result.missing == ("tokens.micro_batch_size",)
 
@@ -134,7 +134,7 @@ NANOS = Range(
 )
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_config_is_read_back(tmp_path: Path) -> None:
     refused = [returns(plan, to="nanotron", folder=tmp_path) for plan in plans("nanotron", count=40, among=NANOS)]
     assert refused.count(None) >= 20, refused
 
@@ -148,7 +148,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         ("dp4 zero3 mbs1", "llama3-8b", "nanotron does not support zero3; use zero0 or zero1"),
     ],
 )
-def test_what_it_cannot_run_is_refused_with_the_nearest(text: str, model: str, reason: str) -> None:
+def test_inexpressible_layout_is_an_error_with_the_closest_one(text: str, model: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         write(Plan(build_model(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")
 

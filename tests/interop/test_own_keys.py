@@ -163,7 +163,7 @@ def test_a_number_without_a_value_is_its_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_what_a_flag_turns_off_may_be_said_without_the_no(fused: bool, tmp_path: Path) -> None:
+def test_negated_flag_is_accepted_without_no(fused: bool, tmp_path: Path) -> None:
     reading = read_with("bridge", {"model.gradient_accumulation_fusion": fused}, tmp_path)
     assert reading.job is not None
     assert reading.job.stack.wgrad_accumulation.startswith("fused") is fused

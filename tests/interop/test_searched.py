@@ -45,7 +45,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", STACKS)
-def test_what_is_searched_is_written(stack: str) -> None:
+def test_searched_layout_is_written(stack: str) -> None:
     some = random.Random(stack)
     assert check(stack, some, model=some.choice(DENSE), ranks=8)
     if stack == "torchtitan":

@@ -79,7 +79,7 @@ def test_blocks_that_only_print_or_leave_are_no_remark() -> None:
     assert [said.key for said in result.remarks] == ["line 5"]
 
 
-def test_what_a_command_prints_is_one_word() -> None:
+def test_output_of_a_command_is_one_word() -> None:
     result = script(
         'HEAD=$(scontrol show hostnames "$LIST" | head -n 1)\nL="run --at $HEAD:6000 --tee 3"\nsrun $L `pwd`/t.py\n'
     )

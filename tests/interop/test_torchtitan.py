@@ -127,7 +127,7 @@ def test_published_files(
     assert (result.job.stack.name, result.missing) == ("torchtitan", ())
 
 
-def test_what_is_left_out_has_the_versions_default(tmp_path: Path) -> None:
+def test_omitted_key_has_the_default_of_the_version(tmp_path: Path) -> None:
     result = of(QWEN3_06B, tmp_path, ranks=8)
     left = {said.key: said.value for said in result.defaulted}
     assert left["training.global_batch_size"] == "-1"
@@ -220,7 +220,7 @@ TITANS = Range(
 
 
 @pytest.mark.parametrize("to", ["torchtitan", "torchtitan-0.2"])
-def test_what_is_written_is_read_back(to: str, tmp_path: Path) -> None:
+def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
     refused = [returns(plan, to=to, folder=tmp_path) for plan in plans("torchtitan", count=40, among=TITANS)]
     assert refused.count(None) >= 15
     assert not any("\n" in why for why in refused if why)
@@ -245,7 +245,7 @@ def test_what_is_written_is_read_back(to: str, tmp_path: Path) -> None:
         ("dp4 tp2 etp2 zero3 mbs1", "qwen3-30b-a3b", "fp8", "torchtitan", "experts in fp8 are not written"),
     ],
 )
-def test_what_it_cannot_run_is_refused_with_the_nearest(
+def test_inexpressible_layout_is_an_error_with_the_closest_one(
     text: str, model: str, precision: str, to: str, reason: str
 ) -> None:
     plan = Plan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
@@ -266,7 +266,7 @@ def test_flavors_have_the_parameters_that_their_names_say() -> None:
     assert flavors("deepseek_v3")["671B"].parameters == pytest.approx(671e9, rel=1e-3)
 
 
-def test_what_is_called_understood_is_in_the_nouns(tmp_path: Path) -> None:
+def test_supported_keys_are_in_the_input_records(tmp_path: Path) -> None:
     deep = (
         "from torchtitan.models.deepseek_v3 import model_registry\ndef deep() -> Trainer.Config:\n"
         '    return Trainer.Config(model_spec=model_registry("16B", num_mtp_layers=1), '

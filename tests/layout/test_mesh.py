@@ -168,7 +168,7 @@ def test_every_group_is_that_of_the_coordinates(experts: bool) -> None:
 
 
 @pytest.mark.parametrize("layout", [*drawn(experts=True), *WERE_WRONG][::4], ids=str)
-def test_what_experts_need_of_their_groups(layout: Layout) -> None:
+def test_expert_groups_meet_their_requirements(layout: Layout) -> None:
     """Without a definition: what the exchange of rows and ZeRO take for granted."""
     at = mesh(layout)
 

@@ -16,7 +16,7 @@ from fivefold.record import UserError
 WORDS = {"tp": [1, 2, 3, 4, 8], "pp": [1, 2, 4, 6], "cp": [1, 2, 4], "mbs": [1, 2, 4], "zero": [0, 1, 2, 3]}
 
 
-def test_as_it_is_written() -> None:
+def test_pattern_without_wildcards_is_unchanged() -> None:
     assert alternatives("dp8 zero3") == ["dp8 zero3"]
     assert alternatives(" dp*  tp{1,2}{,  nosp} ") == ["dp* tp1", "dp* tp1 nosp", "dp* tp2", "dp* tp2 nosp"]
     assert alternatives("pp{2,2 v2,2}") == ["pp2", "pp2 v2"]
@@ -58,14 +58,14 @@ def test_a_pattern_is_nested_loops(axes: dict[str, Any], ranks: int) -> None:
 @pytest.mark.parametrize(
     ("pattern", "line"),
     [
-        ("dp* tp{1,2", "has a brace without its partner, or braces in braces"),
-        ("dp* tp{1,{2,4}}", "has a brace without its partner, or braces in braces"),
-        ("dp* tp*", "leaves two degrees open; keep one *"),
+        ("dp* tp{1,2", "has an unmatched brace, or braces within braces"),
+        ("dp* tp{1,{2,4}}", "has an unmatched brace, or braces within braces"),
+        ("dp* tp*", "has two open degrees; keep one *"),
         ("dp2 tq{1,2}", "unknown layout token 'tq1'"),
         ("dp2 zero*", r"unknown layout token 'zero\*'"),
         ("dp2 zero{1,4}", "ZeRO has stages 0 to 3"),
     ],
 )
-def test_what_is_no_pattern(pattern: str, line: str) -> None:
+def test_invalid_pattern_is_an_error(pattern: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         alternatives(pattern)

@@ -83,7 +83,7 @@ def test_every_part_runs_once_on_its_rank_after_what_it_needs(table: Table) -> N
                 assert end[need] <= span.start
 
 
-def test_what_an_action_waits_for() -> None:
+def test_dependencies_of_an_action() -> None:
     assert needs(Action("F", 0, 3), stages=4) == ()
     assert needs(Action("F", 2, 3), stages=4) == (("F", 1, 3),)
     assert needs(Action("B", 3, 1), stages=4) == (("F", 3, 1),)
@@ -102,7 +102,7 @@ def test_what_an_action_waits_for() -> None:
         ("dualpipe", ((0, 3), (1, 2), (1, 2), (0, 3))),  # every stage twice
     ],
 )
-def test_where_the_stages_lie(name: ScheduleName, held: tuple[tuple[int, ...], ...]) -> None:
+def test_ranks_of_the_stages(name: ScheduleName, held: tuple[tuple[int, ...], ...]) -> None:
     v = len(held[0]) if name != "dualpipe" else 1
     assert schedule(name, pp=4, v=v, micro_batches=8).rank_stages == held
 
@@ -319,7 +319,7 @@ def test_a_slow_link_carries_one_message_after_another() -> None:
     assert quick == play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
 
 
-def test_what_costs_the_same_is_asked_once() -> None:
+def test_equal_costs_are_computed_once() -> None:
     asked: list[Task] = []
     table = schedule("dualpipev", pp=2, v=2, micro_batches=9)
     play(table, seconds=lambda task: (asked.append(task), 1.0)[1])  # type: ignore[func-returns-value]
@@ -458,7 +458,7 @@ def test_empty_cells_are_only_spacing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("F0.0,BW0.0,X0.1\n", "row 1, cell 3: 'X0.1' is no action; write F0.3 (stage 0, micro-batch 3)"),
+        ("F0.0,BW0.0,X0.1\n", "row 1, cell 3: 'X0.1' is not an action; write F0.3 (stage 0, micro-batch 3)"),
         ("F0.0,BW0.0\nF1.0,BW1\n", "row 2, cell 2: 'BW1' is no action"),
         ("F0.0+B0.0\n", "row 1, cell 1: 'F0.0+B0.0' is no action"),
         ("F0.0,BW0.0\n\nF1.0,BW1.0\n", "row 2 has no action; each row is a rank, drop it"),

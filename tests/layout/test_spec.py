@@ -115,7 +115,7 @@ def test_other_spellings_of_a_layout_print_in_the_one_of_ours(layout: Layout, da
         ("nosp tp2 cp2 cp=ulysses", "dp1 tp2 cp2 zero0 mbs1 cp=ulysses nosp"),
     ],
 )
-def test_it_prints_in_one_order(text: str, canonical: str) -> None:
+def test_layout_prints_in_one_order(text: str, canonical: str) -> None:
     assert str(Layout.parse(text)) == canonical
 
 
@@ -175,7 +175,7 @@ def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("nosp", "add tp2 or more"),
     ],
 )
-def test_what_cannot_be_parsed_is_one_line(text: str, words: str) -> None:
+def test_unparsable_layout_is_a_one_line_error(text: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
         Layout.parse(text)
     shown = str(caught.value)
@@ -239,7 +239,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("text", "changes", "words"), REFUSALS)
-def test_what_model_job_or_machine_cannot_take(text: str, changes: dict[str, Any], words: str) -> None:
+def test_layout_invalid_for_model_job_or_machine_is_an_error(text: str, changes: dict[str, Any], words: str) -> None:
     nouns = {"model": MODEL, "job": JOB, "machine": MACHINE} | changes
     if not words:
         refuse(Layout.parse(text), **nouns)

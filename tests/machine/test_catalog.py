@@ -96,7 +96,7 @@ def test_a_name_is_one_node_and_a_count_is_that_many_ranks():
         ("absent.toml:4", "absent.toml: no such file"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(text, says):
+def test_invalid_machine_is_a_one_line_error(text, says):
     with pytest.raises(UserError) as refusal:
         machine(text)
     assert says in str(refusal.value)

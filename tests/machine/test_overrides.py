@@ -75,7 +75,7 @@ def test_a_chip_and_its_node() -> None:
         ("l40s:1" + "0" * 5000, "is larger than 9,999,999; take fewer"),
     ],
 )
-def test_what_cannot_be_is_one_line(text: str, says: str) -> None:
+def test_invalid_input_is_a_one_line_error(text: str, says: str) -> None:
     with pytest.raises(UserError) as refusal:
         machine(text)
     assert says in str(refusal.value)

@@ -55,7 +55,9 @@ def test_the_weights_of_a_short_convolution() -> None:
         ("dp2", {"precision": recipe("bf16-autocast")}, "short_conv is not counted under autocast"),
     ],
 )
-def test_what_short_convolutions_do_not_support_is_one_line(layout: str, job: dict[str, Any], says: str) -> None:
+def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
+    layout: str, job: dict[str, Any], says: str
+) -> None:
     fields: dict[str, Any] = {"sequence": 64, "global_batch": 4, "precision": recipe("bf16")}
     with pytest.raises(UserError, match=says):
         refuse(Layout.parse(layout), model=CONV, job=Job(**fields | job))

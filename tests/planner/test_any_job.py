@@ -80,7 +80,7 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
         assert summed.passes_bytes > states + summed.activations_bytes
 
 
-def test_what_is_put_off_holds_its_inputs_whoever_adds_up() -> None:
+def test_deferred_wgrad_keeps_its_inputs() -> None:
     part, block = part_of(Layout.parse("tp2 pp2 zb1p")), Counts(build_model("llama3-8b"), Job()).kinds[0]
     apart, summed = (
         Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": item}, origin="test")).split(part, block)

@@ -59,7 +59,7 @@ def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
     assert messages["exposed tp communication"].best == (True, False)  # it sends none
 
 
-def test_what_cannot_run_keeps_its_reason() -> None:
+def test_impossible_variant_keeps_its_reason() -> None:
     result = compare([case("dp16 zero3"), case("dp8 zero3")])
     assert result.variants[0].refused.startswith("layout 'dp16 zero3 mbs1': needs 16 ranks, but h100 price=2 has 8")
     assert [item.name for item in result.predicted] == ["B"]
@@ -67,7 +67,7 @@ def test_what_cannot_run_keeps_its_reason() -> None:
 
 
 def test_one_variant_is_no_comparison_and_none_that_runs_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="1 different variants; compare lays 2 to 12"):
+    with pytest.raises(UserError, match="1 different variants; compare takes 2 to 12"):
         compare([case("dp8"), case("dp8 mbs1")])
     with pytest.raises(UserError, match="needs 16 ranks"):
         compare([case("dp16"), case("dp32")])
@@ -81,7 +81,7 @@ def test_a_job_by_another_software_is_what_its_file_would_say(software: str) -> 
             assert run_by(job, software) == Job.read({"stack": software, "precision": name}, origin="test")
 
 
-def test_what_a_job_changes_of_its_software_it_changes_of_another() -> None:
+def test_changes_of_a_job_apply_to_another_stack() -> None:
     job = Job.read({"loss": "chunked"}, origin="test")
     assert run_by(job, "torchtitan").stack == STACKS["torchtitan"].replace(loss="chunked")
 

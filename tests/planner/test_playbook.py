@@ -80,7 +80,7 @@ def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
     assert f"fits in {show_bytes(machine.chip.memory_bytes)} with at most 5 % risk of running out: " in stage.reason
 
 
-def test_what_a_layout_needs_less_is_up_to_the_largest_peak_that_fits() -> None:
+def test_missing_memory_is_relative_to_the_largest_fitting_peak() -> None:
     """Not up to the capacity, to which another figure of the same line would lead."""
     planner = Planner(model=LLAMA, machine=NODE, job=JOB)
     stage, _ = fit_stage(planner, world=8)
@@ -173,7 +173,7 @@ def one_step(path: Path) -> tuple[float, float]:
     return done.loss, done.norm
 
 
-def test_what_is_planned_trains(tmp_path: Path, forked) -> None:
+def test_planned_run_file_trains(tmp_path: Path, forked) -> None:
     one = resolve("h100:1", local=Path("/nowhere"))
     result = playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
     assert [stage.title for stage in result.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]

@@ -61,7 +61,7 @@ def test_the_longest_sequence_is_the_last_that_fits() -> None:
     assert "beyond the model's 8192 positions" in answer.line
 
 
-def test_what_never_fits_is_said_in_one_line() -> None:
+def test_model_that_never_fits_is_a_one_line_error() -> None:
     with pytest.raises(
         UserError, match=r"needs at least .* of 79.19 GiB; its risk .* is > 99 %, more than --risk 0.05"
     ):

@@ -63,7 +63,7 @@ def test_goodput_is_that_of_a_simulation(interval: float, blocked: float, restar
     assert share == pytest.approx(spent["trained"] / sum(spent.values()), rel=0.01)
 
 
-def test_what_is_lost_is_what_a_simulation_loses() -> None:
+def test_lost_time_equals_a_simulation() -> None:
     site = Site(failures=3000, restart_seconds=300, checkpoint_seconds=400, pause_seconds=25, storage=1e9, evaluation=0)
     result = run(tokens=1e13, site=site)
     assert result.written_seconds == pytest.approx(96.36, rel=1e-3)  # a third of a restart: it reads what it writes
@@ -110,7 +110,7 @@ def test_without_failures_a_run_is_its_steps() -> None:
     assert run().dollars is None
 
 
-def test_what_a_gpu_does_in_a_second_is_of_all_ranks() -> None:
+def test_rate_per_gpu_is_over_all_ranks() -> None:
     """512 sequences of 4,096 tokens over the 8 GPUs of the layout, not over its 2 data-parallel ranks."""
     step = predict(model=LLAMA, machine=NODE, layout=Layout.parse("dp2 tp2 pp2 zero1 mbs1"), job=JOB)
     assert step.tokens_per_second_per_gpu * step.time.step_seconds == pytest.approx(512 * 4096 / 8)

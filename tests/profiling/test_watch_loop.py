@@ -139,8 +139,8 @@ def test_show_takes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ({"optimizer": 3}, "int is no torch.optim.Optimizer"),
-        ({"model": 3}, "int is no torch.nn.Module"),
+        ({"optimizer": 3}, "int is not a torch.optim.Optimizer"),
+        ({"model": 3}, "int is not a torch.nn.Module"),
         ({"tokens": -1}, "must be 0 or more"),
         ({"tokens": None}, "must be 0 or more"),
         ({"stage": -1}, "must be 0 or more"),

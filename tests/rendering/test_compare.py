@@ -16,7 +16,7 @@ def by_name(rows: list[Row]) -> dict[str, Row]:
     return {row.quantity: row for row in rows}
 
 
-def test_what_is_compared(small: Step, measured: Step) -> None:
+def test_compared_quantities(small: Step, measured: Step) -> None:
     rows = by_name(compare(small, measured))
     assert list(rows) == [
         "parameters",

@@ -57,7 +57,7 @@ def test_steps_that_a_prediction_cannot_tell_apart_are_said_to_be() -> None:
     assert "1.2% more than B; the difference is too small for a prediction" in text
 
 
-def test_what_makes_the_difference_is_said_part_by_part() -> None:
+def test_difference_is_explained_by_part() -> None:
     """Of steps of as many tokens; the others' seconds are no comparison."""
     near = side_by_side(2)
     first, second = (variant.step for variant in near.variants)

@@ -65,7 +65,7 @@ def test_any_width(width: int) -> None:
     assert max(map(len, text(width).splitlines())) <= width
 
 
-def test_what_is_narrower_than_a_column_is_not_lost() -> None:
+def test_action_narrower_than_a_column_is_drawn() -> None:
     row = [Span("F", f"F0.{i}", float(i), i + 0.3, 0.0, (), 0, i) for i in range(100)]
     picture = to_text(pipeline.Picture([row]), width=33).splitlines()[0]
     assert set(picture.removeprefix("rank 0 │").removesuffix("│")) == {"·"}

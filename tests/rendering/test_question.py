@@ -51,7 +51,7 @@ def test_jobs_share_what_is_equal() -> None:
     assert describe_job(*jobs) == "seq 512; defaults: global batch 8, AdamW, software fivefold"
 
 
-def test_what_follows_from_the_machine_is_not_said_as_if_it_was_asked() -> None:
+def test_values_derived_from_the_machine_are_not_printed_as_given() -> None:
     step = ff.predict("tiny", "h100:2", "dp2", seq=512, gbs=16)
     assert describe_step(step) == SAID
     on_cpu = {**step.job, "stack": {**step.job["stack"], "attention": "blocks", "overlap": [], "kernels": "eager"}}

@@ -54,7 +54,7 @@ def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_pat
     assert found.table()[0]["step.layout"] == found.best[0].step.layout
 
 
-def test_it_is_said_in_one_line() -> None:
+def test_robust_result_is_summarized_in_one_line() -> None:
     assert worded(Robustness(scenarios=TOLD, rows=ROWS)) == (
         "step time 1.01 s, peak memory 1.00 GiB; at worst 3.4% slower than the best layout of a scenario "
         "(one rank 8 % slower), 2.2% on average over 2"

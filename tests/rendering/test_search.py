@@ -63,7 +63,7 @@ def test_a_layout_that_reduces_gradients_otherwise_says_so(found: SearchResult) 
     assert text.count("(reduce=step)") == 1
 
 
-def test_where_nothing_fits_the_page_says_what_would(found: SearchResult) -> None:
+def test_page_without_a_fit_names_what_would_fit(found: SearchResult) -> None:
     text = printed(search.page(nothing(found)))
     assert "none fits" in text
     assert "needs 98.00 GiB of 80.00 GiB: head" in text

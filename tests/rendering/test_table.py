@@ -27,7 +27,7 @@ def test_a_step_on_one_page(small: Step) -> None:
     assert len(text.splitlines()) < 40
 
 
-def test_where_comparable_runs_lie_is_said_of_time_and_memory(small: Step) -> None:
+def test_interval_of_comparable_runs_is_printed_for_time_and_memory(small: Step) -> None:
     time = Interval(
         low_90=0.7,
         low_50=0.83,
@@ -61,7 +61,7 @@ def test_bars_are_as_long_as_their_shares(small: Step) -> None:
     assert lines["parameters"] == pytest.approx(0.136 * table.BAR_WIDTH, abs=1)
 
 
-def test_what_only_a_run_knows_is_shown_of_a_run(small: Step) -> None:
+def test_fields_known_to_runs_only_are_printed_for_runs(small: Step) -> None:
     assert {"data", "host"}.isdisjoint(to_text(table.step(small)).split())
     run = small.replace(time=small.time.replace(data_seconds=0.1, host_seconds=0.2))
     assert {"data", "host"} <= set(to_text(table.step(run)).split())
@@ -118,6 +118,6 @@ def test_the_driver_holds_more(measured: Step) -> None:
     assert "583.65 MiB reserved, 1.12 GiB with the driver" in to_text(table.step(measured.replace(memory=memory)))
 
 
-def test_what_a_trillion_tokens_take(large: Step) -> None:
+def test_time_and_cost_of_a_trillion_tokens(large: Step) -> None:
     """1e12 tokens at 2409.4 per second and GPU are 115 290 GPU-hours."""
     assert "GPU hours per 1 T tokens 115.29 k" in " ".join(to_text(table.step(large)).split())

@@ -23,13 +23,13 @@ def trace(rank: int, *, step: int = 4) -> RankTrace:
     return RankTrace(rank, 2, 0, 0.5 * rank, 1e-6, steps, (Span("evaluate", "evaluation", 12.0, 13.0),))
 
 
-def test_it_reads_what_it_writes(tmp_path: Path) -> None:
+def test_written_trace_reads_back(tmp_path: Path) -> None:
     for rank in range(2):
         assert trace_file.write(trace(rank), tmp_path) == tmp_path / "trace" / f"rank{rank}.json"
     assert trace_file.read(tmp_path) == [trace(0), trace(1)]
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_unreadable_trace_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no trace; train again with --trace"):
         trace_file.read(tmp_path)
     first = trace_file.write(trace(0), tmp_path)

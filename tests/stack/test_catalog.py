@@ -34,7 +34,7 @@ def changed(entry: Entry) -> set[str]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_what_is_unlike_the_defaults_has_a_source_and_nothing_else_has(entry: Entry) -> None:
+def test_exactly_the_facts_that_differ_from_defaults_have_sources(entry: Entry) -> None:
     assert SOURCES[entry.name].keys() == changed(entry)
 
 
@@ -83,7 +83,7 @@ def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
         ("deepseek", "pp2 v2", "deepseek does not support interleaved; use 1f1b or zb1p or dualpipe"),
     ],
 )
-def test_what_a_software_lacks_is_refused_by_name(name: str, layout: str, reason: str) -> None:
+def test_feature_missing_from_a_stack_is_an_error_by_name(name: str, layout: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         refuse(Layout.parse(layout), model=model("llama3-8b"), job=Job(global_batch=64, stack=build_stack(name)))
 

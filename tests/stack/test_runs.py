@@ -92,7 +92,7 @@ SEARCHED = {
 }  # what the search keeps to, and legality does not
 
 
-def test_what_shards_over_cp_has_no_zero0_beside_it() -> None:
+def test_stack_that_shards_over_cp_has_no_zero0() -> None:
     assert (
         SupportedLayouts(cp_shards=True).expressible_zero(1),
         SupportedLayouts(cp_shards=True).expressible_zero(2, cp=2),
@@ -113,7 +113,7 @@ def test_orders_beside_the_usual_one() -> None:
         ("norm+act", False, False), ("norm+act", True, True), ("norm", False, True), ("qkv", True, False),
     ],
 )  # fmt: skip
-def test_what_a_config_can_be_told_to_recompute(ac: str, experts: bool, told: bool) -> None:
+def test_recomputations_that_a_config_can_express(ac: str, experts: bool, told: bool) -> None:
     assert (
         SupportedLayouts(recomputes=("full", "core", "norm"), expert_recomputes=("act",)).can_express(
             ac, experts=experts
@@ -124,7 +124,7 @@ def test_what_a_config_can_be_told_to_recompute(ac: str, experts: bool, told: bo
 
 
 @pytest.mark.parametrize(("field", "value", "text", "reason"), LACKS)
-def test_what_a_stack_lacks_is_refused(field: str, value: Any, text: str, reason: str) -> None:
+def test_feature_missing_from_a_stack_is_an_error(field: str, value: Any, text: str, reason: str) -> None:
     model, layout = DENSE if "nosp" in text else MODEL, Layout.parse(text)
     job = Job(sequence=64, global_batch=16, stack=Stack(name="mine"))
     refuse(layout, model=model, job=job)

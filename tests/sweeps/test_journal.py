@@ -79,7 +79,7 @@ def test_a_full_disk_is_a_line_and_leaves_what_was_there(tmp_path: Path, monkeyp
     assert (tmp_path / "journal").read_bytes() == whole
 
 
-def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
+def test_dropped_rows_are_removed(tmp_path: Path) -> None:
     with opened(tmp_path / "journal") as journal:
         journal.put("predicted", "a", 1)
         journal.put("measured", "b", 2)

@@ -103,7 +103,7 @@ def test_every_end_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert rows[2].measured_step_seconds == rows[2].step_seconds
 
 
-def test_what_does_not_fit_is_not_tried(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layout_that_does_not_fit_is_not_tried(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=2**20)), local)
     tried = played(monkeypatch)
     rows = swept(local, ranks=[1])

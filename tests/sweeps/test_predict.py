@@ -93,7 +93,7 @@ def test_the_best_k_are_those_of_search() -> None:
     assert [row.recomputation for row in Predictor().rows(setting, texts[0])] == ["full"]
 
 
-def test_what_no_layout_holds_is_a_row() -> None:
+def test_setting_without_a_layout_is_a_row() -> None:
     ((setting, texts),) = plan_of(models=["tiny"], machines=["h100:2 memory=1MiB"], layouts=["best 2"], sequences=[128])
     (row,) = Predictor().rows(setting, texts[0])
     assert (row.status, row.layout) == ("memory", "best 2")
@@ -123,7 +123,7 @@ def test_rows_of_what_cannot_be() -> None:
     assert "2D tensor parallelism is not supported" in row.why
 
 
-def test_what_a_row_depends_on_is_in_its_key() -> None:
+def test_key_of_a_row_has_all_it_depends_on() -> None:
     ((setting, _),) = plan_of()
     chip = setting.machine.chip.replace(memory_bytes=2**33)
     other = setting._replace(machine=setting.machine.replace(chip=chip))

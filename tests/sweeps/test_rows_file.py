@@ -59,7 +59,7 @@ def test_json_lines(tmp_path: Path) -> None:
     assert [Row(**result) for result in results] == ROWS
 
 
-def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_rows_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"rows are written as .parquet, .csv, .jsonl, not .xlsx"):
         check(Path("rows.xlsx"))
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -69,7 +69,7 @@ def test_every_combination_is_a_row() -> None:
     assert counted > 1000
 
 
-def test_what_is_not_listed_is_the_jobs_or_the_machines() -> None:
+def test_unlisted_settings_come_from_job_or_machine() -> None:
     (result,) = settings(sweep(machines=["h100:4"], job={"sequence": 512, "steps": 9}), local=NOWHERE)
     assert (result.ranks, result.sequence, result.batch, result.precision, result.stack) == (
         4,

@@ -59,13 +59,13 @@ def test_a_refusal_is_its_line() -> None:
     result = asked(machine=small)
     assert result.ended == "refused"
     assert "would need" in result.why
-    with pytest.raises(UserError, match="a trial of 3 steps times none; take 4 or more"):
+    with pytest.raises(UserError, match="a trial of 3 steps is too few to time one; take 4 or more"):
         asked(steps=3)
 
 
 @pytest.mark.processes
 @true_interpreters()  # a forked process may be done within the time
-def test_what_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_trial_over_its_time_limit_is_ended(tmp_path: Path) -> None:
     begin = time.monotonic()
     result = asked(timeout_seconds=0.3, within=tmp_path)
     assert (result.ended, result.why) == ("timeout", "was not done with 8 steps in 0.3 s")

@@ -135,7 +135,7 @@ print(f"a rank holds 1/{whole // here} of the weights" if isinstance(weights[0],
 """
 
 
-def test_what_is_written_trains_on_two_processes(tmp_path: Path) -> None:
+def test_written_config_trains_on_two_processes(tmp_path: Path) -> None:
     """accelerate's FSDP2 over gloo; it takes it on accelerators alone, and trains under DDP on a CPU unless told."""
     job = Job(sequence=64, global_batch=4, precision="fp32", steps=2)
     put(Plan(build_model("nano"), Layout.parse("dp2 zero3 mbs1 ac=full"), job), "accelerate", tmp_path)
@@ -148,7 +148,7 @@ def test_what_is_written_trains_on_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_what_is_written_for_deepspeed_trains_on_two_processes(zero: int, tmp_path: Path) -> None:
+def test_written_deepspeed_config_trains_on_two_processes(zero: int, tmp_path: Path) -> None:
     stack = stack_named("deepspeed").replace(reduce_bucket=100_000)
     job = Job(sequence=64, global_batch=4, precision="fp32", steps=2, stack=stack)
     put(Plan(build_model("nano"), Layout.parse(f"dp2 zero{zero} mbs1"), job), "deepspeed", tmp_path)

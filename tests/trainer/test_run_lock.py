@@ -61,7 +61,7 @@ def test_a_second_one_is_refused_and_a_dead_ones_lock_is_taken(tmp_path: Path) -
         assert not (folder / NAME).exists()
 
 
-def test_of_many_who_find_a_dead_ones_lock_one_takes_it(tmp_path: Path) -> None:
+def test_one_of_many_takes_a_stale_lock(tmp_path: Path) -> None:
     there = Holder.from_pid(os.getpid()).replace(started="another process of this id")
     (tmp_path / NAME).write_text(there.model_dump_json())
     begin = time.time() + 0.3

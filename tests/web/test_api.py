@@ -60,7 +60,7 @@ def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     assert "outside of the folder" in outside.json()["detail"]
 
 
-def test_what_a_search_must_answer_is_asked_in_a_process(folder: Path) -> None:
+def test_search_questions_run_in_a_process(folder: Path) -> None:
     """In this one, where the server takes one of its own."""
     asked = {"question": {"model": "nano", "machine": "h100:2"}, "root": str(folder), "local": str(folder / "none")}
     assert worker.VERBS["ask gpus"](asked, lambda *done: None) == printed("ask", "gpus", "nano", "h100:2")
@@ -113,7 +113,7 @@ def test_a_search_of_another_kind_is_what_the_command_prints(
 @pytest.mark.parametrize(
     "asked", [{"keep": "dp2"}, {"also": ["fp8"]}, {"two": True}, {"front": 3}], ids=lambda asked: next(iter(asked))
 )
-def test_what_is_of_one_machine_is_refused_of_several(folder: Path, asked: dict[str, Any]) -> None:
+def test_single_machine_options_are_errors_with_several_machines(folder: Path, asked: dict[str, Any]) -> None:
     question = {"model": "nano", "machine": "h100:2", "gbs": 8, "machines": ["h100:4"]} | asked
     name = {"two": "2d"}.get(next(iter(asked)), next(iter(asked)))
     for run in (worker.search, worker.ranked):
@@ -154,7 +154,7 @@ NOT_BY_A_PAGE = {"chart", "write", "measure", "degrees"}  # writes files, trains
     ("command", "question"),
     [("search", SearchQuestion), ("ask", AskQuestion), ("plan", PlaybookQuestion), ("ratios", RatiosQuestion)],
 )
-def test_what_a_command_may_be_asked_so_may_the_page(command: str, question: type[About]) -> None:
+def test_page_accepts_the_options_of_the_command(command: str, question: type[About]) -> None:
     options = {
         name.removeprefix("--")
         for item in get_command(cli).commands[command].params  # type: ignore[attr-defined]

@@ -79,7 +79,7 @@ def test_a_larger_machine_is_used_whole() -> None:
     assert {text for _, text in sizes(noun, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
 
 
-def test_what_must_follow_follows() -> None:
+def test_dependent_controls_follow() -> None:
     noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
     assert str(changed(noun, now, pp=1)) == "dp8 zero1/2 mbs2"
     assert changed(noun, now, schedule="zb1p").v == 1

@@ -67,7 +67,7 @@ def test_a_choice_redraws_and_is_the_address(page: Any) -> None:
     )
 
 
-def test_what_is_grey_says_why(page: Any) -> None:
+def test_disabled_control_says_why(page: Any) -> None:
     page.goto("/plan?model=gpt2&machine=h100:8&layout=dp8&seq=1024&gbs=64")
     page.get_by_role("group", name="tensor").get_by_text("8", exact=True).hover()
     tip = page.locator("#tip")
@@ -75,7 +75,7 @@ def test_what_is_grey_says_why(page: Any) -> None:
     assert tip.inner_text().startswith("heads=12 is not divisible by tp=8; try tp")
 
 
-def test_what_is_under_the_mouse_is_told(page: Any) -> None:
+def test_tooltip_describes_the_hovered_element(page: Any) -> None:
     page.goto("/plan?model=llama3-8b&machine=h100:8&layout=pp4+dp2&gbs=16")
     page.locator("svg.pipeline rect.k-F").first.hover()
     assert re.match(r"F0.0  [\d.]+ m?s\nstage 0, micro-batch 0", page.locator("#tip").inner_text())
@@ -265,7 +265,7 @@ def test_a_rehearsal_that_cannot_be_says_why(page: Any) -> None:
     playwright.expect(page.get_by_role("alert")).to_contain_text("global batch 8 is not divisible by dp·mbs=3·1=3")
 
 
-def test_what_one_more_change_would_give(page: Any) -> None:
+def test_page_shows_the_effect_of_one_more_change(page: Any) -> None:
     page.goto(PLAN)
     page.get_by_text("What one more change would gain").click()
     words = ["ask", "changes", "llama3-8b", "h100:8", "dp8 zero3", "--seq", "8192", "--gbs", "64"]

@@ -36,7 +36,7 @@ def write_run(folder: Path, *, steps: int, ended: bool = True, begun: bool = Fal
         (folder / "step.json").write_text(json.dumps(pair))
 
 
-def test_what_is_too_large_a_pipe_or_elsewhere_is_refused_at_once(tmp_path: Path) -> None:
+def test_too_large_piped_or_outside_files_are_errors_at_once(tmp_path: Path) -> None:
     for name in ("large", "pipe", "zero"):
         (tmp_path / "root" / name).mkdir(parents=True)
     with (tmp_path / "root" / "large" / "step.json").open("wb") as file:

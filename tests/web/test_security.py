@@ -121,7 +121,7 @@ def test_a_body_of_unknown_length_ends_at_the_limit() -> None:
     assert got == ["http.request"] * (BODY_BYTES // 300_000) + ["http.disconnect"]
 
 
-def test_what_a_user_types_is_escaped(client: TestClient) -> None:
+def test_user_input_is_escaped(client: TestClient) -> None:
     text = client.get("/plan", params={"model": '"><script>alert(1)</script>', "layout": "<img src=x>"}).text
     assert "<script>alert" not in text
     assert "<img src=x" not in text

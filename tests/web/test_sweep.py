@@ -56,7 +56,7 @@ def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row]
 
 
 @pytest.mark.slow
-def test_what_is_no_sweep_is_one_line(tmp_path: Path) -> None:
+def test_invalid_sweep_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     (tmp_path / "b.parquet").write_bytes(b"nothing")
     (tmp_path / "c.jsonl").write_text("{")

@@ -38,7 +38,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
     (priced_machine,) = priced([machine], request.price)
     if chart and question not in PICTURES:
-        raise UserError(f"--chart {chart}: there is no picture of {question!r}, but of {', '.join(PICTURES)}")
+        raise UserError(f"--chart {chart}: {question!r} has no picture; pictures exist for {', '.join(PICTURES)}")
     replies = answers(
         question,
         model,

@@ -37,7 +37,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     run_or_model, layout = request.run, request.layout
     counts = whole_numbers(request.ranks, option="--ranks", of="process counts", such="1,2")
     if run_or_model is None and layout is not None:
-        raise UserError(f"calibrate {layout!r}: a layout is measured for a model; add --for MODEL")
+        raise UserError(f"calibrate {layout!r}: measuring a layout needs a model; add --for MODEL")
     machine_file = next(
         (candidate for candidate in (path, local_file()) if run_or_model is not None and candidate.exists()), None
     )

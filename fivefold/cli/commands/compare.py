@@ -43,7 +43,7 @@ def compare(request: CompareOptions, job: Job) -> None:
         show(comparison.model_dump_json(indent=2) if request.as_json else page.page(comparison))
     if charts:
         if charts.exists() and not charts.is_dir():
-            raise UserError(f"--charts {charts}: is a file; name a folder")
+            raise UserError(f"--charts {charts} is a file; name a folder")
         charts.mkdir(parents=True, exist_ok=True)
         for name, chart in page.charts(comparison).items():
             pictures.save(chart, (charts / name).with_suffix(".svg"))
@@ -56,9 +56,9 @@ def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
     if files and gpus is None:
         raise UserError(f"--from {files[0]} needs a machine: add --gpus h100:64")
     if not files and gpus:
-        raise UserError(f"--gpus {gpus} goes with --from FILE; name the machine after the model")
+        raise UserError(f"--gpus {gpus} is valid with --from FILE only; name the machine after the model")
     if not files and ignore:
-        raise UserError(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
+        raise UserError(f"--ignore {' '.join(ignore)} is valid with --from FILE only: it names keys of a config")
     return [load_config([str(file)], build_request(gpus), ignore=ignore) for file in files]
 
 

@@ -28,7 +28,7 @@ def draw(request: DrawOptions, job: Job) -> None:
 
     picture, words = request.picture, request.words
     if picture not in OF_STEPS and job != Default():
-        raise UserError(f"{picture} is of no job; drop its options")
+        raise UserError(f"{picture} does not depend on a job; drop the job options")
     path = request.out or Path(f"{picture}.svg")
     chart = _of_step(picture, words, job) if picture in OF_STEPS else _other(picture, words, request.collective)
     charts.save(chart, path)

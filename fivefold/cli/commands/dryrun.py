@@ -145,7 +145,7 @@ def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> Non
     from fivefold.rendering.drawing import memory, pipeline
 
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder} is a file; name a folder")
     assert rehearsal.step is not None
     rows, memory_levels, rank = _pictured(rehearsal)
     pictures = {

@@ -30,7 +30,7 @@ def explain(request: ExplainOptions, job: Job) -> None:
 
     against = request.against
     if against is None and job != Job():
-        raise UserError("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
+        raise UserError("job options apply to a prediction only; add --against MODEL MACHINE LAYOUT")
     explanations = read(request.files, top=request.top)
     comparison = _compare_with_prediction(explanations, against, job) if against else None
     if request.as_json:
@@ -55,7 +55,7 @@ def _compare_with_prediction(
     memories = [explanation.memory for explanation in explanations if explanation.memory is not None]
     if not memories:
         raise UserError(
-            "--against lays a prediction beside memory, and the files tell of none; give a snapshot or a log"
+            "--against compares a prediction with recorded memory, but the files record none; give a snapshot or a log"
         )
     memory = max(memories, key=lambda held: held.needed_bytes)
     return against(memory, model=model, machine=machine, layout=layout, job=job)

@@ -68,7 +68,9 @@ def _write_run(path: Path, opened: Folder) -> None:
 
     tokenizer = opened.path / "tokenizer.json"
     if not tokenizer.is_file():
-        raise UserError(f"{opened.path}: has no tokenizer.json, without which its tokens mean nothing; put it there")
+        raise UserError(
+            f"{opened.path}: has no tokenizer.json, which defines what its token ids mean; copy it into the folder"
+        )
     values: dict[str, Any] = {
         "model": str(opened.path),
         "folder": f"runs/{opened.model.name}",
@@ -80,4 +82,4 @@ def _write_run(path: Path, opened: Folder) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(emit(values))
     except FileExistsError:
-        raise UserError(f"{path}: is there already; remove it or give another file") from None
+        raise UserError(f"{path} exists already; remove it or give another file") from None

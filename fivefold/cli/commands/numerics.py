@@ -36,7 +36,7 @@ def numerics(request: NumericsOptions) -> None:
     if precision is not None:
         job = type(job).read(job.model_dump() | {"precision": precision}, origin="--precision")
     if sequences > job.global_batch or job.global_batch % sequences:
-        raise UserError(f"--sequences {sequences} is no divisor of the run's global_batch={job.global_batch}; take 1")
+        raise UserError(f"--sequences {sequences} does not divide the run's global_batch={job.global_batch}; take 1")
     source = _source(settings, request.weights, model=model)
     prepare_corpus(settings, model)
     shards = settings.shards(model)

@@ -50,14 +50,15 @@ def report(request: ReportOptions, job: Job) -> None:
         title, parts, commands = _of_config(request.from_file, gpus, ignore)
         folder = Path()
     elif ignore:
-        raise UserError(f"--ignore {' '.join(ignore)} goes with --from FILE: it names keys of a config")
+        raise UserError(f"--ignore {' '.join(ignore)} is valid with --from FILE only: it names keys of a config")
     elif not what:
         raise UserError(
-            "of what? fivefold report RUN, or FILE…, or MODEL MACHINE [LAYOUT], or --from FILE --gpus h100:64"
+            "nothing to report; write fivefold report RUN, or FILE…, or MODEL MACHINE [LAYOUT], "
+            "or --from FILE --gpus h100:64"
         )
     elif all(_is_written(Path(word)) for word in what):
         if job != Default():
-            raise UserError("what was written says its own job; drop the options, or ask for MODEL MACHINE LAYOUT")
+            raise UserError("a written file has its own job; drop the job options, or give MODEL MACHINE LAYOUT")
         title, parts, commands = _of_files([Path(word) for word in what])
         commands.append(shlex.join(["fivefold", "report", *what]))
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
@@ -148,7 +149,7 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
     if len(what) == 1:
         raise UserError(f"report {what[0]} needs a machine; write such as: fivefold report {what[0]} h100:8")
     if len(what) > 3:
-        raise UserError("a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE [LAYOUT]")
+        raise UserError("a report needs a run's folder, files that a command wrote, or MODEL MACHINE [LAYOUT]")
     model, machine = resolve(what[0]), load_machine(what[1])
     if len(what) == 3:
         layout = Layout.parse(what[2])

@@ -38,7 +38,7 @@ def sweep(request: SweepOptions) -> None:
     path = request.out or default_path(request.file)
     rows_file.check(path)
     if charts is not None and charts.exists() and not charts.is_dir():
-        raise UserError(f"--charts {charts}: is a file; name a folder")
+        raise UserError(f"--charts {charts} is a file; name a folder")
     with opened(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
         submit = _submit if request.slurm else None
         measures = request.measure or request.slurm

@@ -63,7 +63,7 @@ def _predicted(
 
     if against is None:
         if job != Job():
-            raise UserError("the options of a job are of a prediction; add --against MODEL MACHINE LAYOUT")
+            raise UserError("job options apply to a prediction only; add --against MODEL MACHINE LAYOUT")
         return None, None, links
     model, machine, text = against
     chips, layout = load_machine(machine), Layout.parse(text)

@@ -44,7 +44,7 @@ def _plan(request: WriteOptions, job: Job) -> Plan:
     nodes = load_machine(gpus).ranks_per_node if gpus else 8
     if not Path(what).suffix and not Path(what).exists():
         if model is None:
-            raise UserError(f"layout {what!r} is of what model? say --model NAME")
+            raise UserError(f"layout {what!r} needs a model; add --model NAME")
         return Plan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):

@@ -111,7 +111,7 @@ def _cost(user: UserCode, *, what: str, ranks: int, wrap: Wrap) -> Cost:
 def _read(watched: Watched, *, what: str, ranks: int) -> Cost:
     measured = watched.measured
     if measured is None:
-        raise UserError("step(model, optimizer) never calls optimizer.step(); nothing ends the step")
+        raise UserError("step(model, optimizer) never calls optimizer.step(); call it at the end of the step")
     return Cost(
         what=what,
         ranks=ranks,
@@ -210,7 +210,9 @@ def _running(mode: FakeTensorMode) -> Iterator[None]:
 def _fake_world(ranks: int) -> Iterator[None]:
     """Make this process rank 0 of ``ranks`` ranks, whose messages return at once."""
     if dist.is_initialized():
-        raise UserError("the doctor makes a world of its own, but this process is in one")
+        raise UserError(
+            "the doctor creates its own process group, but this process has one; run it in a process without"
+        )
     hook = sys.excepthook  # init_process_group wraps it, and destroy_process_group does not restore it
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:

@@ -147,7 +147,7 @@ def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanat
     if rank is None:
         rank = next(number for number in range(len(ranks.dumps) + 1) if number not in ranks.dumps)
     if rank in ranks.dumps:
-        raise UserError(f"{path}: rank {rank} has another dump, {ranks.dump_files[-1]}; give one of each rank")
+        raise UserError(f"{path}: rank {rank} has a second dump, {ranks.dump_files[-1]}; give one dump per rank")
     ranks.dumps[rank] = data
     ranks.dump_files.append(str(path))
     return []

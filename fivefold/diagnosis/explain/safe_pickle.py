@@ -25,12 +25,14 @@ class _DataOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Raise ``UserError`` for a name that would be called."""
-        raise UserError(f"names {module}.{name}, which reading it would run; a snapshot holds data alone: not read")
+        raise UserError(
+            f"names {module}.{name}, which unpickling would run; a snapshot holds data only, so it is not read"
+        )
 
     def persistent_load(self, _key: object) -> NoReturn:
         """Raise ``UserError`` for an object outside of the pickle."""
         raise UserError(
-            "points to objects outside of it (a file of torch.save?); a snapshot holds data alone: not read"
+            "refers to objects outside of it (a file of torch.save?); a snapshot holds data only, so it is not read"
         )
 
 

@@ -80,7 +80,7 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
     segments, traces = (data.get("segments"), data.get("device_traces")) if isinstance(data, dict) else (data, [])
     if not isinstance(segments, list) or not isinstance(traces or [], list):
         raise UserError(
-            f"{origin}: a snapshot whose segments are no list; write it by torch.cuda.memory._dump_snapshot"
+            f"{origin}: a snapshot whose segments are not a list; write it with torch.cuda.memory._dump_snapshot"
         )
     by_device: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for segment in (item for item in segments if isinstance(item, dict)):

@@ -175,7 +175,7 @@ def emit_deepspeed(plan: Plan) -> Written:
         )
     if job.offload not in ((), ("optimizer",)):
         raise UserError(
-            f"offload={','.join(job.offload)}: DeepSpeed is written with the optimizer in host memory alone"
+            f"offload={','.join(job.offload)}: only offload=optimizer can be written for DeepSpeed; take that"
         )
     zero: dict[str, Any] = {
         "stage": layout.zero,

@@ -320,7 +320,7 @@ def _precision(values: Values, kind: str) -> Recipe:
         values.approximate("fp16", "bf16 is on without bf16: false, and goes before fp16; counted as bf16")
         fp16 = False
     if bf16 and fp16:
-        raise UserError(f"{values.origin}: bf16 and fp16 are both on; keep one")
+        raise UserError(f"{values.origin}: bf16 and fp16 are both enabled; keep one")
     if mixed_precision == "fp8":
         values.doubt("accelerate.mixed_precision", "fp8 depends on its library; read as bf16")
         bf16 = True
@@ -405,6 +405,8 @@ def sizes(values: Values) -> dict[str, Any]:
     for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():
         value = values[PREFIX + name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SIZE:
-            raise UserError(f"{values.origin}: {name} is {value!r}; it is a number of elements, from 0 to {MAX_SIZE}")
+            raise UserError(
+                f"{values.origin}: {name} is {value!r}; it must be a number of elements from 0 to {MAX_SIZE}"
+            )
         fields[f"job.stack.{ours}"] = int(value)
     return fields

@@ -33,7 +33,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job; all keys of a run file are understood."""
     document, values = config.document, config.document.values
     if values["layout"] == "auto":
-        raise UserError(f"{document.origin}: its layout is auto, which `train` finds; write the layout that is wanted")
+        raise UserError(f"{document.origin}: its layout is auto, which only `train` resolves; write a layout")
     model_path = document.folder / str(values["model"])
     model = config.model or catalog.resolve(str(model_path if model_path.is_file() else values["model"]))
     layout = Layout.parse(str(values["layout"]))

@@ -93,13 +93,15 @@ def convert_job(plan: Plan) -> dict[str, Any]:
         **_decay(job),
     }
     if job.offload not in ((), ("optimizer",)):
-        raise UserError(f"offload={','.join(job.offload)}: Megatron is written with the optimizer in host memory alone")
+        raise UserError(
+            f"offload={','.join(job.offload)}: only offload=optimizer can be written for Megatron; take that"
+        )
     values["optimizer_cpu_offload"] = bool(job.offload)
     if job.optimizer.kind not in ("adamw", "sgd", "muon"):
         raise UserError(f"optimizer {job.optimizer.kind}: Megatron has adam, sgd and muon; take adamw, sgd or muon")
     if ramp := job.ramp:
         if ramp.samples is None:
-            raise UserError("ramp.every: Megatron's ramp is said in samples; take ramp.samples")
+            raise UserError("ramp.every: Megatron gives a ramp in samples; set ramp.samples")
         values["rampup_batch_size"] = [ramp.first, ramp.step, ramp.samples]
     return values
 

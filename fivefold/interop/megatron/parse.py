@@ -63,7 +63,9 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
         if has_cost and name != "tokenizer_model" and str(value).startswith("$"):
             flag, variable = f"{origin}: --{name.replace('_', '-')}", str(value).strip("${}")
             if str(value).startswith("$("):
-                raise UserError(f"{flag} is what a command prints, {value}…, which is not run; write its value there")
+                raise UserError(
+                    f"{flag} is the output of a command, {value}…, which is not run; write the value itself"
+                )
             raise UserError(f"{flag} is {value}, which is not set; add {variable}=VALUE to the file")
     values = Values(table, named_values, origin=origin, software="megatron", version=VERSION)
     fields = {"job.stack.expandable_segments": segments}

@@ -29,7 +29,9 @@ def emit(plan: Plan) -> Written:
     if job.precision.name not in dtypes or job.precision != recipe(job.precision.name):
         raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")
     if job.optimizer.kind != "adamw":
-        raise UserError(f"optimizer {job.optimizer.kind}: is written for nanotron as adamw alone; take that")
+        raise UserError(
+            f"optimizer {job.optimizer.kind}: cannot be written for nanotron, which has adamw only; take adamw"
+        )
     dtype, sums_in_fp32 = dtypes[job.precision.name]
     rate = job.learning_rate
     decay_steps = (rate.decay_steps or job.steps // 5) if rate.kind == "wsd" else job.steps - rate.warmup_steps

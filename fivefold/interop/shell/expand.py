@@ -131,4 +131,4 @@ def _number(node: Any) -> int:
         result = OPERATORS[type(node.op)](_number(node.left), _number(node.right))
         if abs(result) < LARGEST:
             return result
-    raise ValueError("no whole numbers")
+    raise ValueError("not integers")

@@ -73,7 +73,9 @@ def parse(text: str) -> Action:
     """Parse an action as ``str`` prints it; a ``UserError`` shows the valid forms."""
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise UserError(f"{text!r} is no action; write F0.3 (stage 0, micro-batch 3), B0.3, W0.3, BW0.3 or F0.3+BW1.2")
+        raise UserError(
+            f"{text!r} is not an action; write F0.3 (stage 0, micro-batch 3), B0.3, W0.3, BW0.3 or F0.3+BW1.2"
+        )
     kind, *numbers = match.groups()
     if kind is None:
         return Action("FB", *map(int, numbers[2:]))

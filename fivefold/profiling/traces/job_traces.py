@@ -96,7 +96,7 @@ def _by_rank(recordings: list[Recording], remarks: list[str]) -> dict[int, Recor
                 remarks.append(f"{recording.path.name} says no rank: taken as rank {rank}, by its place")
         if rank in ranks:
             both = f"{ranks[rank].path} and {recording.path}"
-            raise UserError(f"{both} are both of rank {rank}; give the traces of one job, one of each rank")
+            raise UserError(f"{both} are both traces of rank {rank}; give the traces of one job, one per rank")
         ranks[rank] = recording
     return ranks
 

@@ -55,7 +55,7 @@ class JsonStream:
             self._opened.close()
             raise UserError(f"{path}: {(error.strerror or 'cannot be read').lower()}") from None
         except ValueError as error:  # a file name with a null byte
-            raise UserError(f"{str(path)!r}: is not a name of a file: {error}") from None
+            raise UserError(f"{str(path)!r}: is not a file name: {error}") from None
         self._file: Any = gzip.GzipFile(fileobj=self._source) if zipped else self._source
 
     def __enter__(self) -> Self:

@@ -96,7 +96,7 @@ def _file(path: Path, root: Path) -> File:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
         raise UserError(
-            f"{path}: is no regular file; the corpus is read several times, so write a pipe to a file first"
+            f"{path}: not a regular file; the corpus is read several times, so write a pipe to a file first"
         )
     return File(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
 

@@ -132,7 +132,7 @@ def test_every_mistake_finds_its_text() -> None:
         assert locate(mutation).text.count(mutation.old) == 1, mutation
 
 
-def test_what_is_planted_unchanged_is_not(tmp_path: Path) -> None:
+def test_unchanged_code_passes_as_unmutated(tmp_path: Path) -> None:
     """So what is seen above is the mistake, not the planting."""
     every = {result.place: result._replace(new=result.old) for _, result in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]}
     ours = logged(EXPERTS, folder_of(tmp_path / "run"), partial(plant, *every.values()))

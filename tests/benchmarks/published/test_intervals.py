@@ -31,7 +31,7 @@ def test_a_cell_per_source_and_class_with_few_ratios_in_order() -> None:
     assert many.ratios[KEPT // 2] == pytest.approx(1.45, abs=0.002)  # the median
 
 
-def test_what_is_held_out_and_what_is_no_step_teach_nothing() -> None:
+def test_held_out_rows_and_messages_are_not_learned_from() -> None:
     assert learn([scored(1.1, source="s", held_out=True), scored(1.1, source="s", quantity="states")]) == ()
 
 

@@ -92,7 +92,7 @@ def test_every_column_emptied(source: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_what_the_planner_refuses_is_excluded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_invalid_for_the_planner_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows in, scores and exclusions out."""
     draw = random.Random(7)
     sources = ("dgxc_benchmarking", "torchtitan", "megatron_bridge_memory", "zero_bubble", "kempnerforge")
@@ -105,7 +105,7 @@ def test_what_the_planner_refuses_is_excluded_too(tmp_path: Path, monkeypatch: p
     assert ends == {row["row_id"] for outcome in changed.values() for row in outcome}
 
 
-def test_what_is_measured_beside_is_listed() -> None:
+def test_additional_measurements_are_listed() -> None:
     """Memory that torchtitan's table disputes, KempnerForge's with tp or alone."""
     report = run(("torchtitan", "kempnerforge", "megatron_bridge_memory", "finetune_memory"))
     listed = {refusal.row for refusal in report.excluded if " " in refusal.row}
@@ -141,7 +141,7 @@ MEMORIES = (
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_a_scored_row_prints_is_scored_or_listed(source: str) -> None:
+def test_every_printed_cell_of_a_scored_row_is_scored_or_listed(source: str) -> None:
     """A row that is a case loses neither its time nor its memory in silence."""
     printed = {row["row_id"]: row for row in rows(source)}
     for item in reader(source)():
@@ -229,7 +229,7 @@ def test_a_row_is_read_from_its_own_columns(
         ("simumax_b200", "0001", {"model": "qwen3"}, "unknown model 'qwen3'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_left_out_with_its_cell(
+def test_unreadable_rows_are_excluded_with_their_cell(
     source: str, row: str, changes: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = only(source, row, tmp_path, monkeypatch, **changes)

@@ -30,7 +30,7 @@ def test_a_line_per_source_and_quantity() -> None:
     assert lines[3].split()[-2:] == ["–", "–"]
 
 
-def test_by_another_field_its_name_heads_the_column() -> None:
+def test_table_by_another_field_is_headed_by_its_name() -> None:
     assert to_text(table(ROWS, first="chip"), width=100).split()[0] == "chip"
     assert markdown(ROWS, first="chip").startswith("| chip | of |")
 

@@ -123,7 +123,7 @@ class Counting(Block):
         return super().forward(x.repeat(self.calls, 1))[:ROWS]
 
 
-def test_what_cannot_run_twice_is_said() -> None:
+def test_advice_names_what_cannot_run_twice() -> None:
     def make() -> nn.Module:
         model = Net()
         model.blocks = nn.ModuleList(Counting() for _ in range(LAYERS))

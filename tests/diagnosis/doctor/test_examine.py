@@ -71,7 +71,7 @@ def test_states_by_formula(case: str) -> None:
     assert result.optimizer_bytes == 8 * numel + 4 * len(weights)  # two moments and a count of steps each
 
 
-def test_what_an_mlp_keeps_by_hand() -> None:
+def test_saved_bytes_of_an_mlp_match_a_manual_count() -> None:
     result = examine(mlp, mlp_loss)
     # the input is none of its; each ReLU keeps its output, which the next layer keeps too; then the last output
     # for the square; the loss, and the 1 that its backward begins with

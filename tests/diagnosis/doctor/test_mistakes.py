@@ -92,7 +92,7 @@ def test_numbers_that_are_not_there_are_remarked() -> None:
     assert "a branch on it is not taken" in lines[1]
 
 
-def test_what_was_written_down_is_known() -> None:
+def test_recorded_user_errors_are_recognized() -> None:
     def loss(model: nn.Module) -> Tensor:
         return model(torch.ones(int(torch.tensor(3).item()), 4)).sum()
 

@@ -27,7 +27,7 @@ def found(**words: Any) -> Diagnosis:
     return examine(model, loss, make_optimizer=adamw, **words)
 
 
-def test_as_it_is_is_what_the_doctor_says() -> None:
+def test_unchanged_model_is_reported_as_by_the_doctor() -> None:
     seen = found(fsdp=4)
     plain, recomputed, *sharded = seen.costs
     assert plain.peak_bytes == seen.steady.peak_bytes

@@ -216,7 +216,7 @@ def test_all_came_and_it_did_not_end() -> None:
     assert "no dump of rank 3: it may have ended, or never come to write one" in result.findings
 
 
-def test_it_ended_on_some_ranks_only() -> None:
+def test_collective_that_ended_on_some_ranks_only() -> None:
     """A late report is no cause where another collective was not come to."""
     calls = [("0", 1, "all_reduce", 8, True), ("0", 2, "all_reduce", 8, False)]
     late = [("0", 1, "all_reduce", 8, False)]

@@ -65,7 +65,7 @@ def read(text: str) -> Explanation:
 
 
 @pytest.mark.parametrize("source", POSTED)
-def test_what_people_have_posted(source: str) -> None:
+def test_published_reports_are_explained(source: str) -> None:
     message, wanted, held, reserved, free, capacity, word = POSTED[source]
     result = read(message)
     memory = result.memory

@@ -65,7 +65,7 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None
         (b"\x80\xff", "not a readable pickle"),
     ],
 )
-def test_what_is_no_data_is_one_line(tmp_path: Path, data: bytes, word: str) -> None:
+def test_pickle_with_code_is_a_one_line_error(tmp_path: Path, data: bytes, word: str) -> None:
     with pytest.raises(UserError, match=word) as refused:
         load(written(tmp_path / "x", data))
     assert "\n" not in str(refused.value)

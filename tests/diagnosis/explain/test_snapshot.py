@@ -205,7 +205,7 @@ def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> N
         ({"segments": [], "device_traces": 3}, "no list"),
     ],
 )  # fmt: skip
-def test_what_is_no_snapshot_is_one_line(data: Any, word: str) -> None:
+def test_invalid_snapshot_is_a_one_line_error(data: Any, word: str) -> None:
     with pytest.raises(UserError, match=word):
         explain(data, files=("x",), top=1)
 

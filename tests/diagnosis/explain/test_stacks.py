@@ -93,7 +93,7 @@ def test_one_file_of_many_processes() -> None:
     assert [at.rank for at in result.ranks] == ["process 7", "process 8"]
 
 
-def test_what_people_have_posted() -> None:
+def test_published_reports_are_explained() -> None:
     result = explain({"log": POSTED}, files=("x",))
     assert result.ranks[0].state == "runs the backward"
     assert "one process alone" in result.findings[0]

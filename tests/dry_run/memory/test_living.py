@@ -23,7 +23,7 @@ def tape() -> Tape:
     return result
 
 
-def test_what_lives_is_what_was_allocated_and_not_freed() -> None:
+def test_live_bytes_are_allocated_minus_freed() -> None:
     """Against a replay, event by event; blocks of one kind are one group."""
     made = tape()
     result = living(made, range(len(made)), n=99)

@@ -101,7 +101,7 @@ def test_segments_that_expand(sizes: tuple[int, ...], plain: int, expandable: in
     assert held(*sizes, expandable=True).reserved_bytes == expandable * MIB
 
 
-def test_what_can_grow_is_taken_last() -> None:
+def test_expandable_segments_are_used_last() -> None:
     """Idle are 6 MiB at the start and 4 at the end: 3 go into the 6, though 4 is the better fit as it is."""
     blocks = Allocator(expandable=True)
     first, *_ = (blocks.allocate(size * MIB) for size in (6, 14, 16))

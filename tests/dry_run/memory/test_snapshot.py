@@ -134,7 +134,7 @@ def test_addresses_lie_in_segments_when_they_are_used() -> None:
                 assert any(begin <= start and end <= stop for begin, stop in mapped)
 
 
-def test_it_ends_where_memory_does() -> None:
+def test_snapshot_ends_with_the_final_memory() -> None:
     result = snapshot(tapes(), expandable=False, capacity_bytes=80 * MIB)
     last = result["device_traces"][0][-1]
     # 40 and the 30 with 12 in it cannot be given back

@@ -69,7 +69,9 @@ def test_the_peak_is_told(played: Played, tmp_path: Path) -> None:
     assert len(told) < len(tape)
 
 
-def test_of_many_kernels_the_longest_stay(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_keeps_the_longest_of_many_kernels(
+    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = [e["dur"] for e in saved(played, tmp_path / "a.json", 0) if e["ph"] == "X" and e["tid"] == 2]
     monkeypatch.setattr(trace, "MOST_SPANS", 40)
     few = [e["dur"] for e in saved(played, tmp_path / "b.json", 0) if e["ph"] == "X" and e["tid"] == 2]

@@ -76,7 +76,7 @@ FOUND: list[tuple[str, str, Any]] = [  # what this test has found, once
 
 
 @pytest.mark.parametrize(("kind", "key", "value"), FOUND, ids=[f"{kind}-{key}" for kind, key, _ in FOUND])
-def test_what_was_read_otherwise_than_the_reference_does(kind: str, key: str, value: Any) -> None:
+def test_keys_read_differently_from_the_reference(kind: str, key: str, value: Any) -> None:
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert judge(kind, FAMILIES[kind] | {key: value}, keys=(key,))[0] == ""
@@ -124,7 +124,7 @@ def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> No
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_what_the_reference_writes_is_read_without_a_word(kind: str) -> None:
+def test_configs_written_by_the_reference_are_read_silently(kind: str) -> None:
     with torch.device("meta"):
         written = built(kind, FAMILIES[kind]).config.to_dict()
     assert remark(written, name="x") is None

@@ -86,7 +86,7 @@ def test_another_model_of_transformers_is_refused_beside_every_known_architectur
             assert "\n" not in str(refusal.value)
 
 
-def test_what_would_be_wrong_is_not_read() -> None:
+def test_config_that_would_be_read_wrongly_is_an_error() -> None:
     """A model that transformers builds otherwise than the architecture of its file says."""
     for kind in ("apertus", "arcee", "bitnet", "diffllama", "exaone4"):
         config = LLAMA | {"attention_bias": False, "mlp_bias": False, "model_type": kind}
@@ -110,7 +110,7 @@ def test_remote_code_is_read_if_it_leaves_nothing_of_the_shape_open(family: str)
                 from_config({name: value for name, value in config.items() if name != key}, name="x")
 
 
-def test_what_was_assumed_of_remote_code_is_said() -> None:
+def test_assumptions_about_remote_code_are_reported() -> None:
     config = LLAMA | {"attention_bias": False, "mlp_bias": False, "model_type": "made-up", "auto_map": {"A": "b.C"}}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UsageWarning)

@@ -88,7 +88,7 @@ CONFIGS = BARE + [({"model_type": kind, **SMALL[kind], **keys}, says) for kind, 
 
 
 @pytest.mark.parametrize(("config", "says"), CONFIGS, ids=[says[:40] for _, says in CONFIGS])
-def test_what_cannot_be_represented_is_refused_in_one_line(config: dict[str, Any], says: str) -> None:
+def test_unsupported_config_is_a_one_line_error(config: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError) as refusal:
         from_config(config, name="x")
     assert says in str(refusal.value)

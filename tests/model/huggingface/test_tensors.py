@@ -20,7 +20,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_as_many_tensors_as_are_published(name: str) -> None:
+def test_tensor_count_equals_the_published_one(name: str) -> None:
     family, tensors = PUBLISHED[name]
     model = build_model(name)
     result = list(parts(model, family=family))
@@ -59,7 +59,7 @@ def test_a_family_without_names_is_refused() -> None:
         list(parts(build_model("gpt-oss-20b"), family="mamba"))
 
 
-def test_where_our_rows_lie_in_a_fused_tensor() -> None:
+def test_rows_within_a_fused_tensor() -> None:
     alone = Part("a", (4, 3), "w")
     after = Part("a", (9, 3), "w", first=4, rows=3, run=3, stride=3)
     in_turn = Part("a", (8, 3), "w", first=1, rows=4, run=1, stride=2)

@@ -38,7 +38,7 @@ def test_scaled_rope_reads_back() -> None:
         assert from_config(to_config(model), name=model.name).replace(source="") == model.replace(source="")
 
 
-def test_what_only_training_knows_is_no_difference() -> None:
+def test_training_only_fields_are_not_a_difference() -> None:
     model = build_model("qwen3-30b-a3b")
     assert model.moe is not None
     moe = model.moe.replace(aux_coefficient=0.5, capacity=1.5, balance="none")
@@ -58,7 +58,7 @@ def test_shared_experts_are_written_as_a_family_that_has_them() -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_what_is_written_of_every_family_is_the_model_to_transformers_too(kind: str) -> None:
+def test_written_config_of_every_family_is_the_same_model_in_transformers(kind: str) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
     config = to_config(model)
     keys = {key: value for key, value in config.items() if key != "model_type"}

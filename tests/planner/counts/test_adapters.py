@@ -161,7 +161,7 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
         ("dp1", {"adapter": {"base": "fp32"}}, "adapter.base=fp32 is not modelled with bf16 activations"),
     ],
 )
-def test_what_is_not_modelled_is_refused(layout: str, changed: dict[str, object], words: str) -> None:
+def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object], words: str) -> None:
     chosen = job(**{"adapter": "lora:8", **changed})  # type: ignore[arg-type]
     assert any(words in reason for reason in reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
 

@@ -338,7 +338,7 @@ def test_a_ring_sees_half_of_what_goes_round(cp: int) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dp1", "tp2", "cp2", "cp2 cp=ulysses", "dp2 pp2"])
-def test_of_a_window_what_it_shows_is_executed(layout: str) -> None:
+def test_window_executes_its_visible_pairs(layout: str) -> None:
     """Five of seven layers slide: query q sees q + 1 keys, or 24; where none slides a layer executes the square."""
     job, wide = Job(sequence=64, global_batch=4), WINDOWS.replace(window=None, window_pattern=())
     hidden = 64**2 - sum(min(query + 1, 24) for query in range(64))

@@ -197,7 +197,7 @@ def test_a_step_in_two_dimensions_sends_less_and_gains_little() -> None:
         ({"width": 34, "head_dim": 4}, "tp2x4", "width=34 is not divisible by the inner 4 of tp2x4"),
     ],
 )
-def test_what_is_not_counted_is_refused_in_one_line(changes: dict[str, object], text: str, pattern: str) -> None:
+def test_uncounted_combination_is_a_one_line_error(changes: dict[str, object], text: str, pattern: str) -> None:
     model, machine = SMALL.replace(**changes), resolve("h100:8", local=Path("/nowhere"))
     with pytest.raises(UserError, match=pattern) as error:
         predict(model=model, machine=machine, layout=Layout.parse(text), job=Job(sequence=T, global_batch=1))

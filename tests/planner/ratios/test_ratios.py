@@ -49,7 +49,7 @@ def test_an_axis_moves_to_the_far_link_when_others_lie_inside() -> None:
     assert [degree.degree for degree in axis(result, "dp", "step").degrees] == [2, 4, 8, 16, 32, 64]
 
 
-def test_what_stays_does_not_stand_in_the_way() -> None:
+def test_fixed_axes_do_not_limit_the_varied_axis() -> None:
     """ZeRO-3 is asked with one group over all replicas, ep with no more replicas than it takes."""
     job = Job(sequence=1024, global_batch=16)
     layout = Layout.parse("dp8 zero3/4")
@@ -125,7 +125,7 @@ def test_wide_experts_hide_any_topk() -> None:
     assert axis(result, "ep", "experts").largest == 8
 
 
-def test_what_cannot_be() -> None:
+def test_impossible_ratio_is_an_error() -> None:
     with pytest.raises(UserError, match="heads=32 is not divisible by tp=3; try tp2"):
         ratios(build_model("llama3-8b"), machine=machine("h100:8"), job=JOB, layout=Layout(tp=3))
     hardware = machine("h100:8")

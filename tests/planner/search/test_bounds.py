@@ -91,7 +91,7 @@ def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() ->
     assert len(set(bounds.nearest(candidates)[0])) > 3
 
 
-def test_what_hidden_messages_slow_is_in_the_bound() -> None:
+def test_bound_includes_slowdown_by_overlapped_messages() -> None:
     """ZeRO-3 gathers beside all compute, which loses a share of that time."""
     model, machine, job = (
         build_model("llama3-70b"),

@@ -21,7 +21,7 @@ from fivefold.planner.search.simplest import _moves
         ("dp2 tp4 mbs1 nosp", {"dp": 8, "tp": 1}, "dp8 mbs1"),
     ],
 )
-def test_what_other_degrees_rule_out_goes_with_them(text: str, fields: dict[str, int], expected: str) -> None:
+def test_change_drops_fields_that_other_degrees_exclude(text: str, fields: dict[str, int], expected: str) -> None:
     assert change(Layout.parse(text), **fields) == Layout.parse(expected)
 
 

@@ -174,7 +174,7 @@ def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
     assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
 
 
-def test_where_nothing_fits_it_says_what_would() -> None:
+def test_search_without_a_fit_names_what_would_fit() -> None:
     result = search(model=build_model("llama3-70b"), machine=NODE, job=JOB)
     assert result.best == ()
     assert result.front == ()
@@ -238,7 +238,7 @@ def test_the_short_way_in_python() -> None:
     assert step == predict(model=build_model("llama3-8b"), machine=NODE, layout=Layout.parse("dp8 zero3 mbs1"), job=JOB)
 
 
-def test_whether_anything_fits_is_what_a_search_finds() -> None:
+def test_fits_any_agrees_with_search() -> None:
     """Of sizes on both sides of the limit; and a search without a time has the same nearest misses."""
     job, node = Job(sequence=2048, global_batch=8), resolve("l4:4", local=Path("/nowhere"))
     for layers in (1, 8, 16, 64):

@@ -146,7 +146,7 @@ def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(
     [
         ("tp", "'tp' is not a constraint; write tp<=8"),
         ("tpp=2", "unknown constraint 'tpp'"),
-        ("tp=two", "compares with 'two', which is no number; write tp=4"),
+        ("tp=two", "compares with 'two', which is not a number; write tp=4"),
         ("ac<full", "ac has no order; write ac=full or ac!=full"),
         ("ac=fulll", "unknown recomputation 'ac=fulll'"),
         ("schedule=1f2b", "1f2b"),
@@ -165,7 +165,7 @@ def test_the_constraint_that_leaves_nothing_is_named() -> None:
         search(model=SMALL, machine=NODE, job=FEW, where=Where.parse("pp=1 tp=3"))
 
 
-def test_where_several_constraints_leave_nothing_the_fewest_are_named_with_the_nearest_that_passes() -> None:
+def test_fewest_constraints_are_named_with_the_closest_layout() -> None:
     """Also where each alone, and any two, leave nothing."""
     for text, line in (
         ("tp=3 pp=5", r"the tightest is tp=3 and pp=5: with tp=2 pp=4 there is '"),

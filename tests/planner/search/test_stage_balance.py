@@ -33,7 +33,7 @@ def seconds(planner: Planner, layout: Layout) -> float:
 
 
 @pytest.mark.parametrize("words", ["pp4", "pp4 gpipe", "pp4 zb1p", "dp2 pp2 zero1", "dp2 pp2 v2", "dp2 pp2 zbv"])
-def test_it_is_about_as_fast_as_the_best_of_all_splits(words: str) -> None:
+def test_balanced_stages_are_close_to_the_best_split(words: str) -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     even = Layout.parse(f"{words} mbs1")
     result = balanced(even, planner)
@@ -46,7 +46,7 @@ def test_it_is_about_as_fast_as_the_best_of_all_splits(words: str) -> None:
     assert balanced(result, planner) is None  # no further
 
 
-def test_what_cannot_be_evened_out_is_left_alone() -> None:
+def test_stages_that_cannot_be_balanced_stay() -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     for words in ("dp4", "pp4 v2"):  # no pipeline; a layer each
         assert balanced(Layout.parse(words), planner) is None
@@ -68,7 +68,7 @@ def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() 
 
 
 @pytest.mark.parametrize("words", ["pp4 ac=full", "pp4 v2 ac=selective", "dp2 pp2 zb1p zero1 ac=norm+act"])
-def test_as_few_ranks_recompute_as_memory_allows(words: str) -> None:
+def test_smallest_number_of_ranks_recomputes(words: str) -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     layout = Layout.parse(f"{words} mbs1")
     fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]

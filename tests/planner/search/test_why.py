@@ -62,7 +62,7 @@ def changed(chosen: Layout, name: str) -> Layout:
     ],
     ids=["dense", "experts", "gpt3", "llama3"],
 )
-def test_what_alternatives_cost_is_what_they_cost(planner: Planner, text: str) -> None:
+def test_stated_cost_of_alternatives_equals_their_estimate(planner: Planner, text: str) -> None:
     chosen = Layout.parse(text)
     seconds, lines = planner.estimate(chosen).step_time.seconds, told(planner, text)
     phrases = [phrase for line in lines.values() for phrase in line.split("; ")]
@@ -85,13 +85,13 @@ def test_what_alternatives_cost_is_what_they_cost(planner: Planner, text: str) -
     assert held >= 5
 
 
-def test_of_the_ways_to_an_alternative_the_fastest_speaks() -> None:
+def test_fastest_way_to_an_alternative_is_reported() -> None:
     """Sixteen virtual stages on eight ranks would be more stages than layers; eight make as many stages as before."""
     line = told(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act")["pp4"]
     assert re.search(r"pp8 v8 takes [0-9.]+% longer \(bubble \+[0-9.]+ ms\)", line)
 
 
-def test_where_dp_has_no_ranks_to_give_others_do() -> None:
+def test_other_axes_give_ranks_if_dp_has_none() -> None:
     """GPT-3 on 64 A100, dp1: half the tp goes to dp, twice the tp is taken from pp."""
     lines = told(GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective")
     assert re.search(

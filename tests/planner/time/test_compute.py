@@ -64,7 +64,7 @@ def test_a_whole_graph_holds_fused_experts():
     assert apart.forward - fused.forward == pytest.approx(kernels * 3e-6, rel=1e-9)
 
 
-def test_what_arrives_is_sorted_unless_it_comes_sorted():
+def test_received_rows_are_sorted_unless_already_sorted():
     op = Op("moe.send", "message", ("x",), {"y": 10**9})
     sorts = prices().operation(op, heads=1)
     assert sorts.forward == pytest.approx(2e9 / (0.9 * 8e12) + 3e-6, rel=1e-9)

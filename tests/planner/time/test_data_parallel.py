@@ -88,7 +88,7 @@ def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
     assert stage.whole.exposed.get("dp", 0.0) == pytest.approx(late, abs=1e-12)
 
 
-def test_what_is_summed_over_tp_depends_on_whether_the_stream_is_cut() -> None:
+def test_reduction_over_tp_depends_on_sequence_parallelism() -> None:
     """Whatever was asked first: norms see all rows without sequence parallelism."""
     plain, cut = Layout.parse("dp4 tp2 zero1 nosp"), Layout.parse("dp4 tp2 zero1")
     results = [[planner().units.gather_reduce(item, "head").copies for item in (plain, cut)]]

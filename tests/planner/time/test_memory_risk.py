@@ -40,7 +40,7 @@ def test_the_example_of_the_edge_no_longer_fits() -> None:
 
 
 @pytest.mark.parametrize("peak", [40, 58, 64, 70, 76, 90])
-def test_it_is_the_share_of_comparable_runs_whose_need_exceeds_the_capacity(peak: int) -> None:
+def test_risk_is_the_share_of_comparable_runs_above_capacity(peak: int) -> None:
     size, reserved = peak * GIB, (peak + 2) * GIB
     points = sorted(weighted_ratios(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), read("peak")))
     probability = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
@@ -49,7 +49,7 @@ def test_it_is_the_share_of_comparable_runs_whose_need_exceeds_the_capacity(peak
     assert probability == pytest.approx(sum(drawn) / 2000, abs=2e-3)
 
 
-def test_it_grows_with_the_peak_the_fragmentation_and_the_communicators() -> None:
+def test_risk_grows_with_peak_fragmentation_and_communicators() -> None:
     risks = [RISK.probability(LAYOUT, peak_bytes=peak * GIB, totals=totals((peak + 1) * GIB)) for peak in range(50, 90)]
     assert risks == sorted(risks)
     assert risks[0] < FITS_RISK < TIGHT_RISK < risks[-1]

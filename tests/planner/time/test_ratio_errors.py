@@ -55,7 +55,7 @@ def facts(
         (facts("dp32 tp2 zero3", job=Job(precision=recipe("fp8"))), {"layout", "precision"}),
     ],
 )
-def test_what_two_runs_differ_in(other: RunFacts, kinds: set[str]) -> None:
+def test_differences_of_two_runs(other: RunFacts, kinds: set[str]) -> None:
     assert find_differences(facts(), other) == kinds
     assert find_differences(other, facts()) == kinds
 

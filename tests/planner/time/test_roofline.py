@@ -143,7 +143,7 @@ def test_rows_of_half_the_alignment():
     assert results == pytest.approx([130.6, 37.0], rel=0.04)
 
 
-def test_what_alignment_is():
+def test_alignment_of_a_matmul():
     assert [alignment(50257), alignment(12565, 2048), alignment(450, 2048), alignment(588, 1152)] == [1, 1, 2, 4]
     assert alignment(2048, 50304) == alignment(8, 1800) == alignment(0, 64) == 8
     for dtype in ("fp8", "fp32"):  # whose kernels pad, or have words of 4 bytes

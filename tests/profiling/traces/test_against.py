@@ -74,5 +74,5 @@ def test_axes_of_groups() -> None:
 
 def test_another_number_of_ranks_is_a_mistake(tmp_path: Path) -> None:
     traced = read(kineto.write(kineto.draw(1), tmp_path))
-    with pytest.raises(UserError, match="--against a layout of 4 ranks, but the traces are of 2"):
+    with pytest.raises(UserError, match="--against has a layout of 4 ranks, but the traces have 2"):
         against(predicted(Layout.parse("dp4 mbs2")), traced.report, messages=traced.lowest)

@@ -56,7 +56,7 @@ def test_parts_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", json.loads(FROZEN.read_text(encoding="utf-8")))
-def test_it_is_what_holistic_trace_analysis_finds(seed: str, tmp_path: Path) -> None:
+def test_breakdown_equals_holistic_trace_analysis(seed: str, tmp_path: Path) -> None:
     """What HTA found on the same files is frozen (``python benchmarks/speed/traces.py --freeze``)."""
     theirs = {
         int(rank): TraceSummary(*row) for rank, row in json.loads(FROZEN.read_text(encoding="utf-8"))[seed].items()
@@ -131,7 +131,7 @@ def test_kernels_are_known_by_their_names(name: str, kind: str) -> None:
     assert category(name) == kind
 
 
-def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
+def test_kernels_launched_by_the_optimizer_belong_to_it(tmp_path: Path) -> None:
     job = kineto.draw(3)
     report = read(kineto.write(job, tmp_path), top=1000).report
     kernels = [item for rank in job.kernels for item in rank]

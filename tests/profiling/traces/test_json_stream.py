@@ -44,7 +44,7 @@ def taken(path: Path) -> tuple[list[dict[str, Any]], JsonStream]:
     zipped=st.booleans(),
     wrapped=st.booleans(),
 )
-def test_it_reads_what_json_reads(
+def test_stream_reads_the_same_as_json(
     before: dict[str, Any],
     events: list[dict[str, Any]],
     after: dict[str, Any],
@@ -143,7 +143,7 @@ def test_damage_within_a_gzip_file_is_a_cut(content: tuple[bytes, list[dict[str,
         (b"\x1f\x8b\x08\x00garbage", "is empty"),
     ],
 )
-def test_what_is_no_trace_is_one_line(content: bytes, said: str, tmp_path: Path) -> None:
+def test_invalid_trace_is_a_one_line_error(content: bytes, said: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(UserError) as mistake:

@@ -274,7 +274,7 @@ class TestOneJob:
 
     def test_a_rank_twice(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         both = write(tmp_path / "a", 0, events), write(tmp_path / "b", 0, events)
-        self.refused(*both, said="are both of rank 0; give the traces of one job, one of each rank")
+        self.refused(*both, said="are both traces of rank 0; give the traces of one job, one per rank")
 
     def test_worlds_that_differ(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         both = write(tmp_path, 0, events, world=2), write(tmp_path, 1, events, world=4)
@@ -287,7 +287,7 @@ class TestOneJob:
     def test_two_times(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         later = kineto.metadata(0, 2)["baseTimeNanoseconds"] + 3_600 * 10**9
         both = write(tmp_path, 0, events), write(tmp_path, 1, events, baseTimeNanoseconds=later)
-        self.refused(*both, said="are of two runs: 59 min 59 s lie between them")
+        self.refused(*both, said="are traces of two runs, 59 min 59 s lie between them")
 
     def test_no_such_step(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         path = write(tmp_path, 0, events)
@@ -302,7 +302,7 @@ class TestOneJob:
         )
         self.refused(tmp_path / "notes.json", said="has no traceEvents")
         self.refused(tmp_path / "gone.json", said="no such file")
-        self.refused(Path("a\0b"), said="is not a name of a file")
+        self.refused(Path("a\0b"), said="is not a file name")
         write(tmp_path, 0, events, world=1)
         report = read([tmp_path]).report
         assert report.ranks == (0,)

@@ -160,11 +160,11 @@ def test_predicted_against_measured(tmp_path: Path) -> None:
         ("throughput", [], "needs several layouts that fit"),
     ],
 )
-def test_what_a_sweep_does_not_vary_is_not_drawn(name: str, rows: list[Row], why: str) -> None:
+def test_constant_settings_of_a_sweep_are_not_drawn(name: str, rows: list[Row], why: str) -> None:
     assert PICTURES[name](rows) == why
 
 
-def test_what_varies() -> None:
+def test_varied_settings_of_a_sweep() -> None:
     assert list_varied_axes(GRID) == ["model", "ranks"]
     assert list_varied_axes(LONG) == ["sequence"]  # its batch follows
     assert list_varied_axes([*LONG, row(sequence=8192, batch=7)]) == ["sequence", "batch"]

@@ -372,7 +372,7 @@ def test_a_bad_folder_is_refused_in_one_line(harm: Callable[[Path], object], mes
     assert "\n" not in str(caught.value)
 
 
-def test_what_the_model_does_not_need_is_left_out(tmp_path: Path) -> None:
+def test_unneeded_tensors_are_not_imported(tmp_path: Path) -> None:
     reference(CASES["llama, tied and biased"]).save_pretrained(tmp_path)  # type: ignore[operator]
     spare = {
         "lm_head.weight": (131, 48),

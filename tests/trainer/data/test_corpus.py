@@ -170,7 +170,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_read_is_said_in_one_line(case: str, tmp_path: Path) -> None:
+def test_unreadable_corpus_is_a_one_line_error(case: str, tmp_path: Path) -> None:
     make, message = BAD[case]
     make(tmp_path)
     with pytest.raises(UserError, match=message) as error:

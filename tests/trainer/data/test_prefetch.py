@@ -18,7 +18,7 @@ def rows(position: int) -> NDArray[np.int64]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
-def test_what_is_asked_for_comes(asked: list[tuple[int, int]]) -> None:
+def test_prefetch_returns_the_requested_batches(asked: list[tuple[int, int]]) -> None:
     """Steps in order, a rollback, another batch size: positions and guesses are any."""
     with Prefetcher(rows, pinned=False) as ahead:
         for position, following in asked:

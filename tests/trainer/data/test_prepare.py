@@ -70,7 +70,7 @@ def texts(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe:300"])
-def test_what_goes_in_comes_out(tokenizer: str, tmp_path: Path) -> None:
+def test_prepared_tokens_decode_to_the_text(tokenizer: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.txt").write_text("plain é\n")
@@ -156,7 +156,7 @@ def test_a_duplicate_never_lies_on_both_sides(texts: Path, tmp_path: Path) -> No
     assert opened.index.heldout.documents >= 20
 
 
-def test_what_is_there_is_reused_until_something_changes(texts: Path, tmp_path: Path) -> None:
+def test_prepared_shards_are_reused_until_something_changes(texts: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
 
     def run(**options: Any) -> bool:
@@ -350,7 +350,7 @@ def test_workers_start_without_torch() -> None:
         ("one", {"tokenizer": "bits"}, "unknown tokenizer 'bits'"),
     ],
 )
-def test_what_cannot_be_prepared(text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unpreparable_corpus_is_an_error(text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(UserError, match=message) as error:
         prepare(str(tmp_path), directory=tmp_path / "out", **options)

@@ -17,7 +17,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 
 @given(TEXT)
-def test_what_is_encoded_is_decoded(text: str) -> None:
+def test_encoded_text_decodes(text: str) -> None:
     for item in (ByteTokenizer(), BPE):
         ids = item.encode(text)
         assert item.decode(ids) == text

@@ -22,7 +22,7 @@ from tests.trainer.test_faults import events, here, losses, saved_bits, saved_st
 __all__ = ["here"]
 
 
-def test_what_is_a_spike() -> None:
+def test_spikes_are_detected() -> None:
     """1 … 9: the median is 5, the median deviation 2, so 4 robust deviations above are 5 + 4 · 1.4826 · 2 = 16.8608."""
     guard = LossGuard(Faults(on_spike="skip", spike_deviations=4, spike_window=9))
     assert guard.judge(1e9, 1.0) is None  # nothing is usual yet

@@ -33,7 +33,7 @@ REPEATED = (
 
 
 @pytest.mark.parametrize("error", PASSING, ids=lambda error: f"{type(error).__name__} {error}")
-def test_what_may_pass_is_retried(error: Exception) -> None:
+def test_transient_failure_is_retried(error: Exception) -> None:
     assert is_transient(error)
     wrapped = ValueError("the batch is lost")
     wrapped.__cause__ = error
@@ -41,7 +41,7 @@ def test_what_may_pass_is_retried(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", REPEATED, ids=lambda error: f"{type(error).__name__} {error}")
-def test_what_every_attempt_repeats_is_not_retried(error: Exception) -> None:
+def test_permanent_failure_is_not_retried(error: Exception) -> None:
     assert not is_transient(error)
 
 

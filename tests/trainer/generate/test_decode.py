@@ -103,7 +103,7 @@ def said(module: Transformer, prompts: list[list[int]], **changes: object) -> li
     one_in(9, [(model, window) for model in MODELS for window in (64, 8)]),
     ids=lambda value: getattr(value, "name", value),
 )
-def test_what_is_kept_changes_no_token(model: Model, window: int) -> None:
+def test_kv_cache_changes_no_token(model: Model, window: int) -> None:
     module = plain(model)
     wanted = [reread(module, prompt, tokens=14, window=window) for prompt in PROMPTS]
     assert len(set(map(tuple, wanted))) == len(PROMPTS)
@@ -137,7 +137,7 @@ def test_experts_turn_nobody_away() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS[:1] + MODELS[3:4], ids=lambda model: model.name)
-def test_it_keeps_as_much_as_it_says(model: Model) -> None:
+def test_kv_cache_has_the_stated_size(model: Model) -> None:
     with torch.no_grad(), kv_cached(plain(model), tokens=16) as reader:
         reader.read([[1, 2, 3]])
         kept = [sum(part.shape[2] * part.shape[3] for part in layer.parts) for layer in reader.kept]

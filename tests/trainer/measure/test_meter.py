@@ -31,7 +31,7 @@ def test_views_of_a_buffer_that_the_step_did_not_allocate_are_not_counted() -> N
         assert meter.live_bytes == meter.peak_bytes == 200
 
 
-def test_what_is_compiled_stays_compiled_after_a_metered_step() -> None:
+def test_compiled_module_stays_compiled_after_a_metered_step() -> None:
     """Under a dispatch mode PyTorch's compiler skips a function, and does ever after."""
     ran: list[str] = []
 

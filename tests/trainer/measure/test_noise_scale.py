@@ -70,7 +70,7 @@ def parts(layout: Layout) -> list[list[int]]:
         ["dp2 zero0 mbs1", "dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs1", "dp2 pp2 zero1 mbs1", "dp2 tp2 nosp"],
     ),
 )
-def test_it_is_that_of_gradients_of_single_sequences(forked, text: str) -> None:
+def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) -> None:
     layout = Layout.parse(text)
     (single,) = forked(1, of_single_sequences)
     mean = torch.stack(single).mean(0)

@@ -138,7 +138,7 @@ def test_its_weights_are_those_of_the_list(model: Model) -> None:
 
 
 @named
-def test_it_keeps_what_the_planner_counts(model: Model) -> None:
+def test_saved_bytes_equal_the_planner(model: Model) -> None:
     module, x = drawn(model), rows(model).requires_grad_()
     cos, sin = tables(model, torch.arange(T))
     apart = {tensor.untyped_storage().data_ptr() for tensor in (cos, sin, *module.parameters())}

@@ -109,7 +109,9 @@ def test_one_token_at_a_time_is_as_all_at_once() -> None:
         ("dp1", {"attention": "unfused"}, "unfused attention does not support chunks; use attention='flash'"),
     ],
 )
-def test_what_chunks_do_not_go_with_is_one_line(layout: str, changed: dict[str, object], says: str) -> None:
+def test_unsupported_feature_with_chunks_is_a_one_line_error(
+    layout: str, changed: dict[str, object], says: str
+) -> None:
     job = Job(sequence=8, global_batch=2, precision=recipe("fp32")).replace(**changed)
     with pytest.raises(UserError, match=says):
         check_supported(Layout.parse(layout), job, model=CHUNKED)

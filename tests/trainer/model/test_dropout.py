@@ -35,7 +35,7 @@ def test_the_generator_is_splitmix64() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_as_many_are_kept_as_the_rate_says_in_rows_and_columns_alike(rate: float) -> None:
+def test_dropout_keeps_the_stated_share_in_rows_and_columns(rate: float) -> None:
     keys = row_keys(KEYS[:1], torch.arange(500), place=3).flatten()
     mask = make_keep_mask(keys, columns=range(400), rate=rate).double()
     spread = (rate * (1 - rate)) ** 0.5

@@ -127,7 +127,7 @@ def test_weights_gradients_wait_for_who_takes_them() -> None:
     assert wgrad_store.take() == []
 
 
-def test_what_runs_again_keeps_what_entered() -> None:
+def test_recomputed_linear_saves_its_input() -> None:
     for deferring in (False, True):
         did, wgrad_store, linears = recorded(deferring=deferring)
         with recomputing():

@@ -285,7 +285,7 @@ def test_weight_gradients_wait_when_they_are_put_off() -> None:
         assert torch.equal(mine.grad, other.grad)  # type: ignore[arg-type]
 
 
-def test_it_keeps_what_the_planner_counts() -> None:
+def test_saved_bytes_equal_the_planner() -> None:
     """x, scores, and of the k copies: rows, gate, up, activation; all else is small: indices and weights."""
     kept: dict[int, int] = {}
     layer, x = made(model()), rows()

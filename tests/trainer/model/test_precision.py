@@ -31,7 +31,7 @@ def test_every_copy_has_as_many_bytes_as_the_recipe_says() -> None:
         (recipe("bf16").replace(moments_bytes=(2, 2)), r"'bf16': the engine has moments_bytes=\(4, 4\) in it, not \(2"),
     ],
 )
-def test_what_the_engine_does_not_have_is_refused(asked: Recipe, pattern: str) -> None:
+def test_unsupported_precision_is_an_error(asked: Recipe, pattern: str) -> None:
     with pytest.raises(UserError, match=pattern) as error:
         Dtypes(asked)
     assert "\n" not in str(error.value)

@@ -16,7 +16,7 @@ from tests.trainer.model.test_flash_attention import DOCUMENTS, B, N, S, agrees,
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["causal", "documents"])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("dims", [(8, 8), (12, 8)], ids=["equal", "latent"])
-def test_it_is_flash_attention(
+def test_unfused_attention_equals_flash_attention(
     dims: tuple[int, int], window: int | None, documents: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unfused_attention, "ROWS", 4)

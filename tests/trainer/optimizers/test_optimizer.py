@@ -74,7 +74,7 @@ def left_of(sharded_weights: list[tuple[float, float]]) -> list[float]:
     return results
 
 
-def test_what_is_within_the_norm_is_not_enlarged(forked) -> None:
+def test_gradient_within_the_norm_is_not_scaled_up(forked) -> None:
     """As of torch.nn.utils.clip_grad_norm_: the factor is at most 1."""
     sharded_weights = [(0.5, 1.0), (1.9, 1.0), (2.1, 1.0), (50.0, 1.0), (0.0, 1.0), (50.0, 4.0), (0.5, 4.0)]
     assert forked(1, left_of, sharded_weights)[0] == pytest.approx([0.25, 0.95, 1.0, 1.0, 1.0, 0.25, 0.0625], rel=1e-6)

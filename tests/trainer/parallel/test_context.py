@@ -196,7 +196,7 @@ def without(left_out: int, case: Case) -> list[Tensor]:
         ("ulysses", 2, 0, [True, True, True, True]),
     ],
 )
-def test_what_is_left_out_is_seen(kind: Kind, ranks: int, hop: int, wrong: list[bool], forked: Fork) -> None:
+def test_omitted_exchange_is_detected(kind: Kind, ranks: int, hop: int, wrong: list[bool], forked: Fork) -> None:
     case = Case(kind, ranks)
     assert [error > 0.05 for error in errors(case, forked(ranks, without, hop, case))] == wrong
 

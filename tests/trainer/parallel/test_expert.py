@@ -229,7 +229,7 @@ IDLE = {
     [("dp2 ep2", "all_to_all"), ("tp2 etp2", "all_gather"), ("tp2 etp2", "reduce_scatter"), ("tp2 ep2", "all_reduce"),
      ("cp2 ep2", "all_reduce")],
 )  # fmt: skip
-def test_what_is_not_said_is_missed(forked, layout: str, left_out: str) -> None:
+def test_omitted_collective_is_detected(forked, layout: str, left_out: str) -> None:
     of = model(tokens=32 // Layout.parse(layout).dp)
     assert farthest(layout, of, forked(Layout.parse(layout).world, apart, layout, of, left_out)) > 1e-3
 
@@ -278,7 +278,7 @@ def test_load_is_summed_and_biases_move_alike_everywhere(forked) -> None:
         assert left == 0
 
 
-def test_what_is_built_without_storage_gets_its_buffers() -> None:
+def test_module_built_on_meta_gets_its_buffers() -> None:
     with torch.device("meta"):
         layer = Moe(model())
     nobody = Axis("", 0, (0,), None)

@@ -91,7 +91,7 @@ def equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
     ),
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
-def test_what_is_gathered_in_fp8_is_multiplied_as_if_it_were_not(
+def test_fp8_gather_gives_the_same_product(
     forked: Callable[..., list[Any]], model: Model, text: str, precision: Recipe
 ) -> None:
     """Bit for bit; the bytes of the gathers are those of the matrices once, and of all else twice."""
@@ -195,6 +195,6 @@ def test_a_second_cast_changes_nothing(seed: int, spread: float, by_rows: bool) 
         ("fp8", {"dispatches": "fp8"}, "dispatches='fp8' needs fp8 matmuls on tiles, .*; take 'fp8-tiles-wire'"),
     ],
 )
-def test_what_no_matmul_would_cast_alike_is_refused(name: str, fields: dict[str, Any], pattern: str) -> None:
+def test_fp8_gather_with_unequal_casts_is_an_error(name: str, fields: dict[str, Any], pattern: str) -> None:
     with pytest.raises(ValidationError, match=pattern):
         recipe(name).replace(**fields)

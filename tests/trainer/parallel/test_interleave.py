@@ -141,14 +141,14 @@ def test_ctrl_c_ends_both() -> None:
     assert said == ["second computes"]
 
 
-def test_what_the_second_does_is_counted_too() -> None:
+def test_work_of_the_second_micro_batch_is_counted() -> None:
     x = torch.ones(8, 8)
     with Meter([x], axis=lambda _: "") as meter:
         Interleaver().run_both(lambda: None, lambda: (x @ x, None)[1])
     assert meter.flops == 2 * 8**3
 
 
-def test_what_running_again_says_is_said_to_one_alone() -> None:
+def test_messages_of_recomputation_are_reported_once() -> None:
     """The backward computes again while the forward does not."""
     interleaver, model = Interleaver(), Linear(2, 2, bias=False)
     entered = []

@@ -303,7 +303,7 @@ def refusals() -> list[str]:
     return results
 
 
-def test_what_does_not_fit_is_refused(forked: Callable[..., Any]) -> None:
+def test_invalid_pipeline_is_an_error(forked: Callable[..., Any]) -> None:
     assert forked(1, refusals) == [
         [
             "1f1b has rows for 2 ranks, but pp=1",

@@ -39,7 +39,7 @@ def test_the_keyword_is_the_jobs_setting(text: str, what: tuple[str, ...]) -> No
     assert planner.step(layout).memory.peak_bytes > by_word.memory.peak_bytes
 
 
-def test_it_parses_in_any_order_and_prints_in_one() -> None:
+def test_offload_parses_in_any_order_and_prints_in_one() -> None:
     layout = Layout.parse("offload=activations+optimizer mbs1 dp8")
     assert str(layout) == "dp8 zero0 mbs1 offload=optimizer+activations"
     assert Layout.parse(str(layout)) == layout

@@ -30,7 +30,7 @@ def whole(name: str) -> int:
     return counts.states(layout, run.name).whole
 
 
-def test_what_a_gather_brought_lives_beside_the_weights() -> None:
+def test_gathered_buffer_is_allocated_next_to_the_weights() -> None:
     block, embedding, last = whole("block 0"), whole("embed"), MODEL.layers - 1
     for overlap in ((), ("dp",)):  # on a CPU as on GPUs
         result = moments("dp2 zero3 mbs1", overlap=overlap)

@@ -53,7 +53,7 @@ def test_routing_keeps_what_the_engine_keeps() -> None:
     assert "weights" not in result
 
 
-def test_what_is_not_normalised_keeps_no_sums() -> None:
+def test_unnormalized_routing_saves_no_sums() -> None:
     assert MIXTURE.moe is not None
     plain = MIXTURE.replace(moe=MIXTURE.moe.replace(normalized=False))
     assert "shares" not in kept(operations("dp1", plain))

@@ -35,7 +35,7 @@ def test_an_early_stop_leaves_out_what_makes_nothing_that_the_backward_reads() -
     assert stopped == [True] * (len(whole) - 2) + [False] * 2  # all but the down-projection and its sum
 
 
-def test_what_others_keep_still_runs_again() -> None:
+def test_recomputed_operation_runs_again_although_its_output_is_saved() -> None:
     assert again(early_stop=True, recomputed="norm") == again(early_stop=False, recomputed="norm")
 
 
@@ -61,7 +61,7 @@ def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twe
 
 
 @pytest.mark.parametrize(("joint", "mlp", "parts"), [(True, "gated", 2), (False, "gated", 2), (True, "plain", 1)])
-def test_what_any_activation_reads_is_kept_in_fp8(joint: bool, mlp: str, parts: int) -> None:
+def test_activation_inputs_are_saved_in_fp8(joint: bool, mlp: str, parts: int) -> None:
     """Gate and up as one tensor or as two, or up alone."""
     model = MODEL.replace(mlp=mlp, activation="silu" if mlp == "gated" else "gelu")
     wide = Job(

@@ -106,7 +106,7 @@ def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
         ("mxfp8", False, (10, 0), "13.0", "the engine has no kernel for blocks"),
     ],
 )  # fmt: skip
-def test_what_a_computer_lacks_is_one_line(
+def test_missing_hardware_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, name: str, experts: bool, capability: tuple[int, int] | None, cuda: str, lack: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
