@@ -41,19 +41,19 @@ class Drawn(NamedTuple):
     job: Job
 
     def __str__(self) -> str:
-        return f"{self.number} · {self.layout} · {said(self.model)} · {said(self.job)}"
+        return f"{self.number} · {self.layout} · {describe_record(self.model)} · {describe_record(self.job)}"
 
 
-def said(record: Record) -> str:
+def describe_record(record: Record) -> str:
     """The fields that were set, with their values."""
     words = []
     for field, value in record:
         if field in record.model_fields_set and value != type(record).model_fields[field].default and field != "name":
-            words.append(f"{field}=({said(value)})" if isinstance(value, Record) else f"{field}={value}")
+            words.append(f"{field}=({describe_record(value)})" if isinstance(value, Record) else f"{field}={value}")
     return " ".join(words)
 
 
-def drawn(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn]:
+def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn]:
     """Endless; what case ``number`` is depends on the seed and its number alone."""
     for number in itertools.count():
         chance = random.Random(f"{seed} {number}")

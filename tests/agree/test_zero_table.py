@@ -50,7 +50,7 @@ def rehearsed(layout: Layout, job: Job) -> int:
     return int(states.sum())
 
 
-def measured(layout: Layout, job: Job) -> int:
+def measure_bytes(layout: Layout, job: Job) -> int:
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
     engine, result = Engine(built, model=MODEL, layout=layout, job=job), list[int]()
     drawn = torch.randint(0, 512, (4, 1, 9), generator=torch.Generator().manual_seed(1))
@@ -78,4 +78,4 @@ def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zer
     lagging = 2 * 512 * 128 if zero > 1 and reduce == "micro_batch" else 0
     assert predicted - lagging == pytest.approx(expected, rel=1e-3)
     assert rehearsed(layout, job) == pytest.approx(expected, rel=1e-3)
-    assert forked(N, measured, layout, job) == pytest.approx([expected] * N, rel=1e-3)
+    assert forked(N, measure_bytes, layout, job) == pytest.approx([expected] * N, rel=1e-3)

@@ -113,19 +113,19 @@ def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
     ("name", "text", "line"),
     [
         ("a.json", "{", "not valid JSON"),
-        ("a.json", "{}", "is no step, comparison, search, plan or sweep"),
+        ("a.json", "{}", "is not a step, comparison, search, plan or sweep"),
         ("a.json", '{"kind": "predicted"}', "missing: model, machine"),
         ("a.jsonl", "[1]\n", "line 1 holds a list, not a table of keys"),
         ("a.csv", "a,b\n1,2\n", "row 1: "),
         ("a.parquet", "no", "cannot be read as Parquet"),
-        ("a.json", "[1]", "is no step"),
+        ("a.json", "[1]", "is not a step"),
     ],
 )
 def test_a_file_that_is_none_of_them_is_one_line(tmp_path: Path, name: str, text: str, line: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(ff.UserError, match=re.escape(line)):
         ff.load(tmp_path / name)
-    with pytest.raises(ff.UserError, match=r"holds no step\.json"):
+    with pytest.raises(ff.UserError, match=r"has no step\.json"):
         ff.load(tmp_path)
 
 

@@ -151,7 +151,7 @@ def test_trace(tmp_path: Path) -> None:
     said = command("trace", str(tmp_path), "--against", *against, "--gbs", "8", "--seq", "128", "--top", "3")
     assert result.model_dump(mode="json") == said
     assert "Predicted beside traced" in result._repr_html_()
-    with pytest.raises(UserError, match="of a prediction; add against="):
+    with pytest.raises(UserError, match="apply to a prediction only; add against="):
         ff.trace(tmp_path, gbs=8)
 
 

@@ -153,7 +153,7 @@ def test_tokens_go_to_many_experts_though_no_message_arrives():
     assert min(loads) > 0.3 * max(loads)
 
 
-def given(layout, *, forward=2.0, backward=5.0, weight=0.0, update=0.5, model=NANO, job=JOB):
+def make_machine(layout, *, forward=2.0, backward=5.0, weight=0.0, update=0.5, model=NANO, job=JOB):
     """A machine that holds made-up seconds of every unit of ``layout``."""
     counts = Counts(model, job)
     timed = {"update": update}
@@ -168,7 +168,7 @@ def given(layout, *, forward=2.0, backward=5.0, weight=0.0, update=0.5, model=NA
 
 def test_a_prediction_is_the_sum_of_the_measured_units():
     layout = Layout.parse("dp1 mbs2")
-    step = planner(NANO, given(layout), JOB).estimate(layout).step_time
+    step = planner(NANO, make_machine(layout), JOB).estimate(layout).step_time
     units = NANO.layers + 2
     assert step.compute == pytest.approx(layout.micro_batches(JOB) * units * (2.0 + 5.0))
     assert step.optimizer == pytest.approx(0.5)
@@ -176,7 +176,7 @@ def test_a_prediction_is_the_sum_of_the_measured_units():
 
 def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
     measured_as, layout = Layout.parse("dp2 zero1 mbs2"), Layout.parse("dp2 zero3 mbs2")
-    store = given(measured_as)
+    store = make_machine(measured_as)
     assert is_profiled(store, model=NANO, layout=measured_as, job=JOB)
     assert not is_profiled(store, model=NANO, layout=layout, job=JOB)
     step = planner(NANO, store, JOB).estimate(layout).step_time
@@ -213,7 +213,7 @@ print([Profiled(counts, machine()).unit_key(layout, run) for run, _ in counts.st
 
 def test_w_is_shared_by_the_units_of_its_stage():
     layout = Layout.parse("pp2 zb1p mbs1")
-    store = given(layout, weight=1.0)
+    store = make_machine(layout, weight=1.0)
     points = {point.label.split()[0]: point for point in store.calibration.units}
     assert points["block"].backward_seconds == 5.0
     assert 0 < points["head"].weight_seconds < points["block"].weight_seconds
@@ -222,7 +222,7 @@ def test_w_is_shared_by_the_units_of_its_stage():
 def test_a_thousand_ranks_are_priced_by_what_one_was_measured():
     big = machine().replace(ranks=1000, ranks_per_node=4)
     layout = Layout.parse("dp4 zero1 mbs2")
-    store = given(layout).calibration
+    store = make_machine(layout).calibration
     wide = Layout.parse("dp1000 zero1 mbs2")
     job = JOB.replace(global_batch=4000)
     step = planner(NANO, big.replace(calibration=store), job).estimate(wide).step_time

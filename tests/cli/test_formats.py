@@ -56,7 +56,7 @@ def test_from_a_file_is_as_by_words(
     [
         (("predict", "--from", "FILE"), "needs a machine: add --gpus h100:64"),
         (("predict", "tiny", "--from", "FILE", "--gpus", "h100:8"), "leave out 'tiny'"),
-        (("predict", "tiny", "h100:8", "dp8", "--gpus", "h100:8"), "goes with --from FILE"),
+        (("predict", "tiny", "h100:8", "dp8", "--gpus", "h100:8"), "is valid with --from FILE only"),
         (("predict", "--from", "FILE", "--gpus", "h100"), "does not say on how many GPUs it runs"),
         (("search", "--from", "none.toml", "--gpus", "h100:8"), "none.toml: no such file"),
         (("write", "dp8", "--to", "torchtitan"), "needs a model; add --model NAME"),
@@ -132,8 +132,8 @@ def test_compare_takes_configs_and_other_layouts(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "compare what?"),
-        (("--gpus", "h100:8"), "goes with --from FILE"),
+        ((), "nothing to compare; give"),
+        (("--gpus", "h100:8"), "is valid with --from FILE only"),
         (("--from", "FILE", "dp8"), "needs a machine"),
         (("--from", "FILE", "--gpus", "h100:8"), "1 different variants"),
         (("--from", "FILE", "--gpus", "h100:8", "--seq", "512", "dp8 zero3"), "drop the options"),

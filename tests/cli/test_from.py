@@ -115,7 +115,7 @@ def test_ignore_goes_with_a_config(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         ["report", "tiny", "h100:2"],
     ):
         assert run(monkeypatch, *words, "--ignore", "adapter") == 2
-        assert "goes with --from FILE" in capsys.readouterr().err
+        assert "is valid with --from FILE only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("setting", ["lora=16", "lora_rank=8", "quantization=nf4", "optimizer.adapter=1"])

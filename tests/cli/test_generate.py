@@ -44,35 +44,35 @@ def run(tmp_path: Path, forked: Callable[..., Any]) -> Path:
     return tmp_path / "run"
 
 
-def said(*words: str) -> Any:
+def generate(*words: str) -> Any:
     return CliRunner().invoke(app, ["generate", *words], catch_exceptions=False)
 
 
 def test_text_is_the_same_however_it_is_asked_for(run: Path) -> None:
     one = ("--prompt", "def ", "--tokens", "12", "--seed", "3")
-    from_run = said(str(run), *one)
+    from_run = generate(str(run), *one)
     assert from_run.stdout.startswith("def ")
     assert "12 tokens in" in from_run.stderr
     for source in (run.with_suffix(".toml"), run / "checkpoints" / "step-00000000"):
-        assert said(str(source), *one).stdout == from_run.stdout
-    answer = json.loads(said(str(run), *one, "--prompt", "class", "--json").stdout)
+        assert generate(str(source), *one).stdout == from_run.stdout
+    answer = json.loads(generate(str(run), *one, "--prompt", "class", "--json").stdout)
     first, second = answer["samples"]
     assert first["prompt"] + first["text"] + "\n" == from_run.stdout
     assert (second["prompt"], first["tokens"]) == ("class", 12)
     assert answer["tokens_per_second"] == pytest.approx((12 + second["tokens"]) / answer["seconds"])
-    both = said(str(run), *one, "--prompt", "class").stdout
+    both = generate(str(run), *one, "--prompt", "class").stdout
     assert both == "def " + first["text"] + "\n\nclass" + second["text"] + "\n"
 
 
 def test_invalid_input_is_a_one_line_error(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"top_p: must be 1 or less"):
-        said(str(run), "--top-p", "2")
+        generate(str(run), "--top-p", "2")
     with pytest.raises(UserError, match=r"holds no complete checkpoint"):
-        said(str(tmp_path / "nowhere"))
+        generate(str(tmp_path / "nowhere"))
     (run / "data" / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"name one with --tokenizer"):
-        said(str(run))
-    assert said(str(run), "--tokenizer", "bytes", "--tokens", "1").exit_code == 0
+        generate(str(run))
+    assert generate(str(run), "--tokenizer", "bytes", "--tokens", "1").exit_code == 0
 
 
 def test_a_run_shows_at_evaluations_and_at_its_end_what_generate_draws(tmp_path: Path) -> None:

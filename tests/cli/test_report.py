@@ -156,7 +156,7 @@ def test_report_of_files_that_commands_wrote() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ((), "of what? fivefold report RUN"),
+        ((), "nothing to report; write fivefold report RUN"),
         (("--from", "a.toml"), "give the machine alone, as --gpus h100:64"),
         (("nano", "h100:2", "--from", "a.toml", "--gpus", "h100:2"), "give the machine alone"),
         (("nano",), "report nano needs a machine; write such as: fivefold report nano h100:8"),
@@ -164,13 +164,13 @@ def test_report_of_files_that_commands_wrote() -> None:
         (("own/config.json",), "report own/config.json needs a machine"),
         (
             ("nano", "h100:2", "dp2", "dp1"),
-            "a report is of a run's folder, of files that a command wrote, or of MODEL MACHINE",
+            "a report needs a run's folder, files that a command wrote, or MODEL MACHINE",
         ),
         (("nano", "h100:2", "dp2", "-o", "a.pdf"), "a report is .html; print it to PDF from a browser"),
         (("nano", "h100:2", "dp3"), "needs 3 ranks"),
         (("gone.json",), "gone.json: no such file"),
-        ((".", "--gbs", "16"), "what was written says its own job"),
-        ((".",), "holds no step.json"),
+        ((".", "--gbs", "16"), "a written file has its own job"),
+        ((".",), "has no step.json"),
     ],
 )
 def test_a_mistake_is_one_line(words: tuple[str, ...], line: str) -> None:

@@ -158,7 +158,7 @@ QUESTIONS = (
 )  # fmt: skip
 
 
-def _named(machine: str) -> Machine:
+def _find_machine(machine: str) -> Machine:
     return machine_named(machine, local=Path("none"))
 
 
@@ -181,12 +181,12 @@ def reduced(text: str) -> str:
 
 def planner_of(asked: Asked, text: str) -> Planner:
     """The planner of the question, with gradients reduced as ``text`` says of a proposal."""
-    return Planner(model=resolve(asked.model), machine=_named(asked.machine), job=job(asked, text))
+    return Planner(model=resolve(asked.model), machine=_find_machine(asked.machine), job=job(asked, text))
 
 
 def searched(asked: Asked) -> SearchResult:
     """What ``fivefold search`` finds."""
-    machine = _named(asked.machine)
+    machine = _find_machine(asked.machine)
     return found_layouts(
         resolve(asked.model),
         machine,
@@ -202,7 +202,7 @@ def searched(asked: Asked) -> SearchResult:
 def compared(asked: Asked, proposal: str, text: str) -> Comparison:
     """What ``fivefold compare`` finds of the proposal, of which ``text`` was printed, and the published layout."""
     words = [asked.model, asked.machine, proposal, asked.published, *([asked.between] if asked.between else [])]
-    return compare(cases(words, job(asked, text), stacks="", precisions="", machine=_named))
+    return compare(cases(words, job(asked, text), stacks="", precisions="", machine=_find_machine))
 
 
 def proposal_text(found: SearchResult) -> str:

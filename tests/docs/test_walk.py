@@ -67,7 +67,7 @@ def open_calls(frame: FrameType | None) -> list[Call]:
     return calls[::-1]
 
 
-def named(calls: list[Call]) -> list[Call]:
+def list_outer_calls(calls: list[Call]) -> list[Call]:
     """Return the calls of functions that are not defined within others."""
     return [call for call in calls if "<locals>" not in call[1]]
 
@@ -75,7 +75,7 @@ def named(calls: list[Call]) -> list[Call]:
 @pytest.mark.parametrize("walk", [BYTES, SECONDS], ids=["bytes", "seconds"])
 def test_each_function_calls_the_next(stacks: list[list[Call]], walk: list[Call]) -> None:
     assert len(walk) > 1
-    ways = {tuple(named(calls)) for calls in stacks if calls[-1] == walk[-1]}
+    ways = {tuple(list_outer_calls(calls)) for calls in stacks if calls[-1] == walk[-1]}
     assert (*COMMAND, *walk) in ways
 
 

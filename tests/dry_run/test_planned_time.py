@@ -28,7 +28,7 @@ CASES = {
 
 
 @cache
-def both(case: str) -> tuple[Planner, Layout, Rehearsal]:
+def plan_and_dry_run(case: str) -> tuple[Planner, Layout, Rehearsal]:
     name, text, layers, words, sequence = CASES[case]
     model, machine = build_model(name).replace(layers=layers), resolve(text, local=Path())
     job, layout = Job(sequence=sequence, global_batch=8), Layout.parse(words)
@@ -39,7 +39,7 @@ def both(case: str) -> tuple[Planner, Layout, Rehearsal]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", one_in(2, CASES))
 def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
-    planner, layout, rehearsal = both(case)
+    planner, layout, rehearsal = plan_and_dry_run(case)
     assert rehearsal.step is not None
     assert rehearsal.step.time is not None
     planned = planner.estimate(layout).step_time.seconds
@@ -50,7 +50,7 @@ def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_planned_kernel_count_equals_executed_count(case: str) -> None:
     """Of matrix products, of all experts one, and sums that weights' gradients are added to, one each."""
-    planner, layout, rehearsal = both(case)
+    planner, layout, rehearsal = plan_and_dry_run(case)
     tape, ran = rehearsal.tapes[0].steady, Counter[str]()
     for kind, place, _, _ in tape:
         if kind == KERNEL:

@@ -37,7 +37,7 @@ READERS = ("TRACES", "TRACES/", "RUN.toml", "torchrun", "accelerate")  # what st
 MADE = ("-o", "--out", "--output", "--write", "--charts", "--chart")  # of a file that the command makes
 
 
-def own(words: list[str]) -> str:
+def find_local_input(words: list[str]) -> str:
     """What of the reader's own a command names, or why it is run elsewhere; empty if it can be run here."""
     if words[0] in ELSEWHERE:
         return "trains, measures or serves"
@@ -69,7 +69,7 @@ def main() -> int:
         os.chdir(folder)
         for words, page in result.items():
             line = f"{page.relative_to(ROOT)}: fivefold {' '.join(words)}"
-            if why := own(list(words)):
+            if why := find_local_input(list(words)):
                 left.append(f"{line}: {why}")
                 continue
             begin = time.perf_counter()

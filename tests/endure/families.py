@@ -32,7 +32,7 @@ from fivefold.model.huggingface.causal_types import OTHER_NAMES
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.read import from_config
 from fivefold.requests.catalogs import list_families
-from tests.model.judged import built, further, judge, quiet
+from tests.model.judged import build_reference, further, judge, quiet
 from tests.model.mutations import FAMILIES, mutations
 from tests.trainer.test_families import compared
 
@@ -68,7 +68,7 @@ def differ_at_random(kind: str, *, draws: int = 20) -> list[str]:
         try:
             model = from_config({"model_type": kind, **config}, name="x")
             with torch.device("meta"):
-                theirs = built(kind, config)
+                theirs = build_reference(kind, config)
         except Exception:  # refused by one side: there is nothing to compare
             continue
         numel = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)

@@ -64,7 +64,7 @@ def returned(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
             try:
                 taken += returns(plan._replace(machine="h100:8"), to=name, folder=Path(folder)) is None
             except Exception as error:
-                yield f"{name}, seed {seed}, plan {number} ({plan.layout}): {said(error)}"
+                yield f"{name}, seed {seed}, plan {number} ({plan.layout}): {describe_error(error)}"
     print(f"{name}: {taken} of {count} plans were written, and came back")
 
 
@@ -77,7 +77,7 @@ def searched(stack: str, count: int, seed: int) -> Iterator[str]:
         try:
             proposed += check(stack, some, model=model, ranks=ranks)
         except Exception as error:
-            yield f"{stack}, seed {seed}, question {number}, {model} on {ranks}: {said(error)}"
+            yield f"{stack}, seed {seed}, question {number}, {model} on {ranks}: {describe_error(error)}"
     print(f"{stack}: {proposed} layouts were proposed by {count} searches")
 
 
@@ -90,7 +90,7 @@ def unsaid(name: str, count: int, seed: int) -> Iterator[str]:
             try:
                 fault = find_fault(name, keys, Path(folder))
             except Exception as error:
-                fault = said(error)
+                fault = describe_error(error)
             if fault:
                 yield f"{name}, seed {seed}, config {number}, {keys}: {fault}"
 
@@ -118,7 +118,7 @@ def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
                 if "\n" in str(refusal):
                     yield f"{name}, seed {seed}, broken {number}: several lines: {refusal}"
             except Exception as error:
-                yield f"{name}, seed {seed}, broken {number}: {said(error)}"
+                yield f"{name}, seed {seed}, broken {number}: {describe_error(error)}"
 
 
 def mutated(text: str, some: random.Random) -> str:
@@ -145,7 +145,7 @@ def mutated(text: str, some: random.Random) -> str:
     return "\n".join(lines) + "\n"
 
 
-def said(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error with its place, in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} {str(error)[:300]} ({place.filename}:{place.lineno})".replace("\n", " ")

@@ -49,7 +49,7 @@ class Told(NamedTuple):
     fault: str
 
 
-def drawn(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
+def draw_run(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
     """What a run file says beside the usual, and the words of the command after its name."""
     job = {
         "sequence": 32,
@@ -76,11 +76,11 @@ def drawn(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
 
 def run(number: int, *, seed: int) -> Told:
     """Run number ``number`` in the working directory, which keeps all of it if it does not end well."""
-    changes, words = drawn(random.Random(f"{seed} {number}"))
+    changes, words = draw_run(random.Random(f"{seed} {number}"))
     shutil.rmtree("run", ignore_errors=True)
     set_run(**changes)
     begin = time.monotonic()
-    out, error, code = _said([sys.executable, "-m", "fivefold", "train", "run.toml", *words])
+    out, error, code = _run_command([sys.executable, "-m", "fivefold", "train", "run.toml", *words])
     wrong = fault(out, error, code, json_asked=bool(words))
     told = Told(number, str(changes["layout"]), code, round(time.monotonic() - begin, 1), wrong)
     if wrong:
@@ -95,7 +95,7 @@ def run(number: int, *, seed: int) -> Told:
     return told
 
 
-def _said(command: list[str]) -> tuple[str, str, int]:
+def _run_command(command: list[str]) -> tuple[str, str, int]:
     """What the command said on its two pipes, and its exit code; with its processes it is killed if it does not end."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, STACKS: "1"}

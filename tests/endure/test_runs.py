@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.trainer.run import Run
 from fivefold.trainer.supported import check_supported
-from tests.endure.runs import LAYOUTS, drawn, fault
+from tests.endure.runs import LAYOUTS, draw_run, fault
 from tests.trainer.test_faults import MACHINE, RUN
 
 SAID = "step 0  held-out loss 5.5784\nfinished 16 steps; saved run/checkpoints/step-00000016\n"
@@ -27,7 +27,7 @@ EXIT_RETRY = "fivefold: rank 1 was ended by SIGABRT; the same command goes on\nf
 def test_every_draw_is_legal() -> None:
     model, machine, seen = resolve("nano"), MACHINE.replace(ranks=4, ranks_per_node=4), set()
     for number in range(200):
-        changes, _ = drawn(random.Random(number))
+        changes, _ = draw_run(random.Random(number))
         values = {**RUN, **changes, "job": {**RUN["job"], **changes["job"]}}
         run, layout = Run.read(values, origin="drawn"), Layout.parse(changes["layout"])
         refuse(layout, model=model, job=run.job, machine=machine)

@@ -34,13 +34,11 @@ def outputs(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     if printed.getvalue():
         results.append({"output_type": "stream", "name": "stdout", "text": _lines(printed.getvalue())})
     if value is not None:
-        results.append(
-            {"output_type": "execute_result", "metadata": {}, "data": _shown(value), "execution_count": None}
-        )
+        results.append({"output_type": "execute_result", "metadata": {}, "data": _show(value), "execution_count": None})
     return results
 
 
-def _shown(value: Any) -> dict[str, list[str]]:
+def _show(value: Any) -> dict[str, list[str]]:
     if type(value).__module__.startswith("altair"):
         import vl_convert
 

@@ -19,7 +19,7 @@ def read(path: Path) -> dict[str, Any]:
     return notebook
 
 
-def said(notebook: dict[str, Any]) -> list[str]:
+def list_texts(notebook: dict[str, Any]) -> list[str]:
     """What each cell says as text."""
     cells = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return ["".join("".join(item.get("text") or item["data"]["text/plain"]) for item in cell) for cell in cells]
@@ -34,23 +34,23 @@ def test_a_notebook_says_what_it_shows(path: Path) -> None:
     cells = notebook["cells"]
     ends = next((at for at, cell in enumerate(cells) if "trains" in cell["metadata"].get("tags", [])), len(cells))
     notebook = notebook | {"cells": cells[:ends]}
-    for now, shown in zip(said(executed(notebook)), said(notebook), strict=True):
-        assert alike(now, shown), f"{shown!r} is now {now!r}: python -m tests.examples.notebooks writes them anew"
+    for now, shown in zip(list_texts(executed(notebook)), list_texts(notebook), strict=True):
+        assert are_similar(now, shown), f"{shown!r} is now {now!r}: python -m tests.examples.notebooks writes them anew"
 
 
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?![\w])")
 
 
-def alike(now: str, shown: str) -> bool:
+def are_similar(now: str, shown: str) -> bool:
     """Whether two texts have the same words, and numbers within a tenth: planner constants are set now and then."""
     numbers = [[float(item.replace(",", "")) for item in NUMBER.findall(text)] for text in (now, shown)]
     return NUMBER.sub("#", now) == NUMBER.sub("#", shown) and numbers[0] == pytest.approx(numbers[1], rel=0.1)
 
 
 def test_alike_is_told() -> None:
-    assert alike("dp8 zero1: 6.60 s, 1,024 rows", "dp8 zero1: 6.53 s, 1,024 rows")
-    assert not alike("dp8 zero1: 6.60 s", "dp8 zero1: 5.53 s")
-    assert not alike("dp8 zero1: 6.60 s", "dp4 zero1: 6.60 s")
+    assert are_similar("dp8 zero1: 6.60 s, 1,024 rows", "dp8 zero1: 6.53 s, 1,024 rows")
+    assert not are_similar("dp8 zero1: 6.60 s", "dp8 zero1: 5.53 s")
+    assert not are_similar("dp8 zero1: 6.60 s", "dp4 zero1: 6.60 s")
 
 
 def test_there_are_three_and_they_are_executed() -> None:

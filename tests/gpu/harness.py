@@ -43,7 +43,7 @@ def no_gpu(*, rehearse: bool = False) -> bool:
     return True
 
 
-def apart(
+def run_apart(
     module: str, place: int, *, env: Mapping[str, str] | None = None, rehearse: bool = False, more: Sequence[str] = ()
 ) -> Any:
     """What ``module --measure place`` (and ``more`` words) prints last, as JSON, run in a process of its own."""

@@ -21,7 +21,7 @@ QUICK = ("tests/gpu/test_generate.py", "tests/gpu/test_float8.py")
 ENDS = ("passed", "failed", "skipped")
 
 
-def counted(xml: str) -> dict[str, dict[str, int]]:
+def count_outcomes(xml: str) -> dict[str, dict[str, int]]:
     """From pytest's JUnit report: by file, how many tests ended how; errors count as failed."""
     result: dict[str, dict[str, int]] = {}
     for case in ElementTree.fromstring(xml).iter("testcase"):
@@ -49,7 +49,7 @@ def main() -> int:
         command = [sys.executable, "-m", "pytest", *files, "-m", "not slow", f"--junitxml={report}"]
         code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
         if report.exists():
-            print(markdown(counted(report.read_text())))
+            print(markdown(count_outcomes(report.read_text())))
     return code
 
 

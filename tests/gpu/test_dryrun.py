@@ -36,7 +36,7 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.process import Process
 from fivefold.trainer.supported import check_supported
 from fivefold.units import GIB, MIB, ceil_div
-from tests.gpu.harness import LATER, apart, no_gpu, parsed, rows_of
+from tests.gpu.harness import LATER, no_gpu, parsed, rows_of, run_apart
 
 STEPS = 3  # the first makes the moments, the others are steady
 ALLOCATED, RESERVED = 0.01, 0.04  # mean errors
@@ -205,7 +205,7 @@ def compared(case: Case, *, rehearse: bool = False) -> Row | None:
     settings = f"expandable_segments:{case.expandable}"
     env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
     place = (TINY if rehearse else CASES).index(case)
-    result = apart("tests.gpu.test_dryrun", place, env=env, rehearse=rehearse)
+    result = run_apart("tests.gpu.test_dryrun", place, env=env, rehearse=rehearse)
     return Row(
         str(case),
         case.model.parameters,

@@ -135,7 +135,7 @@ def test_reports_of_pytest_are_counted() -> None:
     <testcase classname="tests.gpu.test_a" name="y"><failure>z</failure></testcase>
     <testcase classname="tests.gpu.test_b" name="x"><skipped/></testcase>
     <testcase classname="tests.gpu.test_b" name="y"><error/></testcase></testsuite></testsuites>"""
-    table = suite.markdown(suite.counted(xml)).splitlines()
+    table = suite.markdown(suite.count_outcomes(xml)).splitlines()
     assert table[2:] == [
         "| tests/gpu/test_a.py | 1 | 1 | 0 |",
         "| tests/gpu/test_b.py | 0 | 1 | 1 |",

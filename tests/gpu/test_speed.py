@@ -31,7 +31,7 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.process import Process
 from fivefold.trainer.supported import check_supported
 from fivefold.units import GIB
-from tests.gpu.harness import LATER, apart, no_gpu, parsed, rows_of
+from tests.gpu.harness import LATER, no_gpu, parsed, rows_of, run_apart
 from tests.gpu.test_dryrun import repeated
 
 WARM, TIMED = 4, 8  # steps; compiled blocks take the first two
@@ -134,7 +134,7 @@ def predicted(case: Case, *, chip: str) -> Step:
 def compared(case: Case, *, chip: str, machine: str = "", rehearse: bool = False) -> Row:
     """Predict here, for the ``chip`` and for a calibrated ``machine`` if there is one; run in a process of its own."""
     step = predicted(case, chip=chip)
-    seconds, peak = apart("tests.gpu.test_speed", (TINY if rehearse else CASES).index(case), rehearse=rehearse)
+    seconds, peak = run_apart("tests.gpu.test_speed", (TINY if rehearse else CASES).index(case), rehearse=rehearse)
     faster = step.time.step_seconds / seconds
     return Row(
         str(case),
@@ -158,15 +158,15 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [head, "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     lines += [
         f"| {row.case} | {row.tokens_per_second:,.0f} | {row.mfu_causal:.1%} | {row.mfu_full:.1%} "
-        f"| {row.seconds:.3f} | {_beside(row.predicted_seconds, row.seconds, '.3f')} "
-        f"| {_beside(row.calibrated_seconds, row.seconds, '.3f')} "
-        f"| {row.peak_bytes / GIB:.2f} | {_beside(row.predicted_peak_bytes / GIB, row.peak_bytes / GIB, '.2f')} |"
+        f"| {row.seconds:.3f} | {_cells(row.predicted_seconds, row.seconds, '.3f')} "
+        f"| {_cells(row.calibrated_seconds, row.seconds, '.3f')} "
+        f"| {row.peak_bytes / GIB:.2f} | {_cells(row.predicted_peak_bytes / GIB, row.peak_bytes / GIB, '.2f')} |"
         for row in rows
     ]
     return "\n".join(lines)
 
 
-def _beside(promised: float | None, found: float, form: str) -> str:
+def _cells(promised: float | None, found: float, form: str) -> str:
     """A prediction and its error, as two cells."""
     if promised is None:
         return "– | –"

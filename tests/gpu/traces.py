@@ -26,7 +26,7 @@ from fivefold.model.catalog import build_model
 from fivefold.trainer import build as building
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.process import Process
-from tests.gpu.harness import LATER, apart, no_gpu, parsed, rows_of
+from tests.gpu.harness import LATER, no_gpu, parsed, rows_of, run_apart
 from tests.gpu.test_dryrun import repeated
 from tests.gpu.test_speed import TINY, WARM, Case
 
@@ -146,7 +146,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def compared(case: Case, *, cases: Sequence[Case], folder: str, rehearse: bool) -> Row:
     """Trace in a process of its own."""
-    return Row(**apart("tests.gpu.traces", cases.index(case), rehearse=rehearse, more=["--folder", folder]))
+    return Row(**run_apart("tests.gpu.traces", cases.index(case), rehearse=rehearse, more=["--folder", folder]))
 
 
 def main() -> int:

@@ -152,7 +152,7 @@ fsdp_config:
 """
 
 
-def of(files: dict[str, str], folder: Path, *words: str, ranks: int | None = 8) -> Reading:
+def read_files(files: dict[str, str], folder: Path, *words: str, ranks: int | None = 8) -> Reading:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -196,7 +196,7 @@ def test_published_configs(
     strange: list[str],
     tmp_path: Path,
 ) -> None:
-    result = of(files, tmp_path)
+    result = read_files(files, tmp_path)
     assert result.job is not None, result.missing
     assert result.model is not None
     assert str(result.layout) == layout
@@ -214,7 +214,7 @@ def test_published_configs(
 )  # fmt: skip
 def test_axolotl_trains_in_bf16_unless_its_file_says_otherwise(lines: str, precision: str, tmp_path: Path) -> None:
     """axolotl/utils/schemas/config.py: bf16 is "auto" by default; with both on, fp16 is left out."""
-    result = of({"fft.yaml": AXOLOTL.replace("bf16: auto\nfp16:\n", lines)}, tmp_path)
+    result = read_files({"fft.yaml": AXOLOTL.replace("bf16: auto\nfp16:\n", lines)}, tmp_path)
     assert result.job is not None, result.missing
     assert result.job.precision.name == precision
     assert ("fp16" in {item.key for item in result.approximated}) == (lines == "fp16: true\n")
@@ -261,7 +261,7 @@ def test_auto_elsewhere_is_one_line(key: str, tmp_path: Path) -> None:
 
 def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
     files = {"run.sh": "accelerate launch --config_file f.yaml t.py c.yaml\n", "f.yaml": FSDP2, "c.yaml": ZEPHYR}
-    of(files, tmp_path)
+    read_files(files, tmp_path)
     assert str(read([str(tmp_path)]).layout) == "dp8 zero3 mbs16 ac=full"
     (tmp_path / "run.sh").unlink()
     with pytest.raises(UserError, match=r"is a folder without run\.sh"):
@@ -270,7 +270,7 @@ def test_a_folder_is_read_by_its_script(tmp_path: Path) -> None:
 
 def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
     alone = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
-    result = of({"ds.json": json.dumps(alone)}, tmp_path, ranks=None)
+    result = read_files({"ds.json": json.dumps(alone)}, tmp_path, ranks=None)
     assert [line.partition(":")[0] for line in result.missing] == [
         "the model",
         "the length of a sequence",
@@ -286,12 +286,14 @@ def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
     [
         ({"train_batch_size": 100}, r"train_batch_size=100 is not micro-batch·accumulation·dp=1·2·8=16"),
         ({"train_micro_batch_size_per_gpu": 4}, "per_device_train_batch_size=1, but .*=4; let DeepSpeed's be"),
-        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both on"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
     ],
 )
 def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason):
-        of({"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(DS_Z3 | changes)}, tmp_path)
+        read_files(
+            {"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(DS_Z3 | changes)}, tmp_path
+        )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +306,7 @@ def test_contradictions_are_one_line(changes: dict[str, object], reason: str, tm
 )  # fmt: skip
 def test_broken_yaml_is_one_line(text: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason) as refused:
-        of({"x.yaml": text}, tmp_path)
+        read_files({"x.yaml": text}, tmp_path)
     assert "\n" not in str(refused.value)
 
 
@@ -312,19 +314,19 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
     lines = ["a0: &a0 [1,1,1,1,1,1,1,1,1,1]"]
     lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     with pytest.raises(UserError, match="holds more than 100000 values"):
-        of({"x.yaml": "\n".join(lines)}, tmp_path)
+        read_files({"x.yaml": "\n".join(lines)}, tmp_path)
 
 
 def test_adapters_and_named_files_that_are_not_there(tmp_path: Path) -> None:
     lora = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace(
         "deepspeed: examples/deepspeed/ds_z3_config.json", ""
     )
-    result = of({"train.yaml": lora}, tmp_path)
+    result = read_files({"train.yaml": lora}, tmp_path)
     assert result.not_understood == ()
     assert result.job is not None
     assert result.job.adapter == Adapter(rank=8)
     with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z3_config.json, which does not exist"):
-        of({"other.yaml": FACTORY}, tmp_path)
+        read_files({"other.yaml": FACTORY}, tmp_path)
 
 
 # axolotl-ai-cloud/axolotl: examples/llama-3/qlora.yml
@@ -351,7 +353,7 @@ flash_attention: true
 
 
 def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
-    result = of({"qlora.yml": QLORA}, tmp_path)
+    result = read_files({"qlora.yml": QLORA}, tmp_path)
     assert result.not_understood == ()
     assert [said.key for said in result.approximated] == ["optim"]
     assert result.job is not None
@@ -378,7 +380,7 @@ def test_variants_of_adapters_are_counted_or_named(
     changed: dict[str, object], adapter: tuple[str, ...], doubted: list[str], tmp_path: Path
 ) -> None:
     values = yaml.safe_load(QLORA) | changed
-    result = of(
+    result = read_files(
         {"qlora.yml": yaml.safe_dump({key: value for key, value in values.items() if value is not None})}, tmp_path
     )
     assert result.job is not None
@@ -401,7 +403,7 @@ load_in_4bit: true
 use_bnb_nested_quant: true
 use_rslora: true
 """
-    result = of({"sft.yaml": text}, tmp_path)
+    result = read_files({"sft.yaml": text}, tmp_path)
     assert result.not_understood == result.approximated == ()
     assert result.job is not None
     assert result.job.adapter == Adapter(rank=16, alpha=32, dropout=0.05, rank_stabilized=True, base="nf4")
@@ -451,7 +453,7 @@ def test_the_least_rate_is_a_share_of_the_peak(tmp_path: Path) -> None:
         "f.yaml": FSDP2,
         "c.yaml": changed,
     }
-    job = of(files, tmp_path).job
+    job = read_files(files, tmp_path).job
     assert job is not None
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=job.learning_rate.peak)
@@ -482,7 +484,7 @@ def test_deepspeeds_own_optimizer_has_its_own_betas(tmp_path: Path) -> None:
         }
     }
     files = {"train.yaml": FACTORY, "examples/deepspeed/ds_z3_config.json": json.dumps(config)}
-    job = of(files, tmp_path).job
+    job = read_files(files, tmp_path).job
     assert job is not None
     assert job.optimizer.betas == (0.8, 0.999)
     assert (job.learning_rate.peak, job.optimizer.epsilon, job.optimizer.weight_decay) == (0.001, 1e-8, 3e-7)

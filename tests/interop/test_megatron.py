@@ -202,7 +202,7 @@ def test_deepseek_v3_from_a_yaml_with_variables(tmp_path: Path) -> None:
         (("--tensor-model-parallel-size 8", "--tensor-model-parallel-size $TP"), r"is \$TP, which is not set; add TP="),
         (
             ("--tensor-model-parallel-size 8", "--tensor-model-parallel-size $(cat tp)"),
-            r"what a command prints, \$\(cat",
+            r"the output of a command, \$\(cat",
         ),
         (("--num-layers 96", "--num-layers 95"), "num_layers=95 does not spread over pp=16"),
         (("--num-layers 96", "--num-layers many"), "num_layers must be a whole number of 1 or more, not 'many'"),
@@ -221,7 +221,7 @@ def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_p
 
 
 def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is started on 128 ranks, but --gpus has 64"):
+    with pytest.raises(UserError, match="starts 128 ranks, but --gpus has 64"):
         read([put(tmp_path, "train.sh", GPT3)], Overrides(ranks=64))
 
 

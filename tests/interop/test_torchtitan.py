@@ -92,7 +92,7 @@ enable = false
 """
 
 
-def of(text: str, folder: Path, *, ranks: int | None, name: str = "config.toml") -> Reading:
+def read_config_text(text: str, folder: Path, *, ranks: int | None, name: str = "config.toml") -> Reading:
     (folder / name).write_text(text, encoding="utf-8")
     return read([str(folder / name)], Overrides(ranks=ranks))
 
@@ -117,7 +117,7 @@ def of(text: str, folder: Path, *, ranks: int | None, name: str = "config.toml")
 def test_published_files(
     text: str, ranks: int, parameters: float, layout: str, job: tuple[int, int, str], strange: list[str], tmp_path: Path
 ) -> None:
-    result = of(text, tmp_path, ranks=ranks)
+    result = read_config_text(text, tmp_path, ranks=ranks)
     assert result.model is not None
     assert result.job is not None
     assert result.model.parameters == pytest.approx(parameters, rel=2e-3)
@@ -128,7 +128,7 @@ def test_published_files(
 
 
 def test_omitted_key_has_the_default_of_the_version(tmp_path: Path) -> None:
-    result = of(QWEN3_06B, tmp_path, ranks=8)
+    result = read_config_text(QWEN3_06B, tmp_path, ranks=8)
     left = {said.key: said.value for said in result.defaulted}
     assert left["training.global_batch_size"] == "-1"
     assert left["parallelism.fsdp_reshard_after_forward"] == "default"
@@ -138,7 +138,7 @@ def test_omitted_key_has_the_default_of_the_version(tmp_path: Path) -> None:
 
 
 def test_without_a_number_of_gpus_the_layout_is_missing(tmp_path: Path) -> None:
-    result = of(QWEN3_06B, tmp_path, ranks=None)
+    result = read_config_text(QWEN3_06B, tmp_path, ranks=None)
     assert (result.layout, result.job) == (None, None)
     assert result.model is not None
     assert "--gpus" in result.missing[0]
@@ -164,12 +164,12 @@ def test_without_a_number_of_gpus_the_layout_is_missing(tmp_path: Path) -> None:
 )
 def test_contradictions_are_one_line(change: tuple[str, str], reason: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=reason) as refused:
-        of(LLAMA3_405B.replace(*change), tmp_path, ranks=128)
+        read_config_text(LLAMA3_405B.replace(*change), tmp_path, ranks=128)
     assert "\n" not in str(refused.value)
 
 
 def test_unknown_keys_are_named(tmp_path: Path) -> None:
-    result = of(QWEN3_06B.replace("seq_len", "secret_kernel = 3\nseq_len"), tmp_path, ranks=8)
+    result = read_config_text(QWEN3_06B.replace("seq_len", "secret_kernel = 3\nseq_len"), tmp_path, ranks=8)
     assert [(said.key, said.means) for said in result.not_understood] == [
         ("training.secret_kernel", "is no key that is known of torchtitan 0.2.2")
     ]
@@ -272,12 +272,12 @@ def test_supported_keys_are_in_the_input_records(tmp_path: Path) -> None:
         '    return Trainer.Config(model_spec=model_registry("16B", num_mtp_layers=1), '
         "training=TrainingConfig(disable_cuda_graphs=True))  # torchtitan\n"
     )
-    result = of(deep, tmp_path, ranks=8, name="deep.py")
+    result = read_config_text(deep, tmp_path, ranks=8, name="deep.py")
     assert result.model is not None
     assert result.model.mtp is not None
     assert result.model.mtp.depth == 1
     paired = DEEPSEEK_671B.replace("Interleaved1F1B", "DualPipeV").replace("'op'", "'2'")
-    reading = of(paired, tmp_path, ranks=256)
+    reading = read_config_text(paired, tmp_path, ranks=256)
     assert reading.job is not None
     assert reading.job.stack.pairs
 
@@ -298,7 +298,7 @@ def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch
 def test_without_a_share_the_rate_decays_from_the_warm_up_to_the_end(tmp_path: Path) -> None:
     """lr_scheduler.py: ``decay_ratio`` None is a decay of training_steps - warmup_steps, with no stable phase."""
     text = LLAMA3_405B.replace("[parallelism]", "[lr_scheduler]\nwarmup_steps = 600\n[parallelism]")
-    job = of(text, tmp_path, ranks=128).job
+    job = read_config_text(text, tmp_path, ranks=128).job
     assert job is not None
     rate = job.learning_rate
     assert (rate.kind, rate.warmup_steps, rate.decay_steps, job.steps) == ("wsd", 600, 2400, 3000)

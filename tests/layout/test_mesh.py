@@ -33,7 +33,7 @@ def mesh(layout: Layout) -> list[Coordinates]:
     return results
 
 
-def alike(ranks: Team, key: Callable[[int], Hashable]) -> list[Team]:
+def group_ranks(ranks: Team, key: Callable[[int], Hashable]) -> list[Team]:
     """The ranks parted by what they share."""
     teams: dict[Hashable, list[int]] = {}
     for rank in sorted(ranks):
@@ -57,7 +57,7 @@ def teams(layout: Layout) -> dict[str, list[Team]]:
     everyone = tuple(range(layout.world))
 
     def sharing(*axes: str) -> list[Team]:
-        return alike(everyone, lambda rank: tuple(at[rank][axis] for axis in axes))
+        return group_ranks(everyone, lambda rank: tuple(at[rank][axis] for axis in axes))
 
     def one_room(rank: int) -> Hashable:
         return at[rank]["pp"], at[rank]["tp"] % layout.etp
@@ -65,12 +65,12 @@ def teams(layout: Layout) -> dict[str, list[Team]]:
     def one_etp(rank: int) -> Hashable:
         return at[rank]["pp"], at[rank]["dp"], at[rank]["cp"], at[rank]["tp"] // layout.etp
 
-    result = {"world": [everyone], "stage": sharing("pp"), "etp": alike(everyone, one_etp)}
+    result = {"world": [everyone], "stage": sharing("pp"), "etp": group_ranks(everyone, one_etp)}
     for axis in DEFAULT_ORDER:
         result[axis] = sharing(*(other for other in DEFAULT_ORDER if other != axis))
     result["shard"] = [run for team in sharing("pp", "tp") for run in runs(team, layout.shards)]
     result["replica"] = [item for team in sharing("pp", "tp") for item in across(team, layout.shards)]
-    rooms = alike(everyone, one_room)
+    rooms = group_ranks(everyone, one_room)
     result["ep"] = [run for room in rooms for run in runs(room, layout.ep)]
     holders = [team for room in rooms for team in across(room, layout.ep)]
     result["expert_shard"] = [run for team in holders for run in runs(team, layout.expert_shards)]
@@ -100,7 +100,7 @@ def chosen(chance: random.Random, number: int) -> int:
     return chance.choice([size for size in range(1, number + 1) if number % size == 0])
 
 
-def drawn(*, experts: bool) -> Iterator[Layout]:
+def draw_layouts(*, experts: bool) -> Iterator[Layout]:
     """Layouts in any order of axes, that of which is legal."""
     chance, many = random.Random(12), 0
     while many < DRAWN:
@@ -151,7 +151,7 @@ def test_an_order_whose_groups_have_gaps_is_refused() -> None:
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_every_group_is_that_of_the_coordinates(experts: bool) -> None:
-    layouts = [*drawn(experts=experts), *(WERE_WRONG if experts else [])]
+    layouts = [*draw_layouts(experts=experts), *(WERE_WRONG if experts else [])]
     kinds = KINDS if experts else KINDS[:8]
     assert len({layout.order for layout in layouts}) == 24
     for layout in layouts:
@@ -167,7 +167,7 @@ def test_every_group_is_that_of_the_coordinates(experts: bool) -> None:
                     assert result.place(rank) == place, (str(layout), kind, rank)
 
 
-@pytest.mark.parametrize("layout", [*drawn(experts=True), *WERE_WRONG][::4], ids=str)
+@pytest.mark.parametrize("layout", [*draw_layouts(experts=True), *WERE_WRONG][::4], ids=str)
 def test_expert_groups_meet_their_requirements(layout: Layout) -> None:
     """Without a definition: what the exchange of rows and ZeRO take for granted."""
     at = mesh(layout)
@@ -194,7 +194,7 @@ def test_expert_groups_meet_their_requirements(layout: Layout) -> None:
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_the_planner_counts_with_the_same_sizes(experts: bool) -> None:
-    for layout in [*drawn(experts=experts)][::8]:
+    for layout in [*draw_layouts(experts=experts)][::8]:
         model, job = fitting(layout, experts=experts)
         counts, expected = Counts(model, job), teams(layout)
         for unit, shards, replicas in counts.local_parts(layout, counts.stage_work(layout)[0][1][0].name):

@@ -459,8 +459,8 @@ def test_empty_cells_are_only_spacing(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("F0.0,BW0.0,X0.1\n", "row 1, cell 3: 'X0.1' is not an action; write F0.3 (stage 0, micro-batch 3)"),
-        ("F0.0,BW0.0\nF1.0,BW1\n", "row 2, cell 2: 'BW1' is no action"),
-        ("F0.0+B0.0\n", "row 1, cell 1: 'F0.0+B0.0' is no action"),
+        ("F0.0,BW0.0\nF1.0,BW1\n", "row 2, cell 2: 'BW1' is not an action"),
+        ("F0.0+B0.0\n", "row 1, cell 1: 'F0.0+B0.0' is not an action"),
         ("F0.0,BW0.0\n\nF1.0,BW1.0\n", "row 2 has no action; each row is a rank, drop it"),
         ("", "no row has a forward"),
         ("BW0.0\n", "no row has a forward"),

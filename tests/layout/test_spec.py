@@ -151,7 +151,7 @@ def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("dp2 dp4", "'dp4' sets dp a second time"),
         ("dp2 dp=4", "'dp=4' sets dp a second time"),
         ("dp2 fsdp zero1", "'zero1' sets zero a second time"),
-        ("dp16 hsdp", "lacks the number of ranks that share one copy of the states; write hsdp/8"),
+        ("dp16 hsdp", "needs the number of ranks that share one copy of the states; write hsdp/8"),
         ("dp8 ddp/4", "zero0/4 shards nothing"),
         ("dp=x", "unknown layout token 'dp=x'; did you mean"),
         ("tp2 tp4x2", "'tp4x2' sets tp a second time"),

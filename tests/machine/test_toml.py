@@ -17,7 +17,7 @@ from fivefold.machine.spec import (
 from fivefold.record import RunFailure, UserError
 
 
-def measured(path) -> Machine:
+def make_calibrated_machine(path) -> Machine:
     """A machine with every kind of point, awkward floats and awkward words."""
     calibration = Calibration(
         date="2026-01-01",
@@ -51,7 +51,7 @@ def test_every_catalog_machine_reads_back_equal(tmp_path):
 
 
 def test_measured_points_read_back_equal_one_on_a_line(tmp_path):
-    machine = measured(tmp_path)
+    machine = make_calibrated_machine(tmp_path)
     path = tmp_path / "new" / "folder" / "local.toml"
     toml.write(machine, path)
     assert toml.read(path) == machine
@@ -84,14 +84,14 @@ def test_a_failed_write_leaves_the_old_file_and_says_so_in_one_line(tmp_path):
     path = tmp_path / "local.toml"
     path.mkdir()  # a folder in the way
     with pytest.raises(RunFailure, match=r"local\.toml: cannot write the machine: ") as fault:
-        toml.write(measured(tmp_path), path)
+        toml.write(make_calibrated_machine(tmp_path), path)
     assert "\n" not in str(fault.value)
     assert [file.name for file in tmp_path.iterdir()] == ["local.toml"]
 
 
 def test_a_damaged_file_is_named(tmp_path):
     path = tmp_path / "local.toml"
-    toml.write(measured(tmp_path), path)
+    toml.write(make_calibrated_machine(tmp_path), path)
     path.write_text(path.read_text().replace("ranks_per_node", "ranks_per_nod"))
     with pytest.raises(UserError, match=r"local\.toml: .*ranks_per_node"):
         toml.read(path)

@@ -88,7 +88,7 @@ UNLISTED = {"mistral4": "Mistral4ForCausalLM"}  # classes that AutoModelForCausa
 ROUTING = ("e_score_correction_bias", "expert_bias")  # names of the biases of routers
 
 
-def built(kind: str, config: dict[str, Any]) -> Any:
+def build_reference(kind: str, config: dict[str, Any]) -> Any:
     """Their module on the current device, its weights not yet drawn."""
     keys = copy.deepcopy(config)
     if not set(FURTHER) & set(keys) and kind in ("deepseek_v3", "glm4_moe"):
@@ -105,7 +105,7 @@ def built(kind: str, config: dict[str, Any]) -> Any:
 
 def reference(kind: str, config: dict[str, Any]) -> Any:
     """Their module with weights drawn wide enough that every part matters, each by its name."""
-    theirs = built(kind, config).eval()
+    theirs = build_reference(kind, config).eval()
     biases = ((name, bias) for name, bias in theirs.named_buffers() if name.endswith(ROUTING))
     with torch.no_grad():
         for name, weight in (*theirs.named_parameters(), *biases):
@@ -120,7 +120,7 @@ def texts(vocab: int) -> Iterator[Tensor]:
         yield torch.randint(0, vocab, (2, length), generator=torch.Generator().manual_seed(length))
 
 
-def seen(kind: str, config: dict[str, Any]) -> Seen | None:
+def run_reference(kind: str, config: dict[str, Any]) -> Seen | None:
     """None: the reference fails."""
     try:
         theirs = reference(kind, config)
@@ -134,7 +134,7 @@ def seen(kind: str, config: dict[str, Any]) -> Seen | None:
 
 @cache
 def base(kind: str) -> Seen:
-    result = seen(kind, FAMILIES[kind])
+    result = run_reference(kind, FAMILIES[kind])
     assert result is not None
     return result
 
@@ -144,7 +144,7 @@ def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[
 
     "" is what is right; anything else a difference that nobody is told of, or a refusal without a reason.
     """
-    theirs = seen(kind, config)
+    theirs = run_reference(kind, config)
     try:
         ours = from_config({"model_type": kind, **copy.deepcopy(config)}, name="x")
     except UserError as refusal:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import DropoutRates
-from tests.model.judged import built, quiet
+from tests.model.judged import build_reference, quiet
 from tests.model.mutations import FAMILIES
 
 DRAWN = {"attention_dropout": 0.125, "hidden_dropout": 0.25, "embedding_dropout": 0.375}
@@ -44,7 +44,7 @@ def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monke
     config |= {key: fields[field] for key, field in REGISTRY[kind].keys.items() if field in fields}
     model = from_config({"model_type": kind, **config}, name="x")
     with quiet(), torch.no_grad(), recorded(monkeypatch) as calls:
-        theirs = built(kind, config).train()
+        theirs = build_reference(kind, config).train()
         for weight in theirs.parameters():
             weight.zero_()
         theirs(torch.ones(1, TOKENS, dtype=torch.long), use_cache=False)

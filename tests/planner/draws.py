@@ -235,14 +235,14 @@ TABLES: dict[type[BaseModel], dict[str, Draw]] = {
 
 
 @cache
-def named(name: str) -> Model:
+def build_named_model(name: str) -> Model:
     return models.build_model(name)
 
 
 def model(some: random.Random) -> Model:
     """One of the catalog with few layers, or one of our own with odd sizes and every choice."""
     if some.random() < 0.5:
-        result = named(some.choice(models.names()))
+        result = build_named_model(some.choice(models.names()))
         layers = min(result.layers, some.choice((1, 2, 3, 4, 8)))
         dense = result.moe and {"dense_layers": min(result.moe.dense_layers, some.choice((0, layers)))}
         return result.replace(layers=layers, moe=result.moe and result.moe.replace(**dense or {}))

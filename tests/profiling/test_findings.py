@@ -104,7 +104,9 @@ def slow_link(loop: Loop) -> None:
     dist.all_reduce = all_reduce
 
 
-def told(forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop], None]) -> tuple[str, list[RankTime]]:
+def train_with_fault(
+    forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop], None]
+) -> tuple[str, list[RankTime]]:
     result = forked(2, traced, run, text, folder, plant)
     times = rank_times([summary(trace) for trace in result])
     (line,) = findings(times, predicted=PLANNED, expected=lambda message: 1e-3)
@@ -112,7 +114,7 @@ def told(forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop],
 
 
 def test_a_rank_that_sleeps_in_its_forward(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, times = told(forked, run, "dp2 mbs2", tmp_path, slow_rank)
+    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_rank)
     assert line.startswith("straggler: rank 1 works ")
     assert line.endswith("most is in norm1 forward of F")
     assert times[0].bubble > 0.8 * PAUSE
@@ -121,21 +123,21 @@ def test_a_rank_that_sleeps_in_its_forward(forked: Any, run: Run, tmp_path: Path
 
 
 def test_a_stage_that_takes_longer(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, _ = told(forked, run, "pp2 mbs1", tmp_path, slow_stage)
+    line, _ = train_with_fault(forked, run, "pp2 mbs1", tmp_path, slow_stage)
     assert line.startswith("bubble: rank 0 waits ")
     assert "planned 0.0 µs: stage 1 works" in line
     assert line.endswith("most of it is in norm2 forward of F; give it fewer layers")
 
 
 def test_a_loader_that_sleeps(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, times = told(forked, run, "dp2 mbs2", tmp_path, slow_loader)
+    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_loader)
     assert line.startswith("stalled loader: rank ")
     assert line.endswith(" of each step for its batch, 1 more ranks likewise")
     assert split(times, step_seconds=times[0].step).data_seconds > 0.3 * READING
 
 
 def test_a_message_that_is_slow(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, times = told(forked, run, "dp2 mbs2", tmp_path, slow_link)
+    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_link)
     assert line.startswith("slow link: dp all_reduce of ")
     assert "among ranks 0, 1 travels" in line
     assert "the machine takes 1.0 ms; it costs" in line

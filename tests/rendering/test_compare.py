@@ -99,7 +99,7 @@ def test_stages_are_compared_one_by_one(large: Step) -> None:
 
 
 def test_two_layouts_are_not_one_step(small: Step, large: Step) -> None:
-    with pytest.raises(UserError, match=r"'dp2 zero1 mbs4' and 'dp16 .*' are two layouts"):
+    with pytest.raises(UserError, match=r"'dp2 zero1 mbs4' and 'dp16 .*' are different layouts"):
         compare(small, large)
 
 

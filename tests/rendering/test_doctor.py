@@ -35,7 +35,7 @@ def part(module: str, kind: str, flops: int) -> Part:
     )
 
 
-def tried(**changes: object) -> Advice:
+def make_advice(**changes: object) -> Advice:
     values = {
         "budget_bytes": 2 * GIB,
         "fits": True,
@@ -54,7 +54,7 @@ FOUND = Diagnosis(
     forward_flops=10**9, backward_flops=2 * 10**9, recomputed_flops=0,
     parts=(part("", "Gpt", 10**9), part("blocks", "ModuleList", 10**9), part("blocks.0", "Block", 4 * 10**8),
            part("blocks.1", "Block", 6 * 10**8)),
-    remarks=("mine.py:9: asks",), advice=tried(),
+    remarks=("mine.py:9: asks",), advice=make_advice(),
 )  # fmt: skip
 
 
@@ -88,12 +88,12 @@ def test_the_page(width: int) -> None:
 
 
 def test_the_verdicts() -> None:
-    fits = str(advice(tried()))
+    fits = str(advice(make_advice()))
     assert "blocks.{0-1}, blocks.3.mlp" in fits
     assert "+5.0% FLOPs" in fits
     assert fits.endswith("\nfits")
-    assert str(advice(tried(modules=()))) == "none is needed: 1.00 GiB fits"
-    assert "does not fit: too much" in str(advice(tried(fits=False, reason="too much")))
+    assert str(advice(make_advice(modules=()))) == "none is needed: 1.00 GiB fits"
+    assert "does not fit: too much" in str(advice(make_advice(fits=False, reason="too much")))
 
 
 def test_ranges() -> None:

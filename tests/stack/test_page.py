@@ -15,10 +15,10 @@ BEGIN, END = "FIVEFOLD_FREEZE=1 -->\n", "<!-- end -->"
 
 
 def facts(stated: Mapping[str, Fact]) -> str:
-    return " ".join(f"`{field}={shown(fact.value)}`" for field, fact in stated.items()) or "–"
+    return " ".join(f"`{field}={show(fact.value)}`" for field, fact in stated.items()) or "–"
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value).lower()
 
 

@@ -90,7 +90,7 @@ def test_dropped_rows_are_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "journal").exists()
 
 
-def whole(journal: Journal) -> list[Row]:
+def run_all(journal: Journal) -> list[Row]:
     return run(
         Plan.from_sweep(SWEEP, local=Path("nowhere")), journal, trials=None, report=lambda what, done, total: None
     )
@@ -98,7 +98,7 @@ def whole(journal: Journal) -> list[Row]:
 
 def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     with opened(tmp_path / "quiet") as journal:
-        expected = whole(journal)
+        expected = run_all(journal)
     path, draw, kills = tmp_path / "journal", random.Random(0), 0
     keys_before = 0
     while True:
@@ -106,7 +106,7 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
         if child == 0:
             try:
                 with opened(path) as journal:
-                    whole(journal)
+                    run_all(journal)
             finally:
                 os._exit(0)
         time.sleep(draw.uniform(0.01, 0.25))
@@ -126,4 +126,4 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     keys_once = [json.loads(text)["key"] for text in texts]
     assert len(set(keys_once)) == len(keys_once) == len(expected)
     with opened(path) as journal:
-        assert whole(journal) == expected
+        assert run_all(journal) == expected

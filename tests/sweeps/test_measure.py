@@ -45,7 +45,7 @@ def swept(local: Path, *, submit: Submit | None = None, **values: Any) -> list[R
         return run(plan, journal, trials=trials, report=lambda what, done, total: None)
 
 
-def played(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]:
+def fake_trials(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]:
     """Trials by layout (``_`` for a space) that end so; the list of those that were tried."""
     tried: list[str] = []
 
@@ -85,7 +85,7 @@ def step_of(layout: str, local: Path) -> Trial:
 
 
 def test_every_end_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = played(
+    tried = fake_trials(
         monkeypatch,
         dp1_zero0_mbs2=Trial(ended="memory", why="CUDA out of memory"),
         dp1_zero0_mbs4=Trial(ended="timeout", why="was not done with 4 steps in 300 s"),
@@ -105,7 +105,7 @@ def test_every_end_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_layout_that_does_not_fit_is_not_tried(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=2**20)), local)
-    tried = played(monkeypatch)
+    tried = fake_trials(monkeypatch)
     rows = swept(local, ranks=[1])
     assert {(row.status, row.measured) for row in rows} == {("memory", "memory")}
     assert all(row.measured_why.startswith("needs ") for row in rows)
@@ -134,7 +134,7 @@ def test_a_killed_sweep_goes_on_behind_its_last_trial(local: Path, monkeypatch: 
 
 
 def test_another_calibration_does_not_measure_again(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = played(
+    tried = fake_trials(
         monkeypatch, dp1_zero0_mbs2=Trial(ended="failed", why="x"), dp1_zero0_mbs4=Trial(ended="failed", why="y")
     )
     before = swept(local, ranks=[1])

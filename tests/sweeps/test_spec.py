@@ -23,7 +23,7 @@ def sweep(**values: Any) -> Sweep:
     return Sweep.read(LEAST | values, origin="test")
 
 
-def drawn(draw: random.Random) -> tuple[dict[str, Any], int]:
+def draw_sweep(draw: random.Random) -> tuple[dict[str, Any], int]:
     """A sweep, and how many rows it has by loops over all that it lists."""
     some = {
         "models": draw.sample(["nano", "tiny", "llama3-8b"], draw.randint(1, 3)),
@@ -50,7 +50,7 @@ def drawn(draw: random.Random) -> tuple[dict[str, Any], int]:
 def test_every_combination_is_a_row() -> None:
     draw, counted = random.Random(0), 0
     for _ in range(60):
-        values, rows = drawn(draw)
+        values, rows = draw_sweep(draw)
         made = sweep(**values)
         used = {tp for tp in (1, 2, 3, 4) if any(ranks % tp == 0 for ranks in values["ranks"])}
         if any(f"tp{tp} " in " ".join(made.requests()) and tp not in used for tp in (2, 3, 4)):
@@ -117,7 +117,7 @@ def test_best_of() -> None:
         ({"stacks": ["megatrn"]}, "unknown stack 'megatrn'"),
         ({"job": {"sequense": 4}}, "job: unknown key 'sequense'; did you mean 'sequence'?"),
         ({"layouts": ["dp* ac=full"], "recomputations": ["none"]}, "'dp* ac=full' and recomputations both set"),
-        ({"layouts": ["dp{2"]}, "has a brace without its partner"),
+        ({"layouts": ["dp{2"]}, "has an unmatched brace"),
         ({"layouts": ["best 0"]}, "unknown layout token 'best'"),
     ],
 )  # fmt: skip

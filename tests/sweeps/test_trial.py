@@ -28,13 +28,13 @@ MACHINE = Machine(
 MODEL, JOB = build_model("nano"), Job(sequence=32, global_batch=4, precision="fp32")
 
 
-def asked(layout: str = "dp1 mbs4", *, job: Job = JOB, machine: Machine = MACHINE, **options: object) -> Trial:
+def run_trial(layout: str = "dp1 mbs4", *, job: Job = JOB, machine: Machine = MACHINE, **options: object) -> Trial:
     return trial(model=MODEL, machine=machine, layout=Layout.parse(layout), job=job, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.processes
 def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
-    result = asked("dp2 zero1 mbs2", steps=4, within=tmp_path)
+    result = run_trial("dp2 zero1 mbs2", steps=4, within=tmp_path)
     assert result.ended == "measured", result.why
     assert result.why == ""
     assert result.measured is not None
@@ -52,22 +52,22 @@ def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_refusal_is_its_line() -> None:
-    result = asked("dp4 mbs1")
+    result = run_trial("dp4 mbs1")
     assert (result.ended, result.measured) == ("refused", None)
     assert result.why.startswith("layout 'dp4 zero0 mbs1': needs 4 ranks, but here has 2")
     small = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=2**20))
-    result = asked(machine=small)
+    result = run_trial(machine=small)
     assert result.ended == "refused"
     assert "would need" in result.why
     with pytest.raises(UserError, match="a trial of 3 steps is too few to time one; take 4 or more"):
-        asked(steps=3)
+        run_trial(steps=3)
 
 
 @pytest.mark.processes
 @true_interpreters()  # a forked process may be done within the time
 def test_trial_over_its_time_limit_is_ended(tmp_path: Path) -> None:
     begin = time.monotonic()
-    result = asked(timeout_seconds=0.3, within=tmp_path)
+    result = run_trial(timeout_seconds=0.3, within=tmp_path)
     assert (result.ended, result.why) == ("timeout", "was not done with 8 steps in 0.3 s")
     assert time.monotonic() - begin < 5
 

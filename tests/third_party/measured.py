@@ -219,7 +219,7 @@ def predicted(case: Case) -> Step:
     return predict(model=loops.SHAPE, machine=machine, layout=layout, job=job)
 
 
-def measured(case: Case) -> Step:
+def measure_case(case: Case) -> Step:
     """Of as many processes as the layout has ranks."""
     world = Layout.parse(case.layout).world
     with tempfile.TemporaryDirectory() as name:
@@ -310,10 +310,10 @@ class Beside(NamedTuple):
         return all(abs(error) <= (self.case.open or LEAST) for error in self.errors) and counts
 
 
-def beside(name: str) -> Beside:
+def compare_case(name: str) -> Beside:
     """One case, predicted and measured."""
     case = CASES[name]
-    return Beside(name, case, predicted(case), measured(case))
+    return Beside(name, case, predicted(case), measure_case(case))
 
 
 def markdown(rows: list[Beside]) -> str:
@@ -349,7 +349,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     for name in (case for case in CASES if options.only in case):
-        rows.append(beside(name))
+        rows.append(compare_case(name))
         print(
             f"{name}: peak {', '.join(f'{error:+.2%}' for error in rows[-1].errors)}, "
             f"{'agrees' if rows[-1].agrees else 'DIFFERS'}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.selection import one_in
-from tests.third_party.measured import CASES, beside
+from tests.third_party.measured import CASES, compare_case
 
 PEFT = ("peft LoRA, recomputed", "peft LoRA, DDP, 2 micro-batches", "peft LoRA, bf16", "peft LoRA, autocast")
 FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
@@ -14,7 +14,7 @@ FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 @pytest.mark.parametrize("name", one_in(2, FEW))
 def test_a_stack_is_as_it_is_predicted(name: str) -> None:
     assert name in CASES
-    result = beside(name)
+    result = compare_case(name)
     assert result.sent[0] == result.sent[1]
     assert result.states[0] == result.states[1]
     assert result.predicted.work.hardware_flops == result.measured.work.hardware_flops
@@ -25,6 +25,6 @@ def test_a_stack_is_as_it_is_predicted(name: str) -> None:
 @pytest.mark.skipif("peft LoRA" not in CASES, reason="peft is installed by make interop")
 @pytest.mark.parametrize("name", one_in(2, PEFT))
 def test_adapters_of_peft_are_as_they_are_predicted(name: str) -> None:
-    result = beside(name)
+    result = compare_case(name)
     assert result.agrees
     assert max(map(abs, result.errors)) < 0.005

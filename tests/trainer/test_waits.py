@@ -76,7 +76,7 @@ def waits() -> Iterator[list[str]]:
             setattr(Tensor, name, former[name])
 
 
-def played(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str], list[str]]:
+def list_waits(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Who waits in forward and backward of a steady step, and who in all of it."""
     layout = Layout.parse(text)
     values = {"sequence": 16, "global_batch": 8, "precision": recipe("bf16")} | changes
@@ -109,16 +109,16 @@ def played(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[str],
     ]),
 )  # fmt: skip
 def test_the_host_does_not_wait_in_forward_and_backward(forked: Fork, text: str, changes: dict[str, Any]) -> None:
-    for inside, whole in forked(Layout.parse(text).world, played, DENSE, text, changes):
+    for inside, whole in forked(Layout.parse(text).world, list_waits, DENSE, text, changes):
         assert inside == []
         assert whole == ["Engine.step"] * 3  # loss, norm and a wish to stop, when all is under way
 
 
 def test_waits_of_a_step(forked: Fork) -> None:
     """The rows of experts, and with a loss scale whether the gradients are finite."""
-    for inside, whole in forked(2, played, SPARSE, "dp2 ep2 zero1 mbs2", {"precision": "fp16"}):
+    for inside, whole in forked(2, list_waits, SPARSE, "dp2 ep2 zero1 mbs2", {"precision": "fp16"}):
         assert inside == ["DispatchPlan.read"] * 4 * 2  # layers, micro-batches
         assert whole.count("Engine.step") == 4
         assert set(whole) == {"DispatchPlan.read", "Engine.step"}
-    ((inside, _),) = forked(1, played, DENSE, "mbs2", {"documents": "apart"})
+    ((inside, _),) = forked(1, list_waits, DENSE, "mbs2", {"documents": "apart"})
     assert set(inside) == {"self_attention_spans"}

@@ -117,7 +117,7 @@ def test_single_machine_options_are_errors_with_several_machines(folder: Path, a
     question = {"model": "nano", "machine": "h100:2", "gbs": 8, "machines": ["h100:4"]} | asked
     name = {"two": "2d"}.get(next(iter(asked)), next(iter(asked)))
     for run in (worker.search, worker.ranked):
-        with pytest.raises(UserError, match=f"--{name}: of the layouts of one machine"):
+        with pytest.raises(UserError, match=f"--{name}: valid for a search of one machine only"):
             run({"question": question, "root": str(folder), "local": str(folder / "none")}, lambda *done: None)
 
 

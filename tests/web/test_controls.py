@@ -13,7 +13,7 @@ from fivefold.web.folder import Folder
 from fivefold.web.question import Question, ResolvedRequest
 
 
-def asked(**fields: object) -> tuple[ResolvedRequest, Layout]:
+def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
     question = Question.model_validate(fields)
     return question.resolve(folder=Folder(Path()), local=Path("none.toml")), question.chosen()
 
@@ -29,7 +29,7 @@ def asked(**fields: object) -> tuple[ResolvedRequest, Layout]:
     ],
 )
 def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str, gbs: int) -> None:
-    noun, now = asked(model=model, machine=machine, layout=layout, gbs=gbs)
+    noun, now = resolve_question(model=model, machine=machine, layout=layout, gbs=gbs)
     rows = controls(noun, now)
     assert {row.word for row in rows} >= {"dp", "tp", "pp", "zero", "mbs", "ac"}
     for row in rows:
@@ -47,16 +47,16 @@ def test_a_choice_is_legal_or_says_why_not(model: str, machine: str, layout: str
 
 
 def test_the_reason_is_the_rule_with_its_numbers() -> None:
-    noun, now = asked(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
+    noun, now = resolve_question(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
     tensor = {option.text: option.reason for row in controls(noun, now) if row.word == "tp" for option in row.options}
     assert tensor["8"] == ""
-    noun, now = asked(model="gpt2", machine="h100:8", layout="dp8", gbs=64, seq=1024)
+    noun, now = resolve_question(model="gpt2", machine="h100:8", layout="dp8", gbs=64, seq=1024)
     tensor = {option.text: option.reason for row in controls(noun, now) if row.word == "tp" for option in row.options}
     assert tensor["8"].startswith("heads=12 is not divisible by tp=8; try tp")
 
 
 def test_offload_is_a_control() -> None:
-    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
+    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
     row = next(row for row in controls(noun, now) if row.word == "offload")
     chosen = {option.text: option.chosen for option in row.options}
     assert chosen == {"none": False, "optimizer": True, "activations": False, "optimizer+activations": False}
@@ -65,7 +65,7 @@ def test_offload_is_a_control() -> None:
 
 
 def test_a_larger_machine_is_used_whole() -> None:
-    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
+    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 tp2 zero1 mbs4", gbs=32)
     assert sizes(noun, now) == [
         (2, "dp1 tp2 zero1 mbs4"),
         (4, "dp2 tp2 zero1 mbs4"),
@@ -73,14 +73,14 @@ def test_a_larger_machine_is_used_whole() -> None:
         (16, "dp8 tp2 zero1 mbs4"),
         (32, "dp16 tp2 zero1 mbs2"),
     ]
-    noun, now = asked(model="llama3-8b", machine="h100:8", layout="tp8", gbs=32)
+    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="tp8", gbs=32)
     assert [text for _, text in sizes(noun, now)][:3] == ["dp1 tp8 zero0 mbs1"] * 3  # no half of a replica
-    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp2", gbs=32)
+    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2", gbs=32)
     assert {text for _, text in sizes(noun, now)} == {"dp2 zero0 mbs1"}  # it did not use all before
 
 
 def test_dependent_controls_follow() -> None:
-    noun, now = asked(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
+    noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
     assert str(changed(noun, now, pp=1)) == "dp8 zero1/2 mbs2"
     assert changed(noun, now, schedule="zb1p").v == 1
     assert changed(noun, now, schedule="zbv").v == 2
@@ -95,13 +95,13 @@ def test_dependent_controls_follow() -> None:
 
 
 def test_uneven_stages_go_with_another_number_of_stages() -> None:
-    noun, layout = asked(model="llama3-8b", machine="h100:8", layout="dp4 pp2 stages=15-17 mbs1", gbs=64)
+    noun, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 pp2 stages=15-17 mbs1", gbs=64)
     assert layout.stages == (15, 17)
     assert changed(noun, layout, pp=4).stages == ()
 
 
 def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
-    noun, layout = asked(model="llama3-8b", machine="h100:6", layout="dp3 tp2 zero1 mbs1", gbs=12)
+    noun, layout = resolve_question(model="llama3-8b", machine="h100:6", layout="dp3 tp2 zero1 mbs1", gbs=12)
     assert {size.ranks: size.layout.split()[0] for size in sizes(noun, layout)} == {
         1: "dp3", 3: "dp3", 6: "dp3", 12: "dp6", 24: "dp12",
     }  # fmt: skip

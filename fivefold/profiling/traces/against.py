@@ -43,7 +43,7 @@ def against(predicted: Step, report: TraceReport, *, messages: Sequence[MessageL
     """
     if predicted.world != report.world:
         raise UserError(
-            f"--against a layout of {predicted.world} ranks, but the traces are of {report.world}; "
+            f"--against has a layout of {predicted.world} ranks, but the traces have {report.world}; "
             "name the layout that ran"
         )
     time, windows = predicted.time, report.breakdown

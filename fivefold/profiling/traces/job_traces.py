@@ -143,8 +143,8 @@ def _refuse_other_times(recordings: list[Recording]) -> None:
     gap_ns = begins[0] - ends[1]
     if gap_ns > SLACK:
         raise UserError(
-            f"{ends[2]} and {begins[2]} are of two runs: {show_seconds(gap_ns / 1e9)} lie between them; "
-            "give traces of one"
+            f"{ends[2]} and {begins[2]} are traces of two runs, {show_seconds(gap_ns / 1e9)} apart; "
+            "give traces of one run"
         )
 
 

@@ -64,7 +64,10 @@ def distance(ours: list[Values], theirs: list[Values]) -> float:
     if {_key(line) for line in ours} != wanted.keys():
         return inf
     return max(
-        _apart(line[name], value) for line in ours for name, value in wanted[_key(line)].items() if name != "step"
+        _relative_difference(line[name], value)
+        for line in ours
+        for name, value in wanted[_key(line)].items()
+        if name != "step"
     )
 
 
@@ -72,5 +75,5 @@ def _key(line: Values) -> tuple[int, str]:
     return line["step"], next(kind for kind in KINDS if kind in line)
 
 
-def _apart(ours: float, theirs: float) -> float:
+def _relative_difference(ours: float, theirs: float) -> float:
     return abs(ours - theirs) / abs(theirs) if isfinite(ours) else inf

@@ -49,7 +49,7 @@ ERRORS = 5.0  # standard errors; drawn once and for all, so that a test which pa
 Drawn = dict[str, np.ndarray]
 
 
-def drawn(model: Model, line: str, sabotage: Callable[[], None] | None) -> list[Drawn]:
+def draw_weights(model: Model, line: str, sabotage: Callable[[], None] | None) -> list[Drawn]:
     """The whole weights on the first rank, as training starts from them, by the seeds 1 and 2."""
     gc.freeze()
     if sabotage is not None:
@@ -63,7 +63,7 @@ def drawn(model: Model, line: str, sabotage: Callable[[], None] | None) -> list[
 
 
 def start(model: Model, line: str, sabotage: Callable[[], None] | None = None) -> list[Drawn]:
-    result: list[Drawn] = forked(Layout.parse(line).world, drawn, model, line, sabotage)[0]
+    result: list[Drawn] = forked(Layout.parse(line).world, draw_weights, model, line, sabotage)[0]
     return result
 
 

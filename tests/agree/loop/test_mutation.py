@@ -27,98 +27,98 @@ INTO_GRADIENT = "shape.gradient_(probabilities, chunk).mul_(times)"
 Planted = list[tuple[Case, Mutation]]
 
 
-def each(case: Case, place: str, *changes: tuple[str, str, str]) -> Planted:
+def edit(case: Case, place: str, *changes: tuple[str, str, str]) -> Planted:
     """Of one function of ``fivefold/trainer``: what each change is called, what is there, and what comes instead."""
     return [(case, Mutation(name, f"trainer.{place}", old, new)) for name, old, new in changes]
 
 
 DATA = [
-    *each(FOUR, "loop:Loop._read",
+    *edit(FOUR, "loop:Loop._read",
           ("a rank's place is rank % dp", 'self.built.ranks["dp"].rank', "self.built.ranks.rank % layout.dp")),
-    *each(TWO, "loop:Loop._read", ("all ranks train on one's rows", 'rank=self.built.ranks["dp"].rank', "rank=0")),
-    *each(ALONE, "loop:Loop.__init__", ("the order ignores the seed", "seed=self.job.seed", "seed=0")),
-    *each(ALONE, "data.loader:Loader.rows",
+    *edit(TWO, "loop:Loop._read", ("all ranks train on one's rows", 'rank=self.built.ranks["dp"].rank', "rank=0")),
+    *edit(ALONE, "loop:Loop.__init__", ("the order ignores the seed", "seed=self.job.seed", "seed=0")),
+    *edit(ALONE, "data.loader:Loader.rows",
           ("every epoch has one order", "epoch=int(epoch)", "epoch=0"),
           ("windows share two tokens", "int(window) * self", "int(window) * (self.sequence - 1) or self")),
-    *each(ALONE, "loop:Loop._step",
+    *edit(ALONE, "loop:Loop._step",
           ("samples are read twice", "take(self.samples,", "take(max(0, self.samples - 4),")),
-    *each(ALONE, "engine:Engine._stage",
+    *edit(ALONE, "engine:Engine._stage",
           ("a token is its own target", "in range(2 + n_further)", "in [0] * (2 + n_further)")),
-    *each(PACKED, "engine:Engine._stage",
+    *edit(PACKED, "engine:Engine._stage",
           ("an end opens the next document", " - (inputs == self.end).long()", ""),
           ("documents are joined", "None if self.end is None else", "None if True else")),
-    *each(FAR, "model.rotary:rotary_tables",
+    *edit(FAR, "model.rotary:rotary_tables",
           ("positions are bf16", "positions.to(device,", "positions.bfloat16().to(device,")),
 ]  # fmt: skip
 HELDOUT = [
-    *each(TWO, "evaluation:Evaluator.heldout_loss",
+    *edit(TWO, "evaluation:Evaluator.heldout_loss",
           ("all ranks evaluate one's rows", 'rank=ranks["dp"].rank', "rank=0"),
           ("the mean is over one rank's tokens", "self.layout.dp * rows", "rows"),
           ("a row has T + 1 targets", "rows[..., 1:].size", "rows.size")),
-    *each(ALONE, "data.loader:heldout_batches",
+    *edit(ALONE, "data.loader:heldout_batches",
           ("held-out rows are training rows", 'split="heldout"', 'split="train"'),
           ("held-out rows follow the run's seed", "seed=0", "seed=5")),
 ]  # fmt: skip
 SUMS = [
-    *each(TWO, "optimizers.optimizer:sum_over_ranks", ("the norm is of one rank", "packed[0].sqrt()", "square.sqrt()")),
-    *each(TWO, "engine:Engine._scale_losses", ("gradients are those of one rank's mean", "scale / (", "2 * scale / (")),
-    *each(ALONE, "engine:Engine._scale_losses",
+    *edit(TWO, "optimizers.optimizer:sum_over_ranks", ("the norm is of one rank", "packed[0].sqrt()", "square.sqrt()")),
+    *edit(TWO, "engine:Engine._scale_losses", ("gradients are those of one rank's mean", "scale / (", "2 * scale / (")),
+    *edit(ALONE, "engine:Engine._scale_losses",
           ("gradients are divided by T + 1", "self.job.sequence)", "(self.job.sequence + 1))")),
-    *each(ALONE, "engine:Engine._resize_schedule",
+    *edit(ALONE, "engine:Engine._resize_schedule",
           ("a small batch is scaled as the whole", "layout.dp * micro_batches * layout.mbs", "self.job.global_batch")),
-    *each(ALONE, "model.kernels.loss:nats",
+    *edit(ALONE, "model.kernels.loss:nats",
           ("ends are not learned", INTO_GRADIENT, INTO_GRADIENT + ".mul_(target != 0)")),
-    *each(EXPERTS, "engine:Engine._scale_losses",
+    *edit(EXPERTS, "engine:Engine._scale_losses",
           ("the auxiliary loss is not divided", "moe.scale = self.scale", "moe.scale = scale")),
-    *each(EXPERTS, "model.routing:aux_gradient",
+    *edit(EXPERTS, "model.routing:aux_gradient",
           ("the auxiliary loss is of the micro-batch", "// sequences.parts", "* 0")),
 ]  # fmt: skip
 UPDATE = [
-    *each(ALONE, "loop:Loop._step",
+    *edit(ALONE, "loop:Loop._step",
           ("the rate is of the step before", "step=step,", "step=max(0, step - 1),"),
           ("the rate is used a step late", "set_rate(built.optimizer, self.rate)",
            "set_rate(built.optimizer, vars(self).get('late', 0.0)); self.late = self.rate")),
-    *each(ALONE, "optimizers.optimizer:learning_rate",
+    *edit(ALONE, "optimizers.optimizer:learning_rate",
           ("the warm-up begins at 0", "(step + 1) / warmup", "step / warmup"),
           ("the cosine ends at 0", "(schedule.floor + (1 - schedule.floor) * remaining)", "remaining"),
           ("the cosine ends a step late", "max(1, steps - 1 - decay_start)", "max(1, steps - decay_start)")),
-    *each(FALLING, "optimizers.optimizer:learning_rate",
+    *edit(FALLING, "optimizers.optimizer:learning_rate",
           ("the decay begins late", "(schedule.decay_steps or", "(1 or"),
           ("the decay is a cosine", 'schedule.kind == "cosine"', "True")),
-    *each(ALONE, "optimizers.optimizer:set_rate", ("groups have one rate", 'rate * group.get("times", 1.0)', "rate")),
-    *each(ALONE, "optimizers.optimized_weights:OptimizedWeights.make_groups",
+    *edit(ALONE, "optimizers.optimizer:set_rate", ("groups have one rate", 'rate * group.get("times", 1.0)', "rate")),
+    *edit(ALONE, "optimizers.optimized_weights:OptimizedWeights.make_groups",
           ("groups have one decay", "rates.weight_decay", "0.5")),
-    *each(ALONE, "optimizers.optimizer:weight_group", ("norms decay", "if weight.is_vector", "if False")),
-    *each(ALONE, "optimizers.adamw:build_fp32",
+    *edit(ALONE, "optimizers.optimizer:weight_group", ("norms decay", "if weight.is_vector", "if False")),
+    *edit(ALONE, "optimizers.adamw:build_fp32",
           ("epsilon is inside the root", ADAMW, ADAMW + "**0.5"),
           ("the decay goes through the moments", ADAMW, ADAMW.replace("AdamW", "Adam")),
           ("the betas are exchanged", ADAMW, ADAMW.replace("betas,", "betas[::-1],"))),
-    *each(ALONE, "optimizers.optimizer:clip", ("small gradients are enlarged", ".clamp(max=1.0)", "")),
-    *each(ALONE, "engine:Engine.update", ("nothing is clipped", "largest=self.job.optimizer.clip", "largest=0.0")),
+    *edit(ALONE, "optimizers.optimizer:clip", ("small gradients are enlarged", ".clamp(max=1.0)", "")),
+    *edit(ALONE, "engine:Engine.update", ("nothing is clipped", "largest=self.job.optimizer.clip", "largest=0.0")),
 ]  # fmt: skip
 RESUME = [
-    *each(ALONE, "loop:Loop._resume",
+    *edit(ALONE, "loop:Loop._resume",
           ("samples are passed over", "self.saver.newest, self.samples = newest, progress.samples",
            "self.saver.newest, self.samples = newest, progress.samples + 4")),
-    *each(ALONE, "checkpoint.checkpoint:load",
+    *edit(ALONE, "checkpoint.checkpoint:load",
           ("moments begin anew", "load_tensors({**_tensors(built)",
            "load_tensors({**{name: kept for name, kept in _tensors(built).items() if name[0] == 'w'}")),
-    *each(ALONE, "optimizers.optimizer:learning_rate",
+    *edit(ALONE, "optimizers.optimizer:learning_rate",
           ("the rate begins anew", "warmup = schedule.warmup_steps", "step, warmup = step - 2, schedule.warmup_steps")),
 ]  # fmt: skip
 
 
-def named(planted: Planted) -> list[object]:
+def make_params(planted: Planted) -> list[object]:
     return [pytest.param(case, mutation, id=mutation.name) for case, mutation in planted]
 
 
-@pytest.mark.parametrize(("case", "mutation"), one_in(10, named([*DATA, *HELDOUT, *SUMS, *UPDATE])))
+@pytest.mark.parametrize(("case", "mutation"), one_in(10, make_params([*DATA, *HELDOUT, *SUMS, *UPDATE])))
 def test_a_mistake_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     ours = logged(case, folder_of(tmp_path / "run"), partial(plant, mutation))
     assert distance(ours, expected(case)) > SEEN
 
 
-@pytest.mark.parametrize(("case", "mutation"), named(RESUME))
+@pytest.mark.parametrize(("case", "mutation"), make_params(RESUME))
 def test_a_mistake_in_a_resume_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     """Two steps, and the others in a second start, which is not right."""
     folder, begun = folder_of(tmp_path / "run"), 3

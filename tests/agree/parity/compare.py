@@ -64,8 +64,8 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     # the kernels of CPUs
     blocks = job if job.stack.attention == "unfused" else job.replace(attention="blocks")
     return Verdict(
-        loss_error=max(_apart(item.losses, like.losses) for item in told),
-        norm_error=max(_apart(item.norms, like.norms) for item in told),
+        loss_error=max(_relative_difference(item.losses, like.losses) for item in told),
+        norm_error=max(_relative_difference(item.norms, like.norms) for item in told),
         gradient_error=inf if moved else worst[0],
         weight=moved[0] if moved else worst[1],
         said=differences(spoken(told), planned(model, layout, job)),
@@ -75,7 +75,7 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     )
 
 
-def _apart(ours: list[float], theirs: list[float]) -> float:
+def _relative_difference(ours: list[float], theirs: list[float]) -> float:
     if not all(map(isfinite, ours)):
         return inf
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))

@@ -23,10 +23,10 @@ import torch
 
 from fivefold.layout.spec import Layout
 from fivefold.rendering.progress import bar
-from tests.agree.drawn import Drawn, drawn
+from tests.agree.drawn import Drawn, draw_cases
 from tests.agree.parity.cases import text
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
-from tests.agree.parity.matrix import Line, sound, told
+from tests.agree.parity.matrix import Line, describe_line, sound
 from tests.agree.parity.processes import Broken, forked
 from tests.agree.parity.rank import Told, play
 
@@ -90,7 +90,7 @@ def main() -> int:
         finished.unlink(missing_ok=True)
     lines = map(json.loads, finished.read_text().splitlines()) if finished.exists() else ()
     done: dict[str, Line] = {line["case"]: line for line in lines}
-    cases = list(itertools.islice(drawn(options.seed), options.first, options.first + options.count))
+    cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
     with bar("drawn") as report, finished.open("a") as log:
         for number, case in enumerate(cases):
             if str(case) in done and not (options.again and not sound(done[str(case)])):
@@ -100,7 +100,7 @@ def main() -> int:
             log.write(json.dumps(line) + "\n")
             log.flush()
             if not sound(line):
-                print(told(line), file=sys.stderr, flush=True)
+                print(describe_line(line), file=sys.stderr, flush=True)
     return _sum([done[str(case)] for case in cases])
 
 

@@ -47,7 +47,7 @@ def main() -> int:
             log.write(json.dumps(line) + "\n")
             log.flush()
             if not sound(line):
-                print(told(line), file=sys.stderr)
+                print(describe_line(line), file=sys.stderr)
     lines = [done[str(case)] for case in cases]
     if options.markdown:
         options.markdown.write_text(markdown(lines))
@@ -89,7 +89,7 @@ def sound(line: Line) -> bool:
     return "broken" not in line and line["equal"] and not line["said"]
 
 
-def told(line: Line) -> str:
+def describe_line(line: Line) -> str:
     """A failed case for the terminal."""
     if "broken" in line:
         return f"{line['case']}\n  {line['broken'].strip()}"

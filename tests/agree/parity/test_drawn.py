@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 
-from tests.agree.drawn import Drawn, drawn
+from tests.agree.drawn import Drawn, draw_cases
 from tests.agree.parity.drawn import run
 
 
-@pytest.mark.parametrize("case", [*itertools.islice(drawn(1, worlds=(2, 4)), 3)], ids=lambda case: str(case.layout))
+@pytest.mark.parametrize(
+    "case", [*itertools.islice(draw_cases(1, worlds=(2, 4)), 3)], ids=lambda case: str(case.layout)
+)
 def test_whatever_is_drawn_equals_one_process(case: Drawn) -> None:
     verdict = run(case)
     assert verdict.equal, (verdict, str(case))

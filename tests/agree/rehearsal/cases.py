@@ -240,13 +240,13 @@ WHOLE = (
 def every_case() -> tuple[Case, ...]:
     """Without doubles, small ones first."""
     drawn: dict[Case, None] = {}
-    cases = _drawn(random.Random(5))
+    cases = _draw_cases(random.Random(5))
     while len(drawn) < DRAWN:
         drawn[next(cases)] = None
     return (*sorted(drawn, key=lambda case: case.layout.pp), *WHOLE)
 
 
-def _drawn(chance: random.Random) -> Iterator[Case]:
+def _draw_cases(chance: random.Random) -> Iterator[Case]:
     number = 0
     while True:
         name = MODELS[number % len(MODELS)]

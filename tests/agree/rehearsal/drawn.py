@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.rendering.progress import bar
-from tests.agree.drawn import Drawn, covering, drawn
+from tests.agree.drawn import Drawn, covering, draw_cases
 from tests.agree.rehearsal.cases import machine
 from tests.agree.rehearsal.compare import run
 
@@ -71,7 +71,7 @@ def main() -> int:
     options = parser.parse_args()
     wrong = 0
     with bar("rehearsed") as report:
-        cases = list(itertools.islice(drawn(options.seed), options.first, options.first + options.count))
+        cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
         cases = list(covering(cases)) if options.pairs else cases
         for done, case in enumerate(cases):
             report(str(case.layout), done, len(cases))

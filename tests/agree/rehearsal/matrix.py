@@ -48,7 +48,7 @@ def main() -> int:
             file.write(json.dumps(line) + "\n")
             file.flush()
             if not sound(line):
-                print(told(line), file=sys.stderr)
+                print(describe_line(line), file=sys.stderr)
     lines = [done[str(case)] for case in cases]
     if options.markdown:
         options.markdown.write_text(markdown(lines))
@@ -113,7 +113,7 @@ def agree(lines: Sequence[Line]) -> bool:
     return all(map(sound, lines)) and sum(errors) / len(errors) <= MEAN
 
 
-def told(line: Line) -> str:
+def describe_line(line: Line) -> str:
     """A case that differs, for the terminal."""
     if "broken" in line:
         return f"{line['case']}: {line['broken']}"

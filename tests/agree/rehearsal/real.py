@@ -36,7 +36,7 @@ from tests.agree.parity.cases import MODELS, job_for, model_for
 from tests.agree.parity.processes import forked
 from tests.agree.rehearsal.compare import differences, spoken, work
 from tests.agree.rehearsal.process import Told, play
-from tests.dry_run.record.test_replay import told
+from tests.dry_run.record.test_replay import list_events
 
 BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
 # of sizes that torch's grouped matmul takes; those of the parity proof are odd: their experts are multiplied singly
@@ -172,7 +172,7 @@ def run(case: Case) -> Verdict:
 def unequal(ours: RankTapes, ran: Told) -> Iterator[str]:
     """One line for each tape and total that differ."""
     for step in ("first", "steady"):
-        here, there = (told(_grouped(getattr(tapes, step))) for tapes in (ours, ran.tapes))
+        here, there = (list_events(_grouped(getattr(tapes, step))) for tapes in (ours, ran.tapes))
         if here != there:
             at = next((at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other), -1)
             yield (

@@ -30,7 +30,7 @@ LAYOUTS = (
 SEQUENCES = (2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072)
 
 
-def drawn(seed: int) -> Iterator[Case]:
+def draw_cases(seed: int) -> Iterator[Case]:
     """Yield endless legal cases, always the same for a seed."""
     chance = random.Random(seed)
     while True:
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     errors = []
-    for case in itertools.islice(drawn(options.seed), options.count):
+    for case in itertools.islice(draw_cases(options.seed), options.count):
         errors.append(error(case))
         print(f"{errors[-1]:+.1%} {case}", flush=True)
     sizes = sorted(map(abs, errors))

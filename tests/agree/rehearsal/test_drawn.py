@@ -13,7 +13,7 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from tests.agree.drawn import AXES, FEATURES, Drawn, drawn, pairs_of
+from tests.agree.drawn import AXES, FEATURES, Drawn, draw_cases, pairs_of
 from tests.agree.rehearsal.drawn import miscounted, unmet
 from tests.selection import one_in
 
@@ -39,14 +39,14 @@ def test_groups_of_experts_stay_within_a_stage(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", one_in(2, [*itertools.islice(drawn(3, worlds=FEW), 2)]), ids=lambda case: f"{case.layout}"
+    "case", one_in(2, [*itertools.islice(draw_cases(3, worlds=FEW), 2)]), ids=lambda case: f"{case.layout}"
 )
 def test_ranks_meet_whatever_is_drawn(case: Drawn) -> None:
     assert unmet(case) == [], str(case)
 
 
 def test_the_planner_counts_whatever_is_drawn() -> None:
-    few = [case for case in itertools.islice(drawn(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:2]
+    few = [case for case in itertools.islice(draw_cases(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:2]
     for case in few:
         assert miscounted(case) == [], str(case)
 
@@ -104,14 +104,14 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
 
 def test_every_pair_of_features_is_drawn() -> None:
     """Of models, and of a model and a layout or job: the last faults were pairs that nobody drew."""
-    met = set[tuple[str, str]]().union(*map(pairs_of, itertools.islice(drawn(0), 1500)))
+    met = set[tuple[str, str]]().union(*map(pairs_of, itertools.islice(draw_cases(0), 1500)))
     every = {*itertools.combinations(FEATURES, 2), *itertools.product(FEATURES, AXES)}
     assert every - met == {(one, other) for one, others in IMPOSSIBLE.items() for other in others}
 
 
 def test_the_draw_is_wide() -> None:
     """Nothing that may be drawn is seldom drawn."""
-    cases = [*itertools.islice(drawn(0), 300)]
+    cases = [*itertools.islice(draw_cases(0), 300)]
     layouts, models = [case.layout for case in cases], [case.model for case in cases]
     many = {
         "experts": sum(model.moe is not None for model in models),

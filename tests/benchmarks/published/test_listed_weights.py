@@ -36,7 +36,7 @@ def job(reuse: int = 40_000, **facts: object) -> Job:
     return Job(stack=stack, sequence=64, global_batch=16, precision="bf16-grad16")
 
 
-def played(reuse: int, *, full: bool) -> Counter[int]:
+def simulate(reuse: int, *, full: bool) -> Counter[int]:
     """How often weights of so many elements are gathered, over all blocks of a micro-batch, in DeepSpeed's hooks."""
     block = [QKV, OUT, UP, DOWN]
     uses = [(layer, at) for layer in range(3) for at in range(4)] + [(-1, 0)]  # the head between
@@ -71,7 +71,7 @@ def test_weights_are_gathered_one_by_one_as_often_as_the_hooks_miss_them(ac: str
         if message.collective == "all_gather" and message.payload // 2 in (QKV, OUT, UP, DOWN):
             sent[message.payload // 2] += message.times
     sent[OUT] -= 2  # the table of positions is as large, and gathered in the forwards
-    expected = played(reuse, full=ac == "full")
+    expected = simulate(reuse, full=ac == "full")
     assert sent == Counter({size: 2 * times for size, times in expected.items()})  # two micro-batches
 
 
@@ -95,6 +95,6 @@ def test_a_list_takes_the_host_as_long_as_it_has_parts() -> None:
     listed, usual = (
         step_seconds(kind(counts, machine), layout, memory(counts, layout)) for kind in (ListedUnits, Units)
     )
-    gathers = sum(played(40_000, full=True).values()) + 2
+    gathers = sum(simulate(40_000, full=True).values()) + 2
     assert listed >= 512 * LIST_PART_SECONDS * (gathers + 14 + 26 + 26)
     assert usual < listed / 5

@@ -23,12 +23,12 @@ from tests.selection import one_in
 PLAN = {"*.0": "colwise", "*.2": "rowwise"}
 
 
-def found(**words: Any) -> Diagnosis:
+def examine_model(**words: Any) -> Diagnosis:
     return examine(model, loss, make_optimizer=adamw, **words)
 
 
 def test_unchanged_model_is_reported_as_by_the_doctor() -> None:
-    seen = found(fsdp=4)
+    seen = examine_model(fsdp=4)
     plain, recomputed, *sharded = seen.costs
     assert plain.peak_bytes == seen.steady.peak_bytes
     assert (plain.parameters_bytes, plain.optimizer_bytes) == (seen.parameters_bytes, seen.optimizer_bytes)
@@ -53,7 +53,7 @@ def test_fsdp2_is_that_of_two_real_processes(tmp_path: Path, reshard: bool) -> N
             steps(module, optimizer, 4)
         return watched.step.model_dump(mode="json")
 
-    cost = found(fsdp=2).costs[2 if reshard else 3]
+    cost = examine_model(fsdp=2).costs[2 if reshard else 3]
     # a thread of gloo may keep what it has sent a moment longer, now and then
     for attempt in range(3):
         folder = tmp_path / str(attempt)
@@ -71,14 +71,14 @@ def test_fsdp2_is_that_of_two_real_processes(tmp_path: Path, reshard: bool) -> N
 @pytest.mark.slow
 def test_tensor_parallelism_by_a_plan() -> None:
     """Colwise and rowwise cut the matrices and the first bias; an all-reduce each way of each block."""
-    cost = found(tp=4, plan=lambda _: PLAN).costs[-1]
+    cost = examine_model(tp=4, plan=lambda _: PLAN).costs[-1]
     assert cost.parameters_bytes == 4 * BLOCKS * (2 * WIDTH * WIDTH + 2 * WIDTH)
-    assert cost.flops * 4 == found().forward_flops + found().backward_flops
+    assert cost.flops * 4 == examine_model().forward_flops + examine_model().backward_flops
     payload = 4 * ROWS * WIDTH
     # the first block's input needs no gradient
     assert [(item.collective, item.messages) for item in cost.traffic] == [("all_reduce", 2 * BLOCKS - 1)]
     assert cost.traffic[0].bytes == (2 * BLOCKS - 1) * 2 * 3 * payload // 4
-    same = found(tp=4, plan=lambda _: PLAN | {"*.0": ColwiseParallel()}).costs[-1]
+    same = examine_model(tp=4, plan=lambda _: PLAN | {"*.0": ColwiseParallel()}).costs[-1]
     assert same == cost
 
 
@@ -153,6 +153,6 @@ def test_the_page_and_a_snapshot(tmp_path: Path) -> None:
 def test_torch_says_nothing_beside_it(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """A plan that does not divide is one line; torch's own account of it, and its warnings, are not shown."""
     with pytest.raises(UserError, match="RuntimeError"):
-        found(tp=3, plan=lambda _: PLAN)
+        examine_model(tp=3, plan=lambda _: PLAN)
     assert not capfd.readouterr().err
     assert not caplog.records

@@ -105,7 +105,7 @@ def _out(name: str, size: int, group: str) -> int:
     return {"_all_gather_base": size * ranks, "_reduce_scatter_base": size // ranks}.get(name, size)
 
 
-def played(programs: dict[int, list[tuple[str, str, int]]]) -> dict[int, dict[str, Any]]:
+def simulate(programs: dict[int, list[tuple[str, str, int]]]) -> dict[int, dict[str, Any]]:
     """Run the ranks' programs by hand: a collective ends once all of its group call it, alike."""
     places, numbers = dict.fromkeys(programs, 0), {(r, g): 0 for r in programs for g in GROUPS}
     calls: dict[int, list[tuple[str, int, str, int, bool]]] = {rank: [] for rank in programs}
@@ -154,12 +154,12 @@ def test_drawn_jobs_in_which_one_rank_stops(seed: int) -> None:
     group = job[rank][place][0]
     number = sum(step[0] == group for step in job[rank][: place + 1])
     broken = job | {rank: job[rank][:place]}
-    result = explain(played(broken), files=("x",))
+    result = explain(simulate(broken), files=("x",))
     assert result.verdict.startswith(f"rank {rank} did not come to collective "), result.verdict
     assert f"rank {rank} waits meanwhile" not in " ".join(result.findings)
     if all(step[0] == group for step in job[rank][place:]):
         assert f"collective {number}, " in result.verdict
-    whole = explain(played(job), files=("x",))
+    whole = explain(simulate(job), files=("x",))
     assert "has ended on every rank" in whole.verdict
 
 
@@ -173,7 +173,7 @@ def test_drawn_jobs_in_which_one_rank_calls_another_collective(seed: int) -> Non
     other = draw.choice([operation for operation in OPERATIONS if operation != name])
     job[rank][place] = (group, other, size) if seed % 2 else (group, name, size + 8)
     number = sum(step[0] == group for step in job[rank][: place + 1])
-    result = explain(played(job), files=("x",))
+    result = explain(simulate(job), files=("x",))
     assert result.verdict.startswith(f"collective {number} of {GROUPS[group][0]} ")
     assert f"rank {rank} calls {job[rank][place][1]}" in result.verdict
     assert f"at train.py:{place + 1}" in result.verdict.replace("/job/", "")
@@ -188,7 +188,7 @@ def test_torchs_own_analysis_names_the_same_rank(seed: int, monkeypatch: pytest.
     job = {rank: list(steps) for rank in range(4)}
     rank, place = draw.randrange(4), draw.randrange(len(steps))
     del job[rank][place:]
-    dumps = played(job)
+    dumps = simulate(job)
     details = {str(r): {"rank": r, "host_name": "x", **copy.deepcopy(item)} for r, item in dumps.items()}
     for detail in details.values():
         detail["pg_config"] = {"0": detail["pg_config"]["0"]}
@@ -204,7 +204,7 @@ def test_torchs_own_analysis_names_the_same_rank(seed: int, monkeypatch: pytest.
 
 def test_groups_in_another_order_are_a_circle() -> None:
     job = {0: [("1", "all_reduce", 8), ("0", "all_reduce", 8)], 2: [("0", "all_reduce", 8), ("1", "all_reduce", 8)]}
-    result = explain(played({1: [("0", "all_reduce", 8)], 3: [("0", "all_reduce", 8)], **job}), files=("x",))
+    result = explain(simulate({1: [("0", "all_reduce", 8)], 3: [("0", "all_reduce", 8)], **job}), files=("x",))
     assert any("in a different order" in line for line in result.findings)
 
 

@@ -46,7 +46,7 @@ def test_numbers_of_other_things_are_no_losses() -> None:
     assert read("loss scale: 65536\nwrote loss.png at step 3\nlossless codec 7\n") == []
 
 
-def drawn(seed: int, count: int = 400) -> list[Point]:
+def draw_losses(seed: int, count: int = 400) -> list[Point]:
     """A run that falls as runs do."""
     draw = random.Random(seed)
     floor, rate, noise = draw.uniform(1, 3), draw.uniform(0.1, 0.4), draw.uniform(0.005, 0.03)
@@ -61,12 +61,12 @@ def events(points: list[Point]) -> list[LossEvent]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_that_falls_has_no_fault(seed: int) -> None:
-    assert [event for event in events(drawn(seed)) if event.kind != "plateau"] == []
+    assert [event for event in events(draw_losses(seed)) if event.kind != "plateau"] == []
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_drawn_spikes_are_found_where_they_are(seed: int) -> None:
-    points, draw = drawn(seed), random.Random(seed)
+    points, draw = draw_losses(seed), random.Random(seed)
     at, length = draw.randint(150, 350), draw.randint(1, 6)
     for n in range(at, at + length):
         points[n] = points[n]._replace(loss=points[n].loss + draw.uniform(1, 5))
@@ -78,7 +78,7 @@ def test_drawn_spikes_are_found_where_they_are(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_loss_that_is_no_number(seed: int) -> None:
-    points = drawn(seed)
+    points = draw_losses(seed)
     at = random.Random(seed).randint(70, 390)
     broken = points[:at] + [point._replace(loss=math.nan) for point in points[at:]]
     (event,) = events(broken)
@@ -89,7 +89,7 @@ def test_a_loss_that_is_no_number(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("slow", [False, True], ids=["at once", "slowly"])
 def test_a_divergence_begins_where_the_loss_turns(seed: int, slow: bool) -> None:
-    points = drawn(seed)
+    points = draw_losses(seed)
     at = 250
     rise = 0.004 if slow else 0.5
     broken = points[:at] + [p._replace(loss=points[at].loss + rise * n) for n, p in enumerate(points[at:], start=1)]
@@ -111,7 +111,7 @@ def test_a_plateau_begins_where_the_loss_stands(seed: int) -> None:
 def test_a_run_of_our_own(tmp_path: Path) -> None:
     """Evaluations and events stand between the steps; it was resumed."""
     path = tmp_path / "log.jsonl"
-    lines = [{"step": s, "loss": x, "gradient_norm": g} for s, x, g in drawn(1, 40)]
+    lines = [{"step": s, "loss": x, "gradient_norm": g} for s, x, g in draw_losses(1, 40)]
     lines[20:20] = [{"step": 20, "heldout_loss": 3.0}, {"step": 20, "event": "resumed"}]
     lines += [{"step": 30, "loss": 3.1, "gradient_norm": 1.0}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

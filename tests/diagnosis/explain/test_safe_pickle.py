@@ -45,7 +45,7 @@ def test_data_is_read(tmp_path: Path, protocol: int) -> None:
 def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None:
     there = tmp_path / "made"
     path = written(tmp_path / "x", pickle.dumps({"segments": [Runs(there)]}, protocol))
-    with pytest.raises(UserError, match=r"names posix\.mkdir, which reading it would run") as refused:
+    with pytest.raises(UserError, match=r"names posix\.mkdir, which unpickling would run") as refused:
         load(path)
     assert "\n" not in str(refused.value)
     assert not there.exists()
@@ -78,5 +78,5 @@ def test_objects_elsewhere_are_refused(tmp_path: Path) -> None:
 
     out = io.BytesIO()
     Points(out, 4).dump([7])
-    with pytest.raises(UserError, match="points to objects outside"):
+    with pytest.raises(UserError, match="refers to objects outside"):
         load(written(tmp_path / "x", out.getvalue()))

@@ -200,9 +200,9 @@ def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("data", "word"),
     [
-        ({"segments": 3}, "no list"),
+        ({"segments": 3}, "not a list"),
         ({"segments": []}, "allocated nothing"),
-        ({"segments": [], "device_traces": 3}, "no list"),
+        ({"segments": [], "device_traces": 3}, "not a list"),
     ],
 )  # fmt: skip
 def test_invalid_snapshot_is_a_one_line_error(data: Any, word: str) -> None:

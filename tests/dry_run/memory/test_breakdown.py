@@ -14,7 +14,7 @@ MM = Site("blocks.2.mlp.down", "model/linear.py:7 fused_linears", "aten::mm")
 LOGITS = Site("head.out", "model/linear.py:7 fused_linears", "aten::mm")
 
 
-def named(category: str) -> Site:
+def make_site(category: str) -> Site:
     return Site("", "train/zero.py:1 f", "aten::empty", category)
 
 
@@ -28,9 +28,9 @@ def step() -> Tape:
     site = tape.site
     tape.add(SCOPE, tape.scope(Scope("start")))
     for key, (size, category) in enumerate([(1000, "parameters"), (2000, "optimizer"), (40, "inputs")]):
-        tape.add(ALLOC, key, size, site(named(category)))
+        tape.add(ALLOC, key, size, site(make_site(category)))
     tape.add(KERNEL, 0)
-    tape.add(ALLOC, 9, 64, site(named("pipeline")))
+    tape.add(ALLOC, 9, 64, site(make_site("pipeline")))
     tape.add(START, 0, tape.message(hop(receives=True)), 9)
     tape.add(SCOPE, tape.scope(FORWARD))
     tape.add(WAIT, 0)
@@ -39,14 +39,14 @@ def step() -> Tape:
     tape.add(FREE, 4)
     tape.add(ALLOC, 5, 500, site(LOGITS))
     tape.add(SCOPE, tape.scope(BACKWARD))
-    tape.add(ALLOC, 6, 400, site(named("gradients")))
-    tape.add(ALLOC, 7, 90, site(named("gathers")))
+    tape.add(ALLOC, 6, 400, site(make_site("gradients")))
+    tape.add(ALLOC, 7, 90, site(make_site("gathers")))
     tape.add(ALLOC, 8, 64, site(MM))  # goes back to the neighbour, after the step's last action
     for key in (5, 3, 9, 7):
         tape.add(FREE, key)
     tape.add(START, 1, tape.message(hop(receives=False)), 8)
     tape.add(SCOPE, tape.scope(UPDATE))
-    tape.add(ALLOC, 10, 33, site(named("widened")))
+    tape.add(ALLOC, 10, 33, site(make_site("widened")))
     tape.add(FREE, 8)
     tape.add(FREE, 10)
     return tape
@@ -104,7 +104,7 @@ def test_seconds_of_each_event_may_be_given() -> None:
 def test_a_million_events_in_seconds_and_the_peak_is_kept() -> None:
     tape = Tape()
     tape.add(SCOPE, tape.scope(Scope("start")))
-    tape.add(ALLOC, 0, 7, tape.site(named("parameters")))
+    tape.add(ALLOC, 0, 7, tape.site(make_site("parameters")))
     tape.add(SCOPE, tape.scope(FORWARD))
     place = tape.site(MM)
     sizes = np.random.default_rng(1).integers(1, 10**6, 500_000)

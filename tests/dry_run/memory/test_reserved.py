@@ -34,7 +34,7 @@ def tape(*sizes: int, living: dict[int, int] | None = None) -> Tape:
     return made
 
 
-def held(*sizes: int, expandable: bool = False, capacity: int | None = None) -> Reserved:
+def reserve(*sizes: int, expandable: bool = False, capacity: int | None = None) -> Reserved:
     return reserved([tape(*sizes)], expandable=expandable, capacity_bytes=capacity)
 
 
@@ -53,19 +53,19 @@ def held(*sizes: int, expandable: bool = False, capacity: int | None = None) -> 
     ],
 )
 def test_rounding_and_segments(sizes: tuple[int, ...], allocated: int, total: int) -> None:
-    result = held(*sizes)
+    result = reserve(*sizes)
     assert (result.requested_bytes, result.allocated_bytes, result.reserved_bytes) == (sum(sizes), allocated, total)
 
 
 def test_a_cache_that_was_split_cannot_hold_what_it_held() -> None:
     """20 comes and goes, 12 takes its place; the next 20 needs a segment, and 8 lie idle."""
-    result = held(20 * MIB, -0, 12 * MIB, 20 * MIB)
+    result = reserve(20 * MIB, -0, 12 * MIB, 20 * MIB)
     assert result[:4] == (32 * MIB, 32 * MIB, 40 * MIB, 8 * MIB)
     assert (result.tape, result.event, result.site) == (0, 5, SITE)
 
 
 def test_the_smallest_block_that_fits_is_taken_whole_if_little_is_left() -> None:
-    result = held(30 * MIB, 20 * MIB, 12 * MIB, -0, -1, 19 * MIB)
+    result = reserve(30 * MIB, 20 * MIB, 12 * MIB, -0, -1, 19 * MIB)
     assert result.reserved_bytes == 62 * MIB
     blocks = Allocator(expandable=False)
     first, second = blocks.allocate(30 * MIB), blocks.allocate(20 * MIB)
@@ -79,9 +79,9 @@ def test_the_smallest_block_that_fits_is_taken_whole_if_little_is_left() -> None
 
 
 def test_neighbours_become_one() -> None:
-    assert held(*[4 * MIB] * 5, -1, -0, 8 * MIB).reserved_bytes == 20 * MIB
-    assert held(*[4 * MIB] * 5, -1, -2, 8 * MIB).reserved_bytes == 20 * MIB
-    assert held(*[4 * MIB] * 5, -1, -3, 8 * MIB).reserved_bytes == 40 * MIB  # 2 lies between
+    assert reserve(*[4 * MIB] * 5, -1, -0, 8 * MIB).reserved_bytes == 20 * MIB
+    assert reserve(*[4 * MIB] * 5, -1, -2, 8 * MIB).reserved_bytes == 20 * MIB
+    assert reserve(*[4 * MIB] * 5, -1, -3, 8 * MIB).reserved_bytes == 40 * MIB  # 2 lies between
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_neighbours_become_one() -> None:
     ],
 )
 def test_segments_that_expand(sizes: tuple[int, ...], plain: int, expandable: int) -> None:
-    assert held(*sizes).reserved_bytes == plain * MIB
-    assert held(*sizes, expandable=True).reserved_bytes == expandable * MIB
+    assert reserve(*sizes).reserved_bytes == plain * MIB
+    assert reserve(*sizes, expandable=True).reserved_bytes == expandable * MIB
 
 
 def test_expandable_segments_are_used_last() -> None:
@@ -114,14 +114,14 @@ def test_expandable_segments_are_used_last() -> None:
 
 
 def test_before_it_gives_up_it_gives_back() -> None:
-    assert held(20 * MIB, -0, 30 * MIB, capacity=40 * MIB).reserved_bytes == 30 * MIB
-    pages = held(40 * MIB, -0, *[MIB] * 26, expandable=True, capacity=60 * MIB)
+    assert reserve(20 * MIB, -0, 30 * MIB, capacity=40 * MIB).reserved_bytes == 30 * MIB
+    pages = reserve(40 * MIB, -0, *[MIB] * 26, expandable=True, capacity=60 * MIB)
     assert pages.shortage is None
     assert pages.reserved_bytes == 60 * MIB  # before the pages of the 40 went
 
 
 def test_a_job_that_does_not_fit_is_a_finding() -> None:
-    result = held(20 * MIB, 12 * MIB, capacity=30 * MIB)
+    result = reserve(20 * MIB, 12 * MIB, capacity=30 * MIB)
     assert result.reserved_bytes == 20 * MIB
     assert result.shortage is not None
     assert result.shortage[1:8] == (0, 3, SITE, 12 * MIB, 20 * MIB, 20 * MIB, 30 * MIB)
@@ -133,10 +133,10 @@ def test_a_job_that_does_not_fit_is_a_finding() -> None:
 
 def test_a_job_that_fits_but_for_pieces() -> None:
     sizes = (20 * MIB, 20 * MIB, -0, -1, 11 * MIB, 11 * MIB, 12 * MIB)  # 9 and 9 are left
-    shortage = held(*sizes, capacity=40 * MIB).shortage
+    shortage = reserve(*sizes, capacity=40 * MIB).shortage
     assert shortage is not None
     assert str(shortage).endswith("and 18.00 MiB lie free in pieces; try expandable_segments = true")
-    assert held(*sizes, expandable=True, capacity=40 * MIB).shortage is None
+    assert reserve(*sizes, expandable=True, capacity=40 * MIB).shortage is None
 
 
 def test_steps_follow_one_another() -> None:

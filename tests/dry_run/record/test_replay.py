@@ -47,7 +47,7 @@ CASES = [
 ]
 
 
-def told(tape: Tape) -> list[Any]:
+def list_events(tape: Tape) -> list[Any]:
     """What a tape says, its storages and handles named in order. When an elementwise kernel is written down depends on
     what follows it, so kernels stand apart, among the messages."""
     names: dict[tuple[str, int], int] = {}
@@ -102,8 +102,8 @@ def test_played_blocks_do_what_blocks_do(name: str, text: str, streams: bool, mo
         played = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
         assert recorded, "nothing was played"
         ran = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=streams, replay=False)
-        assert told(played.first) == told(ran.first)
-        assert told(played.steady) == told(ran.steady)
+        assert list_events(played.first) == list_events(ran.first)
+        assert list_events(played.steady) == list_events(ran.steady)
 
 
 def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytes
     ran = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)
     monkeypatch.setattr("fivefold.dry_run.record.replay.recording_of", refuse)
     fallen_back = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True)
-    assert told(fallen_back.steady) == told(ran.steady)
+    assert list_events(fallen_back.steady) == list_events(ran.steady)
 
 
 def test_every_rank_of_a_stage_does_as_its_first_or_holds_less() -> None:

@@ -58,7 +58,7 @@ def costs(*, kernel: float = 1.0, message: float = 3.0, launch: float = 0.0, dra
     return Costs([kernel], [launch], [message], [drag], [also.get("reads", False)], launch, also.get("blocking", False))
 
 
-def played(*tapes: Tape, streams: bool = True, each: list[Costs] | None = None, **also: float | bool) -> Played:
+def simulate(*tapes: Tape, streams: bool = True, each: list[Costs] | None = None, **also: float | bool) -> Played:
     engine = Streams(tapes, streams=streams, costs=each or [costs(**also)] * len(tapes))  # type: ignore[arg-type]
     assert engine.run()
     return Played(engine)
@@ -74,7 +74,7 @@ def played(*tapes: Tape, streams: bool = True, each: list[Costs] | None = None, 
     ],
 )
 def test_messages_run_beside_compute(text: str, seconds: float) -> None:
-    result = played(tape(0, text))
+    result = simulate(tape(0, text))
     assert result.step_seconds == seconds
     (rank,) = result.ranks
     assert rank.compute == text.count("k")
@@ -83,11 +83,11 @@ def test_messages_run_beside_compute(text: str, seconds: float) -> None:
 
 
 def test_on_gloo_a_message_takes_the_time_of_who_waits() -> None:
-    assert played(tape(0, "kskkkkw"), streams=False).step_seconds == 8.0
+    assert simulate(tape(0, "kskkkkw"), streams=False).step_seconds == 8.0
 
 
 def test_a_collective_begins_when_the_last_has_come() -> None:
-    result = played(tape(0, "ksw"), tape(1, "kkkkksw"))
+    result = simulate(tape(0, "ksw"), tape(1, "kkkkksw"))
     early, late = result.ranks
     assert result.step_seconds == 8.0
     assert (early.compute, early.bubble, early.exposed["dp"]) == (1.0, 4.0, 3.0)
@@ -96,7 +96,7 @@ def test_a_collective_begins_when_the_last_has_come() -> None:
 
 
 def test_a_pipeline_waits_in_its_bubble() -> None:
-    result = played(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
+    result = simulate(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
     first, second = result.ranks
     assert result.step_seconds == 8.0  # 2 + 3 + 1 + 2
     assert (first.compute, first.bubble) == (2.0, 6.0)
@@ -110,17 +110,17 @@ def test_a_pipeline_waits_in_its_bubble() -> None:
 
 def test_the_host_runs_ahead_but_for_what_it_reads() -> None:
     kernels = "k" * 10
-    assert played(tape(0, kernels), launch=0.5).step_seconds == 10.5
-    assert played(tape(0, kernels), launch=2.0).step_seconds == 21.0
-    assert played(tape(0, kernels), launch=0.5, blocking=True).step_seconds == 15.0
+    assert simulate(tape(0, kernels), launch=0.5).step_seconds == 10.5
+    assert simulate(tape(0, kernels), launch=2.0).step_seconds == 21.0
+    assert simulate(tape(0, kernels), launch=0.5, blocking=True).step_seconds == 15.0
     text = kernels + "sw" + kernels
-    assert played(tape(0, text), launch=0.75).step_seconds == pytest.approx(23.75)  # the host has run far ahead
-    assert played(tape(0, text), launch=0.75, reads=True).step_seconds == pytest.approx(24.5)
+    assert simulate(tape(0, text), launch=0.75).step_seconds == pytest.approx(23.75)  # the host has run far ahead
+    assert simulate(tape(0, text), launch=0.75, reads=True).step_seconds == pytest.approx(24.5)
 
 
 def test_hidden_messages_slow_compute() -> None:
-    assert played(tape(0, "kskkkkw"), drag=0.1).step_seconds == pytest.approx(5.3)
-    assert played(tape(0, "kskw"), drag=0.1).step_seconds == pytest.approx(4.1)  # a third is hidden
+    assert simulate(tape(0, "kskkkkw"), drag=0.1).step_seconds == pytest.approx(5.3)
+    assert simulate(tape(0, "kskw"), drag=0.1).step_seconds == pytest.approx(4.1)  # a third is hidden
 
 
 def test_a_deadlock_has_no_time() -> None:
@@ -234,6 +234,6 @@ def test_a_million_events_in_seconds() -> None:
         for storage in range(200_000):
             item.add(ALLOC, storage, 8, 0)
     begin = time.perf_counter()
-    result = played(*tapes)
+    result = simulate(*tapes)
     assert time.perf_counter() - begin < 20  # 2 on one core that does nothing else
     assert result.step_seconds == pytest.approx(50_000 * 5)

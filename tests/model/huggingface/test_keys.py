@@ -16,7 +16,7 @@ from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.keys import EVERY_FAMILY
 from fivefold.model.huggingface.read import from_config, remark
 from fivefold.record import UsageWarning, UserError
-from tests.model.judged import built, further, judge, quiet
+from tests.model.judged import build_reference, further, judge, quiet
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
 
 # Of each family, by a seed; `python -m tests.endure.families` judges them all.
@@ -35,7 +35,7 @@ def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
             config = FAMILIES[kind] | {key: value}
             try:
                 model = from_config({"model_type": kind, **config}, name="x")
-                theirs = built(kind, config)
+                theirs = build_reference(kind, config)
             except UserError as refusal:
                 assert "\n" not in str(refusal)  # noqa: PT017
                 continue
@@ -97,7 +97,7 @@ VISION = {
 def test_a_multimodal_config_is_tied_by_its_own_key(outer: dict[str, Any], inner: bool) -> None:
     text = FAMILIES["gemma3_text"] | {"tie_word_embeddings": inner}
     with quiet(), torch.device("meta"):
-        theirs = built("gemma3", {"text_config": text, "vision_config": VISION, **outer})
+        theirs = build_reference("gemma3", {"text_config": text, "vision_config": VISION, **outer})
     numel = sum(
         weight.numel() for name, weight in theirs.named_parameters() if "vision" not in name and "projector" not in name
     )
@@ -126,7 +126,7 @@ def test_a_key_that_another_family_reads_is_said_unless_it_says_the_same() -> No
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_configs_written_by_the_reference_are_read_silently(kind: str) -> None:
     with torch.device("meta"):
-        written = built(kind, FAMILIES[kind]).config.to_dict()
+        written = build_reference(kind, FAMILIES[kind]).config.to_dict()
     assert remark(written, name="x") is None
 
 

@@ -27,7 +27,7 @@ EXPERTS = DENSE.replace(moe=MoE(experts=8, topk=2, ffn=64))
 JOB = Job(sequence=T, global_batch=16)
 
 
-def said(text: str, *, axis: str, model: Model = DENSE, job: Job = JOB) -> Counter[tuple[str, int]]:
+def count_messages(text: str, *, axis: str, model: Model = DENSE, job: Job = JOB) -> Counter[tuple[str, int]]:
     """How often a rank takes part in each collective, by its payload in bytes; all stages on one rank."""
     layout = Layout.parse(text)
     chunks = tuple(range(layout.pp * layout.v))
@@ -61,13 +61,13 @@ def test_sequence_parallelism_gathers_and_scatters_twice_a_layer_each_way(tp: in
         )
         + NORMS
     )
-    assert said(f"dp2 tp{tp} cp{cp} mbs{B}", axis="tp") == expected
+    assert count_messages(f"dp2 tp{tp} cp{cp} mbs{B}", axis="tp") == expected
 
 
 @pytest.mark.parametrize("tp", [2, 4])
 def test_without_it_two_all_reduces_a_layer_each_way(tp: int) -> None:
     stream = 2 * T * D * 2
-    assert said(f"tp{tp} mbs2 nosp", axis="tp") == {
+    assert count_messages(f"tp{tp} mbs2 nosp", axis="tp") == {
         ("all_reduce", stream): 8 * (2 * L + 1 + 2 * L + 1),  # the embedding forward, the head backward
         ("all_reduce", 2 * T * 4): 8 * 3,
     }
@@ -91,12 +91,12 @@ def test_recomputed_layers_say_their_forward_twice() -> None:
     stream = T * D * 2
     for stops, sums in ((True, 1), (False, 2)):
         job = JOB.replace(early_stop=stops)
-        plain, full = (said(f"tp2 {ac}", axis="tp", job=job) for ac in ("", "ac=full"))
+        plain, full = (count_messages(f"tp2 {ac}", axis="tp", job=job) for ac in ("", "ac=full"))
         assert full["reduce_scatter", stream] - plain["reduce_scatter", stream] == 16 * sums * L
         assert full["all_gather", stream] == plain["all_gather", stream]
-    assert said("tp2 ac=selective", axis="tp") == plain
+    assert count_messages("tp2 ac=selective", axis="tp") == plain
     hop = "p2p", T // 2 * K * 2 * H * 2
-    assert said("cp2 ac=selective", axis="cp")[hop] - said("cp2", axis="cp")[hop] == 16 * L
+    assert count_messages("cp2 ac=selective", axis="cp")[hop] - count_messages("cp2", axis="cp")[hop] == 16 * L
 
 
 @pytest.mark.parametrize("text", ["tp4", "tp4 nosp", "dp2 tp4 zero1"])
@@ -110,7 +110,7 @@ def test_gradients_of_what_tensor_ranks_hold_alike_are_added_up(text: str) -> No
     expected = Counter({("all_reduce", 4 * (whole + norms) // shards): L, ("all_reduce", 4 * keys // shards): L})
     expected += Counter({("all_reduce", 4 * 2 * D // shards): 1} if layout.sp else {})
     expected += Counter({("all_reduce", T * 4): 3 * layout.micro_batches(JOB)})  # of the loss
-    result = said(text, axis="tp", model=model)
+    result = count_messages(text, axis="tp", model=model)
     del result["all_reduce", T * D * 2]  # the stream
     assert Counter({key: n for key, n in result.items() if key[0] == "all_reduce"}) == expected
     kv = [m for m in messages(Counts(model, JOB), layout) if m.payload == 4 * keys // shards]
@@ -120,7 +120,7 @@ def test_gradients_of_what_tensor_ranks_hold_alike_are_added_up(text: str) -> No
 @pytest.mark.parametrize(("text", "said_back"), [("tp2", "reduce_scatter"), ("tp2 nosp", "all_reduce")])
 def test_latent_attention_shares_its_rotary_key(text: str, said_back: str) -> None:
     model = DENSE.replace(mla=MLA(q_rank=None, kv_rank=24, nope_dim=16, rope_dim=6, v_dim=16))
-    result = said(text, axis="tp", model=model)
+    result = count_messages(text, axis="tp", model=model)
     key = T * 6 * 2
     assert result[said_back, key] == 16 * L
     assert result["all_gather", key] == (16 * L if said_back == "reduce_scatter" else 0)
@@ -133,14 +133,15 @@ def test_latent_attention_shares_its_rotary_key(text: str, said_back: str) -> No
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_ring_hands_on_keys_and_values_and_backward_their_gradients_too(cp: int, tp: int) -> None:
     own = 2 * T // cp * K // tp * H * 2 * 2
-    assert said(f"cp{cp} tp{tp} mbs2", axis="cp") == {("p2p", own): 3 * 8 * L * (cp - 1)}
+    assert count_messages(f"cp{cp} tp{tp} mbs2", axis="cp") == {("p2p", own): 3 * 8 * L * (cp - 1)}
 
 
 @pytest.mark.parametrize("cp", [2, 4])
 def test_fewer_key_heads_make_a_ring_cheaper(cp: int) -> None:
     grouped = DENSE.replace(kv_heads=2)
     few, many = (
-        sum(size * n for (_, size), n in said(f"cp{cp}", axis="cp", model=m).items()) for m in (grouped, DENSE)
+        sum(size * n for (_, size), n in count_messages(f"cp{cp}", axis="cp", model=m).items())
+        for m in (grouped, DENSE)
     )
     assert many == 4 * few
 
@@ -149,7 +150,7 @@ def test_fewer_key_heads_make_a_ring_cheaper(cp: int) -> None:
 def test_ulysses_swaps_q_k_v_and_the_output_each_way(cp: int) -> None:
     model = DENSE.replace(kv_heads=4)
     wide, narrow = 2 * T // cp * 8 * H * 2, 2 * T // cp * 4 * H * 2
-    assert said(f"cp{cp} cp=ulysses mbs2", axis="cp", model=model) == {
+    assert count_messages(f"cp{cp} cp=ulysses mbs2", axis="cp", model=model) == {
         ("all_to_all", wide): 8 * L * 2 * 2,
         ("all_to_all", narrow): 8 * L * 2 * 2,
     }
@@ -158,7 +159,7 @@ def test_ulysses_swaps_q_k_v_and_the_output_each_way(cp: int) -> None:
 def test_ulysses_repeats_key_heads_that_cp_does_not_divide() -> None:
     wide = 2 * T // 4 * 8 * H * 2
     for heads, sent in ((1, 4), (2, 4), (4, 4), (8, 8)):
-        result = said("cp4 cp=ulysses mbs2", axis="cp", model=DENSE.replace(kv_heads=heads))
+        result = count_messages("cp4 cp=ulysses mbs2", axis="cp", model=DENSE.replace(kv_heads=heads))
         expected = Counter({("all_to_all", wide): 8 * L * 2 * 2})
         assert result == expected + Counter({("all_to_all", wide * sent // 8): 8 * L * 2 * 2})
 
@@ -167,7 +168,7 @@ def test_ulysses_repeats_key_heads_that_cp_does_not_divide() -> None:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_every_token_travels_to_topk_experts_and_home_each_way(ep: int, tp: int) -> None:
     routed = 2 * T // tp * D * 2 * 2  # B·T·D elements, topk times
-    assert said(f"dp8 tp{tp} ep{ep} mbs2", axis="ep", model=EXPERTS) == {
+    assert count_messages(f"dp8 tp{tp} ep{ep} mbs2", axis="ep", model=EXPERTS) == {
         ("all_to_all", routed): 1 * L * 4,
         ("all_to_all", routed // D * 2): 1 * L * 2,  # their weights, in fp32
         ("all_to_all", 8 * 8): 1 * L,  # how many will come to each expert
@@ -191,8 +192,10 @@ def test_rows_go_out_to_experts_in_a_byte_with_a_scale_a_tile_and_come_home_in_t
         }
     )
     micro = 16 // 4
-    assert said("dp4 ep4 mbs1", axis="ep", model=model, job=job) == {key: n * layers * micro for key, n in rows.items()}
-    again = said("dp4 ep4 mbs1 ac=full", axis="ep", model=model, job=job)
+    assert count_messages("dp4 ep4 mbs1", axis="ep", model=model, job=job) == {
+        key: n * layers * micro for key, n in rows.items()
+    }
+    again = count_messages("dp4 ep4 mbs1 ac=full", axis="ep", model=model, job=job)
     assert again["all_to_all", 7168 * copies] == again["all_to_all", 224 * copies] == 3 * layers * micro
     assert again["all_to_all", 14_336 * copies] == 2 * layers * micro  # home is not asked for again
 
@@ -201,7 +204,7 @@ def test_recomputed_experts_travel_again_but_are_announced_again_only_with_the_w
     """And what they have made need not come home a second time."""
     routed, numbers = T * D * 2 * 2, ("all_to_all", 8 * 8)
     for ac, again, told in (("", 0, 1), ("ac=moe", 1, 1), ("ac=full", 1, 2)):
-        result = said(f"dp2 ep2 {ac}", axis="ep", model=EXPERTS)
+        result = count_messages(f"dp2 ep2 {ac}", axis="ep", model=EXPERTS)
         assert result["all_to_all", routed] == 8 * L * (4 + again)
         assert result["all_to_all", routed // D * 2] == 8 * L * (2 + again)
         assert result[numbers] == 8 * L * told
@@ -210,16 +213,16 @@ def test_recomputed_experts_travel_again_but_are_announced_again_only_with_the_w
 def test_balance_counts_sequences_where_their_rows_lie_on_several_ranks() -> None:
     counted = ("all_reduce", 8 * 2 * 8)
     for text, axis, times in (("tp2 mbs2", "tp", 8), ("tp2 cp2 mbs2", "cp", 8), ("dp2 mbs2", "dp", 0)):
-        assert said(text, axis=axis, model=EXPERTS)[counted] == times * L
+        assert count_messages(text, axis=axis, model=EXPERTS)[counted] == times * L
     free = EXPERTS.replace(moe=MoE(experts=8, topk=2, ffn=64, balance="free"))
-    assert said("tp2 mbs2", axis="tp", model=free)[counted] == 0
+    assert count_messages("tp2 mbs2", axis="tp", model=free)[counted] == 0
     load = [message for message in messages(Counts(free, JOB), Layout.parse("dp2 tp2")) if message.group == "stage"]
     assert [(message.times, message.payload, message.ranks) for message in load] == [(1, 8 * 8 * L, 4)]
 
 
 def test_an_expert_cut_over_etp_gathers_its_tokens_and_scatters_its_sums() -> None:
     routed = T // 2 * D * 2 * 2
-    assert said("dp2 tp2 ep2 etp2", axis="etp", model=EXPERTS) == {
+    assert count_messages("dp2 tp2 ep2 etp2", axis="etp", model=EXPERTS) == {
         ("all_gather", 2 * routed): 8 * L * 2,
         ("reduce_scatter", 2 * routed): 8 * L * 2,
         ("all_gather", 2 * routed // D * 2): 8 * L,
@@ -279,7 +282,7 @@ def test_a_boundary_is_the_stream_of_a_rank_or_its_part() -> None:
         ("pp2 tp2 nosp", JOB, stream),
         ("pp2 tp2 nosp", JOB.replace(scatter_gather_tensors=True), stream // 2),
     ):
-        assert said(text, axis="pp", job=job) == {("p2p", size): 2 * 16}
+        assert count_messages(text, axis="pp", job=job) == {("p2p", size): 2 * 16}
 
 
 @pytest.mark.parametrize(("text", "sent"), [("pp2", 1), ("pp4", 1), ("pp2 zbv", 0), ("pp2 interleaved v2", 1)])
@@ -312,7 +315,7 @@ def test_a_tied_table_is_summed_by_shards() -> None:
 
 @pytest.mark.parametrize("text", ["dp2", "tp2", "cp2", "pp2", "dp2 tp2 pp2"])
 def test_all_ranks_agree_on_norm_loss_and_stop_once(text: str) -> None:
-    assert said(text, axis="world") == {("all_reduce", 12): 1}
+    assert count_messages(text, axis="world") == {("all_reduce", 12): 1}
 
 
 @given(layers=st.integers(4, 9), pp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2]))
@@ -320,7 +323,7 @@ def test_all_ranks_agree_on_norm_loss_and_stop_once(text: str) -> None:
 def test_layers_send_the_same_wherever_they_lie(layers: int, pp: int, tp: int) -> None:
     """All stages together: the messages of tp do not depend on the cuts between them."""
     model = DENSE.replace(layers=layers)
-    assert said(f"tp{tp} pp{pp}", axis="tp", model=model) == said(f"tp{tp}", axis="tp", model=model)
+    assert count_messages(f"tp{tp} pp{pp}", axis="tp", model=model) == count_messages(f"tp{tp}", axis="tp", model=model)
 
 
 # ---- data parallelism
@@ -372,13 +375,13 @@ def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or
 @pytest.mark.parametrize(("precision", "scales"), [("fp8-wire", 7 * L), ("fp8-tiles-wire", (4 + 3 * 2) * L)])
 def test_matrices_are_gathered_in_a_byte_and_their_scales_asked_for_once(precision: str, scales: int) -> None:
     """Of each layer q, k, v and out of 128 x 128, gate, up and down of 128 x 256 or 256 x 128, and two norms."""
-    result = said("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
+    result = count_messages("dp8 zero3 mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
     block = 4 * D * D + 3 * D * 256 + 2 * 2 * D
     assert result["all_gather", block] == 2 * 2 * L
     assert result["all_gather", 2 * V * D] == 2  # the embedding, as it is
     assert result["all_reduce", 4 * scales] == 1
     assert sum(times for (kind, _), times in result.items() if kind == "all_reduce") == 1
-    assert not said("mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
+    assert not count_messages("mbs1", axis="dp", job=JOB.replace(precision=recipe(precision)))
 
 
 def test_zero_3_moves_half_as_much_again() -> None:

@@ -70,14 +70,14 @@ class Grid:
         return [(m, j) for m in range(self.x)] if over == "tp_outer" else [(i, m) for m in range(self.y)]
 
 
-def drawn(*shape: int) -> Floats:
+def draw_inputs(*shape: int) -> Floats:
     return np.random.default_rng(sum(shape)).standard_normal(shape)
 
 
 @pytest.mark.parametrize(("x", "y"), CUTS)
 def test_a_column_and_a_row_layer_cut_in_two_are_the_whole(x: int, y: int) -> None:
     """q and out, with the identity for attention: values are those of one rank, messages those that are counted."""
-    stream, first, second = drawn(T, D), drawn(D, N * H), drawn(N * H, D)
+    stream, first, second = draw_inputs(T, D), draw_inputs(D, N * H), draw_inputs(N * H, D)
     grid, ranks = Grid(x, y), list(product(range(x), range(y)))
     rows, wide = T // x, D // y
     mine = {(i, j): stream[rows * i : rows * (i + 1), wide * j : wide * (j + 1)] for i, j in ranks}

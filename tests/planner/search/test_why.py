@@ -30,7 +30,7 @@ GPT3 = Planner(
 LLAMA = Planner(model=build_model("llama3-405b"), machine=H100, job=Job(sequence=8192, global_batch=2048))
 
 
-def told(planner: Planner, text: str, where: Where = ANY) -> dict[str, str]:
+def list_reasons(planner: Planner, text: str, where: Where = ANY) -> dict[str, str]:
     """The lines by choice."""
     result = planner.estimate(Layout.parse(text))
     lines = list(whys(Evaluated(result.layout, result.step_time, result.peak_bytes, planner), where=where))
@@ -64,7 +64,7 @@ def changed(chosen: Layout, name: str) -> Layout:
 )
 def test_stated_cost_of_alternatives_equals_their_estimate(planner: Planner, text: str) -> None:
     chosen = Layout.parse(text)
-    seconds, lines = planner.estimate(chosen).step_time.seconds, told(planner, text)
+    seconds, lines = planner.estimate(chosen).step_time.seconds, list_reasons(planner, text)
     phrases = [phrase for line in lines.values() for phrase in line.split("; ")]
     held = 0
     for phrase in phrases:
@@ -87,13 +87,13 @@ def test_stated_cost_of_alternatives_equals_their_estimate(planner: Planner, tex
 
 def test_fastest_way_to_an_alternative_is_reported() -> None:
     """Sixteen virtual stages on eight ranks would be more stages than layers; eight make as many stages as before."""
-    line = told(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act")["pp4"]
+    line = list_reasons(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act")["pp4"]
     assert re.search(r"pp8 v8 takes [0-9.]+% longer \(bubble \+[0-9.]+ ms\)", line)
 
 
 def test_other_axes_give_ranks_if_dp_has_none() -> None:
     """GPT-3 on 64 A100, dp1: half the tp goes to dp, twice the tp is taken from pp."""
-    lines = told(GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective")
+    lines = list_reasons(GPT3, "dp1 tp4 pp16 v6 zero0 mbs1 ac=selective")
     assert re.search(
         r"tp2( zero1)? exceeds the memory by .*; tp8 pp8 takes [0-9.]+% longer \(tp messages", lines["tp4"]
     )
@@ -117,7 +117,7 @@ def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> 
 
 def test_an_alternative_outside_the_constraints_is_said_to_be() -> None:
     where = Where.parse("tp<=8 v<=16")
-    lines = told(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act", where)
+    lines = list_reasons(LLAMA, "dp512 tp8 pp4 v16 zero1/64 mbs1 ac=norm+act", where)
     assert "tp16 (excluded) leaves the node: takes" in lines["tp8"]
     assert re.search(r"pp2 exceeds the memory by [0-9.]+ .iB", lines["pp4"])  # with v16, which is admitted
 

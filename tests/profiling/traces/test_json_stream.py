@@ -28,7 +28,7 @@ KEYS = st.dictionaries(st.text().filter(lambda key: key != "traceEvents"), VALUE
 SAME_FOLDER = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def taken(path: Path) -> tuple[list[dict[str, Any]], JsonStream]:
+def read_all(path: Path) -> tuple[list[dict[str, Any]], JsonStream]:
     with JsonStream(path) as stream:
         return list(stream.events()), stream
 
@@ -61,7 +61,7 @@ def test_stream_reads_the_same_as_json(
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(content) if zipped else content)
     monkeypatch.setattr(json_stream, "CHUNK", chunk)
-    result, stream = taken(path)
+    result, stream = read_all(path)
     assert result == json.loads(json.dumps(events))
     assert stream.metadata == (json.loads(json.dumps({**before, **after})) if wrapped else {})
     assert (stream.broken, stream.cut) == (0, "")
@@ -86,7 +86,7 @@ def test_a_cut_file_gives_what_came_before(
         path.write_bytes(whole[:at])
         if zipped and at < len(whole) // 3:  # perhaps within the metadata
             continue
-        result, stream = taken(path)
+        result, stream = read_all(path)
         assert stream.broken == 0
         assert stream.cut
         assert result == events[: len(result)]
@@ -103,7 +103,7 @@ def test_broken_events_are_passed_over(content: tuple[bytes, list[dict[str, Any]
         lines[number] = lines[number].replace('"name": "', '"name": "std::map<"a"> ', 1)
     path = tmp_path / "trace.json"
     path.write_text("\n".join(lines), encoding="utf-8")
-    result, stream = taken(path)
+    result, stream = read_all(path)
     assert stream.broken == 2
     assert result == [event for number, event in enumerate(events) if number not in (2, 9)]
     report = read([path]).report
@@ -115,7 +115,7 @@ def test_damage_within_a_gzip_file_is_a_cut(content: tuple[bytes, list[dict[str,
     rows[-5] ^= 0xFF  # of the checksum
     path = tmp_path / "trace.json.gz"
     path.write_bytes(bytes(rows))
-    result, stream = taken(path)
+    result, stream = read_all(path)
     assert "damaged" in stream.cut
     assert result == content[1]
 

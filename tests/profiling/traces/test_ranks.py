@@ -287,7 +287,7 @@ class TestOneJob:
     def test_two_times(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         later = kineto.metadata(0, 2)["baseTimeNanoseconds"] + 3_600 * 10**9
         both = write(tmp_path, 0, events), write(tmp_path, 1, events, baseTimeNanoseconds=later)
-        self.refused(*both, said="are traces of two runs, 59 min 59 s lie between them")
+        self.refused(*both, said="are traces of two runs, 59 min 59 s apart")
 
     def test_no_such_step(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         path = write(tmp_path, 0, events)

@@ -172,7 +172,7 @@ def test_a_picture_is_also_png_and_pdf(tmp_path: Path) -> None:
         (("topology",), "takes one MACHINE"),
         (("bandwidth", "h100:1"), "has one rank"),
         (("roofline", "nano"), "is of a step"),
-        (("masks", "--gbs", "16"), "masks is of no job"),
+        (("masks", "--gbs", "16"), "masks does not depend on a job"),
         (("masks", "-o", "a.gif"), "saved as .svg, .png, .pdf or .html"),
     ],
 )  # fmt: skip

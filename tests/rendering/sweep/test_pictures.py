@@ -77,7 +77,7 @@ LONG = [
 ]
 
 
-def drawn(name: str, rows: Sequence[Row], folder: Path) -> list[str]:
+def draw_texts(name: str, rows: Sequence[Row], folder: Path) -> list[str]:
     """The texts of a picture, as they stand in its file; lines of one text are joined."""
     picture = PICTURES[name](rows)
     assert not isinstance(picture, str), picture
@@ -87,7 +87,7 @@ def drawn(name: str, rows: Sequence[Row], folder: Path) -> list[str]:
 
 
 def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:
-    texts = drawn("mfu", GRID, tmp_path)
+    texts = draw_texts("mfu", GRID, tmp_path)
     assert "The best layouts reach 40% to 50% MFU, most on 8 ranks" in texts
     assert {"small (1.00 G)", "large (70.00 G)", "8", "16", "ranks"} <= set(texts)
     assert {"50.0%", "40.0%", "45.0%", "none fits", "dp8", "dp16", "zero0 mbs1", "30.00 GiB"} <= set(texts)
@@ -98,20 +98,20 @@ def test_heat_map_of_the_best_in_each_cell(tmp_path: Path) -> None:
 
 def test_a_panel_for_each_of_what_else_varies(tmp_path: Path) -> None:
     both = GRID + [item.replace(batch=1024) for item in GRID]
-    assert {"batch 256", "batch 1,024"} <= set(drawn("mfu", both, tmp_path))
+    assert {"batch 256", "batch 1,024"} <= set(draw_texts("mfu", both, tmp_path))
 
 
 def test_throughput_against_memory(tmp_path: Path) -> None:
     faster = row(layout="dp4 tp2 zero1 mbs1", tokens_per_second_per_gpu=12_500.0, peak_bytes=40 * GIB)
-    texts = drawn("throughput", [row(), faster], tmp_path)
+    texts = draw_texts("throughput", [row(), faster], tmp_path)
     assert "2 layouts fit: 50% less memory costs 20% of the throughput" in texts
     assert {"dp4 tp2 zero1 mbs1", "memory of the fullest rank, GiB", "tokens/s per GPU"} <= set(texts)
     small = [item.replace(peak_bytes=2**20 * size) for item, size in ((row(), 3), (faster, 5))]
-    assert "memory of the fullest rank, MiB" in drawn("throughput", small, tmp_path)
+    assert "memory of the fullest rank, MiB" in draw_texts("throughput", small, tmp_path)
 
 
 def test_scaling(tmp_path: Path) -> None:
-    texts = drawn("scaling", GRID, tmp_path)
+    texts = draw_texts("scaling", GRID, tmp_path)
     assert "small keeps 80% of its throughput per GPU to 16 ranks" in texts  # large has one number of ranks alone
     one = [
         row(ranks=8, layout="dp8"),
@@ -119,16 +119,16 @@ def test_scaling(tmp_path: Path) -> None:
         row(ranks=8, layout="dp4 tp2", tp=2),
         row(ranks=16, layout="dp8 tp2", tp=2, tokens_per_second_per_gpu=5e3),
     ]
-    texts = drawn("scaling", one, tmp_path)
+    texts = draw_texts("scaling", one, tmp_path)
     assert "dp·tp keeps 50% of its throughput per GPU to 16 ranks" in texts
     assert {"dp", "dp·tp", "8", "16", "tokens/s per GPU"} <= set(texts)
 
 
 def test_memory_and_mfu_by_sequence(tmp_path: Path) -> None:
-    texts = drawn("memory", LONG, tmp_path)
+    texts = draw_texts("memory", LONG, tmp_path)
     assert {"8,192", "16,384", "32,768", "ac=none", "ac=full", "activations", "optimizer"} <= set(texts)
     assert "small (1.00 G), dp8 zero1 mbs1" in texts
-    texts = drawn("sequence", LONG, tmp_path)
+    texts = draw_texts("sequence", LONG, tmp_path)
     assert "small at 32,768 tokens: ac=full is best, 40% MFU" in texts
     assert {"ac=none", "ac=full", "tokens per sequence", "MFU"} <= set(texts)
 
@@ -140,7 +140,7 @@ def test_predicted_against_measured(tmp_path: Path) -> None:
         row(layout="dp4 tp2 zero0 mbs1", measured="measured", measured_step_seconds=1.0),
         row(layout="dp8 zero3 mbs1", measured="measured", measured_step_seconds=2.0),
     ]
-    texts = drawn("measured", rows, tmp_path)
+    texts = draw_texts("measured", rows, tmp_path)
     assert "3 steps: predicted within 20.0% of measured (median), 100% at worst" in texts
     assert {"dp8 zero1 mbs1", "dp4 tp2 zero0 mbs1", "predicted step, s", "measured step, s"} <= set(texts)
 
@@ -174,7 +174,7 @@ def test_varied_settings_of_a_sweep() -> None:
     assert {ranks: item.layout for ranks, item in result.items()} == {8: "dp8 zero0 mbs1", 16: "dp16 zero0 mbs1"}
 
 
-def shown(rows: Sequence[Row]) -> str:
+def show(rows: Sequence[Row]) -> str:
     console = Console(width=120, file=StringIO())
     with console.capture() as result:
         console.print(page(rows))
@@ -182,7 +182,7 @@ def shown(rows: Sequence[Row]) -> str:
 
 
 def test_the_page() -> None:
-    text = shown(GRID)
+    text = show(GRID)
     assert text.startswith("7 rows: 6 fit, 1 do not fit in memory")
     assert [line.split()[:2] for line in text.splitlines() if "zero0" in line] == [
         ["small", "8"],
@@ -190,13 +190,13 @@ def test_the_page() -> None:
         ["large", "16"],
     ]
     refused = row(status="refused", why="layout 'dp3': global batch 256 is not divisible", mfu_causal=None)
-    assert "2 refused: layout 'dp3': global batch 256 is not divisible" in shown([row(), refused, refused])
-    assert shown([]).startswith("No rows")
+    assert "2 refused: layout 'dp3': global batch 256 is not divisible" in show([row(), refused, refused])
+    assert show([]).startswith("No rows")
     tried = [
         row(measured="measured", measured_step_seconds=2.5, measured_peak_bytes=19 * GIB),
         row(layout="dp8 zero3 mbs1", measured="timeout", measured_why="was not done with 8 steps in 300 s"),
     ]
-    text = " ".join(shown(tried).split())
+    text = " ".join(show(tried).split())
     assert "1 measured, 1 timeout" in text
     assert "2.00 s 2.50 s -20.0% 20.00 GiB 19.00 GiB" in text
     assert "2.00 s timeout 20.00 GiB was not done with 8 steps in 300 s" in text

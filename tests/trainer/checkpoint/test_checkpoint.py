@@ -90,7 +90,7 @@ def equal(a: State, b: State) -> bool:
     )
 
 
-def joined(states: Sequence[State]) -> dict[str, list[Tensor]]:
+def combine_ranks(states: Sequence[State]) -> dict[str, list[Tensor]]:
     """Whole weights and moments out of all ranks' rows; step counts must agree."""
     whole = {}
     for name in states[0]:
@@ -170,13 +170,13 @@ def load_and_save(path: Path, directory: Path, layout: Layout) -> State:
 
 def test_any_layout_takes_up_what_another_wrote(forked, tmp_path: Path) -> None:
     four, two_by_two = zip(*forked(4, train_and_save, tmp_path / "run"), strict=True)
-    written, results = joined(four), [two_by_two]
+    written, results = combine_ranks(four), [two_by_two]
     for text in ("dp2 zero1 mbs1", "dp1 mbs1"):  # each reads what the one before has written
         layout, path = Layout.parse(text), latest(tmp_path / "run")
         results.append(forked(layout.world, load_and_save, path, tmp_path / "run", layout))
     assert float(written["embed.tokens.weight"][-1]) == 2
     for ranks in results:
-        whole = joined(ranks)
+        whole = combine_ranks(ranks)
         assert whole.keys() == written.keys()
         assert all(torch.equal(a, b) for name in written for a, b in zip(written[name], whole[name], strict=True))
 

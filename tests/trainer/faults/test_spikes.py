@@ -73,7 +73,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, *bad: int, loss: float = math.nan, r
     monkeypatch.setattr(engine.Engine, "backward", poisoned)
 
 
-def without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> dict[str, str]:
+def run_without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> dict[str, str]:
     """The bits of a run that does not read ``batches``."""
     step = loop.Loop._step
 
@@ -98,8 +98,8 @@ def without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> dict[
 )
 def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, batches: list[int], said: str) -> None:
     steady = {"learning_rate": {"kind": "constant"}}
-    wanted = without(*batches, folder="straight", job=steady)
-    assert wanted != without(folder="plain", job=steady)
+    wanted = run_without(*batches, folder="straight", job=steady)
+    assert wanted != run_without(folder="plain", job=steady)
     poison(monkeypatch, 6)
     set_run(faults={"on_nan": action}, job=steady | {"steps": 9})
     ended = train()
@@ -122,7 +122,7 @@ def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, 
 def test_two_ranks_judge_alike(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     """Gradients of one rank alone are bad, twice before there is any checkpoint but that of the start."""
     two = {"layout": "dp2 zero2 mbs2"}
-    wanted = without(*([2, 6] if action == "skip" else range(7)), folder="straight", ranks=2, **two)
+    wanted = run_without(*([2, 6] if action == "skip" else range(7)), folder="straight", ranks=2, **two)
     poison(monkeypatch, 2, 6, rank=1)
     set_run(faults={"on_nan": action}, **two)
     ranks = Ranks(2)
@@ -141,7 +141,7 @@ def test_a_skip_needs_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_spike(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"steps": 20}
-    wanted = without(14, folder="straight", job=job)
+    wanted = run_without(14, folder="straight", job=job)
     poison(monkeypatch, 14, loss=40.0)
     set_run(faults={"on_spike": "skip", "spike_window": 8}, job=job)
     ended = train()
@@ -157,7 +157,7 @@ def test_a_checkpoint_that_leads_to_spikes_is_stepped_past(monkeypatch: pytest.M
         "job": {"steps": 16, "learning_rate": {"kind": "constant"}},
         "checkpoints": {"every_steps": 4, "keep": 9},
     }
-    wanted = without(*range(4, 12), folder="straight", **changes)
+    wanted = run_without(*range(4, 12), folder="straight", **changes)
     poison(monkeypatch, 9, 11, loss=math.inf)
     set_run(faults={"on_nan": "rollback"}, **changes)
     assert train().code == 0

@@ -97,17 +97,25 @@ def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([line for line in lines() if "loss" in line]) == 10
 
 
-def at(step: int, *, waits: bool) -> RankStatus:
+def make_status(step: int, *, waits: bool) -> RankStatus:
     return RankStatus(step, "a step", "wait (collectives.py:47)", waits)
 
 
 @pytest.mark.parametrize(
     ("places", "silent", "named"),
     [
-        ({0: at(7, waits=True)}, [1, 2], "ranks 1, 2 did not come"),
-        ({0: at(7, waits=True), 1: at(6, waits=True)}, [], "rank 1 did not come for 9 s: a step after step 6"),
-        ({0: at(7, waits=True), 1: at(7, waits=False), 2: at(7, waits=True)}, [], "rank 1 did not come"),
-        ({0: at(7, waits=True), 1: at(7, waits=True)}, [], "no rank went on for 9 s"),
+        ({0: make_status(7, waits=True)}, [1, 2], "ranks 1, 2 did not come"),
+        (
+            {0: make_status(7, waits=True), 1: make_status(6, waits=True)},
+            [],
+            "rank 1 did not come for 9 s: a step after step 6",
+        ),
+        (
+            {0: make_status(7, waits=True), 1: make_status(7, waits=False), 2: make_status(7, waits=True)},
+            [],
+            "rank 1 did not come",
+        ),
+        ({0: make_status(7, waits=True), 1: make_status(7, waits=True)}, [], "no rank went on for 9 s"),
     ],
 )
 def test_who_did_not_come(places: dict[int, RankStatus], silent: list[int], named: str) -> None:

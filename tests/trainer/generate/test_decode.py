@@ -59,7 +59,7 @@ GREEDY = SamplingParams(temperature=0)
 named = pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 
 
-def drawn(model: Model, seed: int = 0) -> dict[str, Tensor]:
+def draw_weights(model: Model, seed: int = 0) -> dict[str, Tensor]:
     """Weights so wide that the likeliest token is not the same every time."""
     return {weight.name: _spread(weight, model=model, seed=seed) for weight in weights(model)}
 
@@ -71,7 +71,7 @@ def _spread(weight: Weight, *, model: Model, seed: int) -> Tensor:
 
 
 def plain(model: Model) -> Transformer:
-    module = decoder(drawn(model) | biases(model), model=model)
+    module = decoder(draw_weights(model) | biases(model), model=model)
     assert isinstance(module, Transformer)
     return module
 
@@ -186,7 +186,7 @@ def nothing(_what: str, _done: int, _of: int) -> None:
 
 def save(folder: Path, model: Model, layout: Layout) -> None:
     """A checkpoint of the drawn weights, cut by ``layout``."""
-    job, wide = Job(sequence=32, global_batch=4, precision=recipe("fp32")), drawn(model)
+    job, wide = Job(sequence=32, global_batch=4, precision=recipe("fp32")), draw_weights(model)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for shard in built.shards:
         shard.weight.data.copy_(shard.rows_of(wide[shard.name]))

@@ -35,7 +35,7 @@ def of_single_sequences() -> list[Tensor]:
     return results
 
 
-def measured(text: str) -> tuple[Noise | None, float, list[int]]:
+def measure_noise(text: str) -> tuple[Noise | None, float, list[int]]:
     """What the engine measures of the same sequences under a layout; and of a plain step its norm."""
     layout = Layout.parse(text)
     job = Job(sequence=LENGTH, global_batch=SEQUENCES, precision=recipe("fp32"))
@@ -81,7 +81,7 @@ def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) ->
         batches=len(small),
         sequences=SEQUENCES,
     )
-    ranks = forked(layout.world, measured, text)
+    ranks = forked(layout.world, measure_noise, text)
     for result, norm, _ in ranks:
         assert result is not None
         assert norm == pytest.approx(float(mean.norm()), rel=1e-5)
@@ -93,7 +93,7 @@ def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) ->
 def test_under_sequence_parallelism_weights_of_partial_gradients_are_left_out(forked) -> None:
     (single,) = forked(1, of_single_sequences)
     whole = float(torch.stack(single).mean(0).square().sum())
-    result = forked(4, measured, "dp2 tp2 mbs1")[0][0]
+    result = forked(4, measure_noise, "dp2 tp2 mbs1")[0][0]
     assert result is not None
     assert 0 < result.square + result.variance / SEQUENCES < whole  # |g_B|² is their sum in the mean
 

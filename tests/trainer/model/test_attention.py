@@ -43,7 +43,7 @@ def tables(model: Model, positions: Tensor) -> tuple[Tensor, Tensor]:
     return rotary_tables(model, positions=positions, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def drawn(model: Model) -> nn.Module:
+def build_attention(model: Model) -> nn.Module:
     module = LatentAttention(model) if model.mla else GroupedAttention(model)
     generator = torch.Generator().manual_seed(7)
     for weight in module.parameters():
@@ -115,7 +115,7 @@ def reference(model: Model, w: dict[str, Tensor], x: Tensor) -> Tensor:
 
 @named
 def test_rows_in_and_out_are_the_reference(model: Model) -> None:
-    module, x = drawn(model), rows(model).requires_grad_()
+    module, x = build_attention(model), rows(model).requires_grad_()
     upstream = torch.linspace(-1, 1, B * T * model.width).view(B * T, model.width)
     out = module(x, Rows(T, tables(model, torch.arange(T))))
     out.backward(upstream)
@@ -132,14 +132,14 @@ def test_rows_in_and_out_are_the_reference(model: Model) -> None:
 
 @named
 def test_its_weights_are_those_of_the_list(model: Model) -> None:
-    ours = {f"attention.{name}": tuple(weight.shape) for name, weight in drawn(model).named_parameters()}
+    ours = {f"attention.{name}": tuple(weight.shape) for name, weight in build_attention(model).named_parameters()}
     listed = {weight.name: weight.shape for weight in block_weights(model, 0) if weight.name.startswith("attention.")}
     assert ours == listed
 
 
 @named
 def test_saved_bytes_equal_the_planner(model: Model) -> None:
-    module, x = drawn(model), rows(model).requires_grad_()
+    module, x = build_attention(model), rows(model).requires_grad_()
     cos, sin = tables(model, torch.arange(T))
     apart = {tensor.untyped_storage().data_ptr() for tensor in (cos, sin, *module.parameters())}
     kept: dict[int, int] = {}
@@ -160,7 +160,7 @@ def test_saved_bytes_equal_the_planner(model: Model) -> None:
 
 
 def test_the_shared_key_goes_through_its_seam() -> None:
-    module, x = drawn(LATENT), rows(LATENT)
+    module, x = build_attention(LATENT), rows(LATENT)
     turn = Rows(T, tables(LATENT, torch.arange(T)))
     plain, seen = module(x, turn), []
 
@@ -228,9 +228,9 @@ def test_layers_that_slide_have_a_base_of_their_own_and_some_do_not_rotate() -> 
     alone = (GROUPED.replace(rope_theta=7.0), model.replace(**plain), None)
     for layer, like in enumerate(alone):
         module = GroupedAttention(model, layer=layer)
-        module.load_state_dict(drawn(model).state_dict())
+        module.load_state_dict(build_attention(model).state_dict())
         own = tables(like, torch.arange(T)) if like else tables(GROUPED, torch.zeros(T))
-        torch.testing.assert_close(module(x, mixed), drawn(GROUPED)(x, Rows(T, own)))
+        torch.testing.assert_close(module(x, mixed), build_attention(GROUPED)(x, Rows(T, own)))
 
 
 def test_far_positions_turn_by_their_whole_number() -> None:

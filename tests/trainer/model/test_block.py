@@ -21,7 +21,7 @@ MODEL = Model(name="m", layers=1, width=12, heads=2, kv_heads=1, head_dim=4, ffn
 KINDS = get_args(ModelShape.model_fields["block"].annotation)
 
 
-def made(part: nn.Module) -> nn.Module:
+def build_part(part: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(3)
     for weight in part.parameters():
         nn.init.normal_(weight, 0.0, 0.5, generator=generator)
@@ -50,7 +50,7 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
         },
         origin="test",
     )
-    block: Any = made(Block(model, layer=0))
+    block: Any = build_part(Block(model, layer=0))
     tables = rotary_tables(model, positions=torch.arange(5), dtype=torch.float32, device=torch.device("cpu"))
     rows = Rows(5, tables)
     n = {
@@ -84,7 +84,7 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
 @pytest.mark.parametrize("positions", [None, torch.tensor([2, 3, 8, 9])])
 def test_the_embedding(positions: Tensor | None) -> None:
     model = MODEL.replace(position="learned", positions=10, embedding_scale=3.0)
-    embed: Any = made(Embed(model))
+    embed: Any = build_part(Embed(model))
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 1]])
     places = torch.arange(4) if positions is None else positions
     wanted = (3.0 * F.embedding(tokens, embed.tokens.weight) + embed.positions.weight[places]).flatten(0, 1)

@@ -45,7 +45,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fivefold.trainer.model.chunked_loss.LOSS_CHUNK_ROWS", CHUNK)
 
 
-def drawn(*shape: int) -> Tensor:
+def draw_inputs(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
@@ -53,7 +53,7 @@ def head(dtype: torch.dtype = torch.float32) -> Linear:
     out = Linear(WIDTH, WORDS, bias=True)
     assert out.weight is not None
     assert out.bias is not None
-    out.weight, out.bias = (nn.Parameter(drawn(*item.shape).to(dtype)) for item in (out.weight, out.bias))
+    out.weight, out.bias = (nn.Parameter(draw_inputs(*item.shape).to(dtype)) for item in (out.weight, out.bias))
     return out
 
 
@@ -65,7 +65,7 @@ TARGETS = torch.arange(ROWS) * 7 % WORDS
 @pytest.mark.usefixtures("_small_chunks")
 def test_loss_and_gradients_are_those_of_whole_logits(dtype: torch.dtype, error: float) -> None:
     """The upstream gradient is not one, and a gradient is there already."""
-    h, out = drawn(ROWS, WIDTH).to(dtype).requires_grad_(), head(dtype)
+    h, out = draw_inputs(ROWS, WIDTH).to(dtype).requires_grad_(), head(dtype)
     exact = [item.detach().double().requires_grad_() for item in (h, *out.parameters())]
     expected = 3 * SCALE * F.cross_entropy(F.linear(*exact), TARGETS, reduction="sum")
     expected.backward()
@@ -84,12 +84,12 @@ def test_loss_and_gradients_are_those_of_whole_logits(dtype: torch.dtype, error:
 def test_without_gradients_the_loss_is_there_at_once() -> None:
     out = head()
     with torch.no_grad():
-        ours = chunked_loss(drawn(ROWS, WIDTH), out, TARGETS, scale=SCALE, loss=nats)
-        theirs = cross_entropy(out(drawn(ROWS, WIDTH)), TARGETS, scale=SCALE)
+        ours = chunked_loss(draw_inputs(ROWS, WIDTH), out, TARGETS, scale=SCALE, loss=nats)
+        theirs = cross_entropy(out(draw_inputs(ROWS, WIDTH)), TARGETS, scale=SCALE)
     torch.testing.assert_close(ours, theirs)
 
 
-def played(model: Model, text: str, loss: str, precision: str, compiled: bool = False) -> list[tuple[float, float]]:
+def run_steps(model: Model, text: str, loss: str, precision: str, compiled: bool = False) -> list[tuple[float, float]]:
     """Loss and norm of two steps, and held-out loss as the last."""
     layout = Layout.parse(text)
     job = JOB.replace(loss=loss, precision=recipe(precision), compile=compiled)
@@ -118,7 +118,7 @@ def played(model: Model, text: str, loss: str, precision: str, compiled: bool = 
 @pytest.mark.usefixtures("_small_chunks")
 def test_every_layout_trains_as_with_whole_logits(forked: Fork, model: Model, text: str) -> None:
     layout = Layout.parse(text)
-    whole, ours = (forked(layout.world, played, model, text, loss, "fp32") for loss in ("fused", "chunked"))
+    whole, ours = (forked(layout.world, run_steps, model, text, loss, "fp32") for loss in ("fused", "chunked"))
     for mine, other in zip(ours, whole, strict=True):
         for result, expected in zip(mine, other, strict=True):
             assert result == pytest.approx(expected, rel=1e-6)
@@ -128,7 +128,7 @@ def test_every_layout_trains_as_with_whole_logits(forked: Fork, model: Model, te
 @pytest.mark.parametrize(("precision", "error"), [("fp16", 2**-11), ("bf16", 2**-8), ("bf16-pure", 2**-7)])
 @pytest.mark.usefixtures("_small_chunks")
 def test_narrow_recipes(forked: Fork, precision: str, error: float) -> None:
-    (whole,), (ours,) = (forked(1, played, DENSE, "mbs4", loss, precision) for loss in ("fused", "chunked"))
+    (whole,), (ours,) = (forked(1, run_steps, DENSE, "mbs4", loss, precision) for loss in ("fused", "chunked"))
     for result, expected in zip(ours, whole, strict=True):
         assert result == pytest.approx(expected, rel=error)
 
@@ -138,7 +138,7 @@ def test_blocks_may_be_compiled(forked: Fork, monkeypatch: pytest.MonkeyPatch) -
     real = torch.compile  # here without C++, which takes long
     monkeypatch.setattr(torch, "compile", lambda function, options=None: real(function, backend="aot_eager"))
     model = DENSE.replace(layers=2)
-    (plain,), (ours,) = (forked(1, played, model, "mbs8", "chunked", "fp32", compiled) for compiled in (False, True))
+    (plain,), (ours,) = (forked(1, run_steps, model, "mbs8", "chunked", "fp32", compiled) for compiled in (False, True))
     for result, expected in zip(ours, plain, strict=True):
         assert result == pytest.approx(expected, rel=1e-5)
 
@@ -147,7 +147,7 @@ def test_the_logits_of_one_chunk_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside them dh and dW: of 2000 words and 8 chunks of 32 rows; whole logits are 2 MB, those of a chunk 256 kB."""
     monkeypatch.setattr("fivefold.trainer.model.chunked_loss.LOSS_CHUNK_ROWS", 32)
     monkeypatch.setattr("fivefold.trainer.model.kernels.loss.LOSS_CHUNK_ELEMENTS", 2000)
-    h, out, targets = drawn(256, WIDTH).requires_grad_(), Linear(WIDTH, 2000, bias=False), torch.arange(256)
+    h, out, targets = draw_inputs(256, WIDTH).requires_grad_(), Linear(WIDTH, 2000, bias=False), torch.arange(256)
     assert out.weight is not None
     nn.init.zeros_(out.weight)
     with Meter([h, out.weight, targets], axis=str) as meter:
@@ -161,7 +161,7 @@ def test_the_logits_of_one_chunk_live(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meter.flops == 3 * 2 * 256 * 2000 * WIDTH
 
 
-def measured(model: Model, job: Job) -> int:
+def measure_peak(model: Model, job: Job) -> int:
     """The fullest moment of the third step."""
     built = build(model=model, layout=Layout(), job=job, device=torch.device("cpu"))
     engine, tokens = Engine(built, model=model, layout=Layout(), job=job), torch.zeros(2, 1, 513, dtype=torch.long)
@@ -181,7 +181,7 @@ def test_a_large_vocabulary_takes_less_as_predicted(forked: Fork, monkeypatch: p
     for loss in ("fused", "chunked"):
         job = JOB.replace(sequence=512, global_batch=2, loss=loss, precision=recipe("bf16"))
         predicted = Planner(model=model, machine=machine("gloo", 1), job=job).estimate(Layout()).peak_bytes
-        (result,) = forked(1, measured, model, job)
+        (result,) = forked(1, measure_peak, model, job)
         assert predicted == pytest.approx(result, rel=0.005)
         peaks.append(result)
     whole, less = peaks

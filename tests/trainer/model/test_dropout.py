@@ -22,7 +22,7 @@ from fivefold.trainer.model.dropout import (
 from fivefold.trainer.model.dropout import score_rows as numbers_of
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.unfused_attention import Unfused
-from tests.trainer.model.test_flash_attention import DOCUMENTS, B, K, N, S, agrees, drawn, qkv
+from tests.trainer.model.test_flash_attention import DOCUMENTS, B, K, N, S, agrees, draw_inputs, qkv
 
 KEYS = sequence_keys(torch.arange(B), seed=5, step=2)
 
@@ -74,7 +74,7 @@ def test_flash_and_unfused_attention_drop_the_same(
     """And as written out; with half of the heads each, as two ranks of tp, all the same."""
     monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)
     rule = AttentionMask(0.3, window, dropout=0.25, layer=3)
-    gradient = drawn(B, S, N, 8, seed=4)
+    gradient = draw_inputs(B, S, N, 8, seed=4)
     rows = row_keys(KEYS, numbers_of(range(N), range(S), device=gradient.device), place=1 + 3 * 3)
     mask = make_keep_mask(rows, columns=range(S), rate=0.25).transpose(1, 2)
     wanted = _written_out(mask, window, documents, gradient)

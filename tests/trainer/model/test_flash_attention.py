@@ -21,15 +21,15 @@ B, T, S, N, K = 2, 6, 10, 4, 2
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 2, 2, 2, 2, 3, 3], [5, 6, 6, 6, 6, 6, 6, 6, 6, 6]])  # [B, S]
 
 
-def drawn(*shape: int, seed: int) -> Tensor:
+def draw_inputs(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def qkv(*, tokens: int = S, keys: int = S, dims: tuple[int, int] = (8, 8), kv_heads: int = K) -> tuple[Tensor, ...]:
     return (
-        drawn(B, tokens, N, dims[0], seed=1),
-        drawn(B, keys, kv_heads, dims[0], seed=2),
-        drawn(B, keys, kv_heads, dims[1], seed=3),
+        draw_inputs(B, tokens, N, dims[0], seed=1),
+        draw_inputs(B, keys, kv_heads, dims[0], seed=2),
+        draw_inputs(B, keys, kv_heads, dims[1], seed=3),
     )
 
 
@@ -94,7 +94,7 @@ def test_block_is_attention_written_out(
     agrees(out, wanted)
     agrees(lse, wanted_lse)
 
-    gradient = drawn(*out.shape, seed=4)
+    gradient = draw_inputs(*out.shape, seed=4)
     wanted.backward(gradient.double())
     result = attend_backward(gradient, *inputs, out, lse, rule, offset=offset, spans=spans)
     for one, x in zip(result, exact, strict=True):
@@ -141,7 +141,7 @@ def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
 def test_core_is_exact_and_keeps_five_tensors(
     documents: Tensor | None, dims: tuple[int, int], rule: AttentionMask, sinks: bool
 ) -> None:
-    inputs = [x.requires_grad_() for x in (*qkv(dims=dims), *([drawn(2 * N, seed=9)] if sinks else []))]
+    inputs = [x.requires_grad_() for x in (*qkv(dims=dims), *([draw_inputs(2 * N, seed=9)] if sinks else []))]
     core = Flash(rule, heads=Heads(rank=1 if sinks else 0))  # of sinks the second half
     kept: dict[int, int] = {}
 
@@ -160,7 +160,7 @@ def test_core_is_exact_and_keeps_five_tensors(
     exact = [x.detach().double().requires_grad_() for x in inputs]
     wanted, _ = written_out(*exact[:3], seen, rule, exact[3][N:] if sinks else None)
     agrees(out.detach(), wanted.detach())
-    gradient = drawn(*out.shape, seed=4)
+    gradient = draw_inputs(*out.shape, seed=4)
     out.backward(gradient)
     wanted.backward(gradient.double())
     for x, y in zip(inputs, exact, strict=True):
@@ -176,7 +176,7 @@ def test_core_is_exact_and_keeps_five_tensors(
 def test_gpu_agrees_with_cpu(documents: Tensor | None, dims: tuple[int, int], rule: AttentionMask) -> None:
     spans = None if documents is None else self_attention_spans(documents)
     inputs = [x.bfloat16() for x in qkv(dims=dims)]
-    gradient = drawn(B, S, N, dims[1], seed=4).bfloat16()
+    gradient = draw_inputs(B, S, N, dims[1], seed=4).bfloat16()
     there = [x.cuda() for x in inputs]
     out, lse = attend(*inputs, rule, spans=spans)
     result, found_lse = attend(*there, rule, spans=spans)

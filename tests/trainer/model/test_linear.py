@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fivefold.trainer.model.linear import Linear, LinearHooks, WgradStore, fused_linears, recomputing
 
 
-def drawn(*shape: int) -> Tensor:
+def draw_inputs(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
@@ -20,7 +20,7 @@ def linear(into: int, outof: int, *, bias: bool, dtype: torch.dtype = torch.floa
     made = Linear(into, outof, bias=bias).to(dtype)
     with torch.no_grad():
         for weight in made.parameters():
-            weight.copy_(drawn(*weight.shape))
+            weight.copy_(draw_inputs(*weight.shape))
     return made
 
 
@@ -31,13 +31,13 @@ def test_a_fan_is_several_linears_on_one_input(bias: bool, dtype: torch.dtype, t
     theirs = [nn.Linear(16, item.matrix.shape[0], bias=bias, dtype=dtype) for item in ours]
     for mine, other in zip(ours, theirs, strict=True):
         other.load_state_dict(mine.state_dict())  # same names, same shapes
-    x, y = (drawn(10, 16).to(dtype).requires_grad_() for _ in range(2))
+    x, y = (draw_inputs(10, 16).to(dtype).requires_grad_() for _ in range(2))
     for _ in range(2):  # gradients add up over micro-batches
         result, expected = fused_linears(x, *ours), [other(y) for other in theirs]
         for mine, other in zip(result, expected, strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
         for outs in (result, expected):
-            torch.autograd.backward(outs, [drawn(*out.shape).to(dtype) for out in outs])
+            torch.autograd.backward(outs, [draw_inputs(*out.shape).to(dtype) for out in outs])
     pairs = [(x.grad, y.grad)]
     for mine, other in zip(ours, theirs, strict=True):
         pairs += [(a.grad, b.grad) for a, b in zip(mine.parameters(), other.parameters(), strict=True)]
@@ -88,7 +88,7 @@ def recorded(*, deferring: bool = False) -> tuple[list[str], WgradStore, list[Li
 
 
 def run(linears: list[Linear]) -> Tensor:
-    x = drawn(4, 16).requires_grad_()
+    x = draw_inputs(4, 16).requires_grad_()
     sum(out.sum() for out in fused_linears(x, *linears)).backward()  # type: ignore[union-attr]
     assert x.grad is not None
     return x.grad
@@ -131,7 +131,7 @@ def test_recomputed_linear_saves_its_input() -> None:
     for deferring in (False, True):
         did, wgrad_store, linears = recorded(deferring=deferring)
         with recomputing():
-            (out,) = fused_linears(drawn(4, 16).requires_grad_(), linears[0])
+            (out,) = fused_linears(draw_inputs(4, 16).requires_grad_(), linears[0])
         out.sum().backward()
         for work in wgrad_store.take():
             work()
@@ -164,19 +164,19 @@ def test_a_bias_is_added_once_after_a_sum_over_ranks() -> None:
     did: list[str] = []
     row = linear(16, 8, bias=True)
     row.hooks = Recorded(did)
-    x = drawn(4, 16).requires_grad_()
+    x = draw_inputs(4, 16).requires_grad_()
     out = row(x)
     torch.testing.assert_close(out, F.linear(x, row.matrix, row.bias))
-    out.backward(drawn(4, 8))
+    out.backward(draw_inputs(4, 8))
     assert row.bias is not None
-    torch.testing.assert_close(row.bias.grad, drawn(4, 8).sum(0))  # of its own rows
+    torch.testing.assert_close(row.bias.grad, draw_inputs(4, 8).sum(0))  # of its own rows
 
 
 def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
     embedding = nn.Embedding(12, 16)
     tied = Linear.tied(embedding)
     assert not list(tied.parameters())
-    embedding.weight = nn.Parameter(drawn(12, 16))  # as ZeRO does, later
+    embedding.weight = nn.Parameter(draw_inputs(12, 16))  # as ZeRO does, later
     assert tied.matrix is embedding.weight
     delivered: list[str] = []
     embedding.weight.collect = lambda gradient: delivered.append("head")  # type: ignore[attr-defined]
@@ -187,7 +187,7 @@ def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
     del embedding.weight.collect  # type: ignore[attr-defined]
     embedding.weight.grad = None
     tied(embedding(ids)).square().sum().backward()
-    whole = drawn(12, 16).requires_grad_()
+    whole = draw_inputs(12, 16).requires_grad_()
     F.linear(F.embedding(ids, whole), whole).square().sum().backward()
     torch.testing.assert_close(embedding.weight.grad, whole.grad)
 
@@ -195,14 +195,14 @@ def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
 def test_evaluation_keeps_nothing() -> None:
     item = linear(16, 8, bias=True)
     with torch.no_grad():
-        assert item(drawn(4, 16)).grad_fn is None
+        assert item(draw_inputs(4, 16)).grad_fn is None
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at it where it resumes
 def test_a_compiled_block_breaks_at_it_and_is_right() -> None:
     item = linear(16, 16, bias=True)
-    x, y = (drawn(4, 16).requires_grad_() for _ in range(2))
+    x, y = (draw_inputs(4, 16).requires_grad_() for _ in range(2))
 
     def block(x: Tensor) -> Tensor:
         return F.silu(item(F.silu(x))) + x
@@ -217,7 +217,7 @@ def test_a_compiled_block_breaks_at_it_and_is_right() -> None:
 def test_the_backward_is_called_by_the_weight_alone_where_the_input_has_no_gradient() -> None:
     """By both, autograd would take its time to hand no gradient to each weight of each micro-batch."""
     for asks in (True, False):
-        layer, x = linear(4, 3, bias=False), drawn(2, 4).requires_grad_(asks)
+        layer, x = linear(4, 3, bias=False), draw_inputs(2, 4).requires_grad_(asks)
         (out,) = fused_linears(x, layer)
         assert out.grad_fn is not None
         leaves = [node.variable for node, _ in out.grad_fn.next_functions if node is not None]

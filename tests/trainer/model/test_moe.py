@@ -33,20 +33,20 @@ def model(**moe: Any) -> Model:
     return Model(name="m", layers=1, width=D, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=64, moe=fields)
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_inputs(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def made(of: Model) -> Moe:
+def build_part(of: Model) -> Moe:
     layer = Moe(of)
     with torch.no_grad():
         for index, weight in enumerate(layer.parameters()):
-            weight.copy_(drawn(*weight.shape, seed=index) * 0.4)
+            weight.copy_(draw_inputs(*weight.shape, seed=index) * 0.4)
     return layer
 
 
 def rows() -> Tensor:
-    return drawn(B * T, D).requires_grad_()
+    return draw_inputs(B * T, D).requires_grad_()
 
 
 def close(found: Tensor | None, expected: Tensor | None, *, within: float = 1e-5) -> None:
@@ -108,14 +108,14 @@ def _deepseek_v3() -> tuple[Model, Any]:
     )
     ours = model(shared_experts=1, groups=2, topk_groups=1, score="sigmoid", scaling=2.5, balance="free")
     block = deepseek_v3.DeepseekV3MoE(config)
-    block.gate.e_score_correction_bias.copy_(drawn(E, seed=5) * 0.5)
+    block.gate.e_score_correction_bias.copy_(draw_inputs(E, seed=5) * 0.5)
     return ours, block
 
 
 @pytest.mark.parametrize("family", [_mixtral, _qwen3, _deepseek_v2, _deepseek_v3])
 def test_values_and_gradients_are_those_of_transformers(family: Any) -> None:
     of, theirs = family()
-    ours = made(of)
+    ours = build_part(of)
     if of.moe is not None and of.moe.balance == "free":
         ours.bias.copy_(theirs.gate.e_score_correction_bias)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_values_and_gradients_are_those_of_transformers(family: Any) -> None:
     result, expected = ours(x), theirs(y.view(B, T, D)).view(B * T, D)
     close(result, expected)
     for out in (result, expected):
-        out.backward(drawn(B * T, D, seed=1))
+        out.backward(draw_inputs(B * T, D, seed=1))
     close(x.grad, y.grad)
     close(ours.router.weight.grad, theirs.gate.weight.grad)
     close(torch.cat((ours.experts.gate.grad, ours.experts.up.grad), 1), theirs.experts.gate_up_proj.grad)
@@ -143,7 +143,7 @@ def test_clamped_experts_with_biases_are_those_of_gpt_oss() -> None:
     """Wide enough that some gates and ups are beyond the limit on either side."""
     config = gpt_oss.GptOssConfig(hidden_size=D, intermediate_size=FFN, num_local_experts=E, num_experts_per_tok=K)
     of = model(router_bias=True, expert_bias=True).replace(activation="clamped_swiglu")
-    ours, theirs = made(of), gpt_oss.GptOssMLP(config)
+    ours, theirs = build_part(of), gpt_oss.GptOssMLP(config)
     w = ours.experts
     pairs = {
         "gate_up_proj": lambda part: torch.stack((part(w.gate), part(w.up)), 2).flatten(1, 2).transpose(1, 2),
@@ -164,7 +164,7 @@ def test_clamped_experts_with_biases_are_those_of_gpt_oss() -> None:
     result, expected = ours(x), theirs(y.view(B, T, D))[0].view(B * T, D)
     close(result, expected)
     for out in (result, expected):
-        out.backward(drawn(B * T, D, seed=1))
+        out.backward(draw_inputs(B * T, D, seed=1))
     close(x.grad, y.grad)
     for name, of_ours in pairs.items():
         close(of_ours(lambda weight: weight.grad), getattr(theirs.experts, name).grad)
@@ -206,13 +206,13 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_loops(case: str) -> None:
-    ours, theirs = made(model(**CASES[case])), made(model(**CASES[case]))
+    ours, theirs = build_part(model(**CASES[case])), build_part(model(**CASES[case]))
     ours.sequences = Sequences(T)
     x, y = rows(), rows()
     result, (expected, _) = ours(x), by_loops(theirs, y)
     close(result, expected)
     for out in (result, expected):
-        out.backward(drawn(B * T, D, seed=1))
+        out.backward(draw_inputs(B * T, D, seed=1))
     close(x.grad, y.grad)
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert mine.grad is not None, name
@@ -222,7 +222,7 @@ def test_values_and_gradients_are_those_of_loops(case: str) -> None:
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 def test_the_aux_loss_adds_its_gradient_and_nothing_else(score: str) -> None:
     alpha, scale = 0.3, 1 / 100
-    layers = [made(model(score=score, balance=kind, aux_coefficient=alpha)) for kind in ("none", "aux")]
+    layers = [build_part(model(score=score, balance=kind, aux_coefficient=alpha)) for kind in ("none", "aux")]
     inputs, outs = [rows() for _ in layers], []
     for layer, x in zip(layers, inputs, strict=True):
         layer.sequences, layer.scale = Sequences(T), scale
@@ -247,11 +247,11 @@ def test_the_aux_loss_adds_its_gradient_and_nothing_else(score: str) -> None:
 
 def test_an_aux_loss_without_a_weight_is_refused() -> None:
     with pytest.raises(RunFailure, match=r"moe\.scale"):
-        made(model(balance="aux"))(rows()).sum().backward()
+        build_part(model(balance="aux"))(rows()).sum().backward()
 
 
 def test_the_bias_moves_against_the_load() -> None:
-    layer = made(model(balance="free", score="sigmoid"))
+    layer = build_part(model(balance="free", score="sigmoid"))
     for _ in range(2):
         x = rows()
         layer(x)  # a forward alone, as a recomputation's first, counts nothing
@@ -268,7 +268,7 @@ def test_the_bias_moves_against_the_load() -> None:
 
 
 def test_weight_gradients_wait_when_they_are_put_off() -> None:
-    now, later = made(model(shared_experts=1)), made(model(shared_experts=1))
+    now, later = build_part(model(shared_experts=1)), build_part(model(shared_experts=1))
     wait = WgradStore()
     wait.deferring = True
     for module in later.modules():
@@ -276,7 +276,7 @@ def test_weight_gradients_wait_when_they_are_put_off() -> None:
             module.wgrad_store = wait
     x, y = rows(), rows()
     for layer, source in ((now, x), (later, y)):
-        layer(source).backward(drawn(B * T, D, seed=1))
+        layer(source).backward(draw_inputs(B * T, D, seed=1))
     assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
     assert all(weight.grad is None for weight in later.parameters())
     for work in wait.take():
@@ -288,7 +288,7 @@ def test_weight_gradients_wait_when_they_are_put_off() -> None:
 def test_saved_bytes_equal_the_planner() -> None:
     """x, scores, and of the k copies: rows, gate, up, activation; all else is small: indices and weights."""
     kept: dict[int, int] = {}
-    layer, x = made(model()), rows()
+    layer, x = build_part(model()), rows()
     weights = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -309,7 +309,7 @@ def test_saved_bytes_equal_the_planner() -> None:
 @pytest.mark.parametrize(("into", "outof"), [(8, 12), (6, 10)])
 def test_groups_are_multiplied_alike_with_and_without_one_kernel(sizes: list[int], into: int, outof: int) -> None:
     n, offsets = sum(sizes), torch.tensor(sizes).cumsum(0, dtype=torch.int32)
-    x, g, w = drawn(n, into), drawn(n, outof), drawn(3, into, outof)
+    x, g, w = draw_inputs(n, into), draw_inputs(n, outof), draw_inputs(3, into, outof)
     close(by_group(x, w, offsets), by_group(x.double(), w.double(), offsets))
     summed = summed_by_group(g.double(), x.double(), offsets)
     close(summed_by_group(g, x, offsets), summed)
@@ -319,7 +319,7 @@ def test_groups_are_multiplied_alike_with_and_without_one_kernel(sizes: list[int
 
 def test_groups_of_16_bits_are_multiplied_in_fp32_on_a_cpu() -> None:
     """oneDNN would compile a kernel for every new number of rows, which takes ten times as long as the product."""
-    x, g, w = drawn(9, 8).bfloat16(), drawn(9, 12).bfloat16(), drawn(3, 8, 12).bfloat16()
+    x, g, w = draw_inputs(9, 8).bfloat16(), draw_inputs(9, 12).bfloat16(), draw_inputs(3, 8, 12).bfloat16()
     offsets = torch.tensor([2, 2, 9], dtype=torch.int32)
     with Meter([x, g, w], axis=str) as meter:
         result, summed = by_group(x, w, offsets), summed_by_group(g, x, offsets)
@@ -330,7 +330,10 @@ def test_groups_of_16_bits_are_multiplied_in_fp32_on_a_cpu() -> None:
 
 
 def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:
-    narrow, wide = made(model(shared_experts=1)).bfloat16(), made(model(shared_experts=1)).bfloat16().float()
+    narrow, wide = (
+        build_part(model(shared_experts=1)).bfloat16(),
+        build_part(model(shared_experts=1)).bfloat16().float(),
+    )
     x, y = rows().detach().bfloat16().requires_grad_(), rows().detach().bfloat16().float().requires_grad_()
     result, expected = narrow(x), wide(y)
     assert result.dtype == torch.bfloat16
@@ -338,7 +341,7 @@ def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:
     assert torch.equal(narrow.router(x), wide.router(y))
     close(result.float(), expected, within=2e-2)
     for out in (result, expected):
-        out.backward(drawn(B * T, D, seed=1).to(out.dtype))
+        out.backward(draw_inputs(B * T, D, seed=1).to(out.dtype))
     close(x.grad.float(), y.grad, within=2e-2)
     for mine, other in zip(narrow.parameters(), wide.parameters(), strict=True):
         assert mine.grad is not None
@@ -348,8 +351,8 @@ def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:
 
 def test_local_experts_may_be_a_part() -> None:
     """Shapes are read when it runs: half of each expert gives a part of the sum."""
-    whole = made(model()).experts
-    x, share, offsets = drawn(9, D), drawn(9), torch.tensor([1, 1, 4, 4, 6, 9, 9, 9], dtype=torch.int32)
+    whole = build_part(model()).experts
+    x, share, offsets = draw_inputs(9, D), draw_inputs(9), torch.tensor([1, 1, 4, 4, 6, 9, 9, 9], dtype=torch.int32)
 
     def run(experts: Experts) -> Tensor:
         gate, up = experts.gate_up(x, offsets)

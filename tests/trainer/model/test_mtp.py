@@ -57,7 +57,7 @@ def losses(ours: Transformer, tokens: Tensor) -> Tensor:
     return ours(inputs, targets, scale=1 / (B * T), further=MTPTargets((targets, *further[:-1]), tuple(further)))
 
 
-def drawn(model: Model) -> Transformer:
+def build_model_with_weights(model: Model) -> Transformer:
     ours, generator = Transformer(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in ours.named_parameters():
@@ -110,7 +110,7 @@ def plain(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("chunked", [False, True])
 def test_losses_and_gradients_are_those_of_a_plain_one(tied: bool, chunked: bool) -> None:
-    ours = drawn(MODEL.replace(tied_embeddings=tied))
+    ours = build_model_with_weights(MODEL.replace(tied_embeddings=tied))
     ours.head.chunked = chunked
     theirs = {name: weight.detach().clone().requires_grad_() for name, weight in ours.named_parameters()}
     result, wanted = losses(ours, window(MODEL.vocab)), plain(theirs, window(MODEL.vocab))

@@ -10,7 +10,7 @@ from fivefold.trainer.model import unfused_attention
 from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.unfused_attention import Unfused
-from tests.trainer.model.test_flash_attention import DOCUMENTS, B, N, S, agrees, drawn, qkv
+from tests.trainer.model.test_flash_attention import DOCUMENTS, B, N, S, agrees, draw_inputs, qkv
 
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["causal", "documents"])
@@ -21,7 +21,7 @@ def test_unfused_attention_equals_flash_attention(
 ) -> None:
     monkeypatch.setattr(unfused_attention, "ROWS", 4)
     rule, results = AttentionMask(0.3, window), []
-    gradient = drawn(B, S, N, dims[1], seed=4)
+    gradient = draw_inputs(B, S, N, dims[1], seed=4)
     kept: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:

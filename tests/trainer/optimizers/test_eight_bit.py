@@ -22,7 +22,7 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.optimizers import fp32_update
 from fivefold.trainer.optimizers.eight_bit import Codebook
 from fivefold.update import LearningRate, Optimizer
-from tests.trainer.optimizers.test_optimizers import job, joined, play
+from tests.trainer.optimizers.test_optimizers import combine_ranks, job, play
 
 Fork = Callable[..., list[Any]]
 CPU = torch.device("cpu")
@@ -126,12 +126,12 @@ def test_codes_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path)
         layout, task = Layout.parse(text), job("adamw8bit")
         ranks = forked(layout.world, play, EXPERTS, layout, task, number, tmp_path / "changing")
         (alone,) = forked(1, play, EXPERTS, Layout.parse("mbs4"), task, number, tmp_path / "alone")
-        result = joined([before for before, _ in ranks])
+        result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert result.keys() == left.keys()
             assert [name for name in result if not torch.equal(result[name], left[name])] == []
-        left = joined([after for _, after in ranks])
-        expected, before = joined([alone[1]]), joined([alone[0]])
+        left = combine_ranks([after for _, after in ranks])
+        expected, before = combine_ranks([alone[1]]), combine_ranks([alone[0]])
         assert left["blocks.1.moe.experts.down/exp_avg_scale"].shape == (2, 264, 2)
         assert "blocks.1.moe.router.weight/exp_avg_scale" not in left  # 528 elements
         for name in (name for name in expected if name.endswith("/weight")):

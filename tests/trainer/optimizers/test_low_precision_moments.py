@@ -18,7 +18,7 @@ from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 from tests.selection import one_in
 from tests.trainer.optimizers.test_eight_bit import MODEL
-from tests.trainer.optimizers.test_optimizers import RATE, STEPS, joined, play
+from tests.trainer.optimizers.test_optimizers import RATE, STEPS, combine_ranks, play
 
 Fork = Callable[..., list[Any]]
 RECIPES = ("fp8-nanotron", "fp8-lm", "fp8-deepseek")
@@ -71,7 +71,7 @@ def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, 
     """Four steps with given gradients, against the same in fp32; norms and small matrices have fp32 moments."""
     ((before, after),) = forked(1, play, MODEL, Layout.parse("mbs1"), task(name))
     ((_, exact),) = forked(1, play, MODEL, Layout.parse("mbs1"), task("fp32").replace(emulate=False))
-    ours, wide, start = joined([after]), joined([exact]), joined([before])
+    ours, wide, start = combine_ranks([after]), combine_ranks([exact]), combine_ranks([before])
     names = [item for item in wide if item.endswith(".weight/weight") and "norm" not in item]
     errors = [float((ours[n].float() - wide[n]).norm() / (wide[n] - start[n].float()).norm()) for n in names]
     assert 1e-4 < max(errors) < bound
@@ -89,10 +89,10 @@ def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Pat
     for number, text in enumerate(["dp3 zero3 mbs1", "pp2 mbs1", "dp2 tp2 zero1 mbs1"]):
         layout = Layout.parse(text)
         ranks = forked(layout.world, play, MODEL, layout, task(name), number, tmp_path)
-        result = joined([before for before, _ in ranks])
+        result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert [item for item in result if not torch.equal(result[item], left[item])] == []
-        left = joined([after for _, after in ranks])
+        left = combine_ranks([after for _, after in ranks])
 
 
 @pytest.mark.parametrize("kind", ["muon", "sgd"])

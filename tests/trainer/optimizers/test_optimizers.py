@@ -83,7 +83,7 @@ def parts(built: Built) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Ten
     return results
 
 
-def joined(ranks: list[Any]) -> Wholes:
+def combine_ranks(ranks: list[Any]) -> Wholes:
     """Whole tensors out of the parts of all ranks; copies must be equal to the last bit."""
     result: Wholes = {}
     for name, shape, offsets, values in (part for rank in ranks for part in rank):
@@ -148,7 +148,7 @@ def test_every_layout_is_torch_on_whole_weights(forked: Fork, kind: Kind, model:
     if kind == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch before 2.9 has no Muon")
     layout, expected = Layout.parse(text), torch_run(model, kind)
-    ours = joined([after for _, after in forked(layout.world, play, model, layout, job(kind))])
+    ours = combine_ranks([after for _, after in forked(layout.world, play, model, layout, job(kind))])
     start = {weight.name: initial(weight, model=model, seed=0) for weight in weights(model)}
     for name, whole in expected.items():
         change = (whole - start[name]).norm()
@@ -161,7 +161,7 @@ def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: F
     """Without momentum what is sent is the gradient itself; bf16 would show any other sum as 1e-3."""
     task, layout = job("muon", momentum=0.0, weight_decay=0.0), Layout.parse(text)
     ours, alone = (
-        joined([after for _, after in forked(item.world, play, model, item, task)])
+        combine_ranks([after for _, after in forked(item.world, play, model, item, task)])
         for item in (layout, Layout.parse("mbs1"))
     )
     matrices = [name.replace("/momentum", "/weight") for name in ours if name.endswith("/momentum")]
@@ -181,12 +181,12 @@ def test_moments_go_from_layout_to_layout(forked: Fork, tmp_path: Path, kind: Ki
         task = job(kind, precision)
         ranks = forked(layout.world, play, SPARSE, layout, task, number, tmp_path / "changing")
         (alone,) = forked(1, play, SPARSE, Layout.parse("mbs4"), task, number, tmp_path / "alone")
-        result = joined([before for before, _ in ranks])
+        result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert result.keys() == left.keys()
             assert [name for name in result if not torch.equal(result[name], left[name])] == []
-        left = joined([after for _, after in ranks])
-        expected, before = joined([alone[1]]), joined([alone[0]])
+        left = combine_ranks([after for _, after in ranks])
+        expected, before = combine_ranks([alone[1]]), combine_ranks([alone[0]])
         for name in (name for name in expected if not name.endswith("step")):
             change = (expected[name] - before[name]).norm()
             assert change > 0
@@ -264,7 +264,7 @@ def test_a_group_is_a_run_at_its_rate_and_decay(forked: Fork, kind: Kind) -> Non
     every = job(kind, weight_decay=0.4)
     every = every.replace(learning_rate=every.learning_rate.replace(peak=RATE * 0.25))
     usual, all_so, mixed = (
-        joined([after for _, after in forked(1, play, SPARSE, layout, task)])
+        combine_ranks([after for _, after in forked(1, play, SPARSE, layout, task)])
         for task in (job(kind), every, job(kind, groups=(part,)))
     )
     names = [name for name in usual if name.endswith("/weight")]

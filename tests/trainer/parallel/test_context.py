@@ -116,7 +116,7 @@ def on_a_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], lis
 
 
 @functools.cache
-def whole(case: Case) -> list[Tensor]:
+def compute_reference(case: Case) -> list[Tensor]:
     """The same by scores written out in fp64."""
     q, k, v, gradient, sinks = (x.double() for x in inputs(case))
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -139,7 +139,7 @@ def whole(case: Case) -> list[Tensor]:
     return [out.detach(), *(x.grad for x in result if x.grad is not None)]
 
 
-def joined(case: Case, parts: list[list[Tensor]]) -> list[Tensor]:
+def combine_ranks(case: Case, parts: list[list[Tensor]]) -> list[Tensor]:
     order = torch.cat([positions(layout(case), rank=rank, sequence=T) for rank in range(case.ranks)])
     results = [torch.cat(item, dim=1)[:, order.argsort()] for item in zip(*(part[:4] for part in parts), strict=True)]
     return [*results, parts[0][4]] if case.sinks else results
@@ -148,7 +148,7 @@ def joined(case: Case, parts: list[list[Tensor]]) -> list[Tensor]:
 def errors(case: Case, parts: list[list[Tensor]]) -> list[float]:
     return [
         float((result.double() - wanted).abs().max() / wanted.abs().max())
-        for result, wanted in zip(joined(case, parts), whole(case), strict=True)
+        for result, wanted in zip(combine_ranks(case, parts), compute_reference(case), strict=True)
     ]
 
 
@@ -172,7 +172,7 @@ def test_equals_whole_sequences_in_exactly_so_many_bytes(case: Case, forked: For
         assert (forward, backward) == sent(case)
 
 
-def without(left_out: int, case: Case) -> list[Tensor]:
+def run_without(left_out: int, case: Case) -> list[Tensor]:
     """The same, but one hop of the ring brings back what was sent; under ulysses nothing is exchanged at all."""
     come, hops = context._Hop.wait, iter(range(1, 100))
 
@@ -198,7 +198,7 @@ def without(left_out: int, case: Case) -> list[Tensor]:
 )
 def test_omitted_exchange_is_detected(kind: Kind, ranks: int, hop: int, wrong: list[bool], forked: Fork) -> None:
     case = Case(kind, ranks)
-    assert [error > 0.05 for error in errors(case, forked(ranks, without, hop, case))] == wrong
+    assert [error > 0.05 for error in errors(case, forked(ranks, run_without, hop, case))] == wrong
 
 
 def test_positions_are_zigzag_or_runs() -> None:

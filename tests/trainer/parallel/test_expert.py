@@ -54,15 +54,15 @@ def model(tokens: int = 8, **moe: Any) -> Model:
     )
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_inputs(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def whole(of: Model) -> Moe:
+def build_full_layer(of: Model) -> Moe:
     layer = Moe(of)
     with torch.no_grad():
         for index, weight in enumerate(layer.parameters()):
-            weight.copy_(drawn(*weight.shape, seed=index) * 0.3)
+            weight.copy_(draw_inputs(*weight.shape, seed=index) * 0.3)
         assert layer.router.bias is not None
         layer.router.bias[0] = 2.0
         layer.router.bias[2:4] = -100.0
@@ -73,10 +73,10 @@ def whole(of: Model) -> Moe:
 @cache
 def alone(of: Model) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
     """Output, gradient of the rows, gradients of the weights, load: of one process."""
-    layer, x = whole(of), drawn(ROWS, D).requires_grad_()
+    layer, x = build_full_layer(of), draw_inputs(ROWS, D).requires_grad_()
     layer.sequences = Sequences(of.positions)
     out = layer(x)
-    out.backward(drawn(ROWS, D, seed=9))
+    out.backward(draw_inputs(ROWS, D, seed=9))
     gradients = {name: weight.grad for name, weight in layer.named_parameters() if weight.grad is not None}
     assert x.grad is not None
     return out.detach(), x.grad, gradients, layer.load
@@ -105,7 +105,7 @@ def own_part(name: str, weight: Tensor, mesh: Ranks) -> Tensor:
 def spread(text: str, of: Model) -> tuple[Moe, Layout, Ranks]:
     layout = Layout.parse(text)
     mesh = ranks(layout, kv_heads=of.kv_heads, device=torch.device("cpu"), experts=True)
-    layer = whole(of)
+    layer = build_full_layer(of)
     sp, zigzag = layout.sp and layout.tp > 1, layout.cp_kind == "ring"
     expert.attach(layer, mesh, sp=sp, sequence=of.positions, zigzag=zigzag)
     for name, weight in list(layer.named_parameters()):
@@ -115,17 +115,17 @@ def spread(text: str, of: Model) -> tuple[Moe, Layout, Ranks]:
     return layer, layout, mesh
 
 
-def apart(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
+def run_rank(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
     """One rank's share of what ``alone`` returns, and what it said. ``left_out``: a collective that does nothing."""
     layer, layout, mesh = spread(text, of)
     if left_out is not None:
         setattr(expert, left_out, IDLE[left_out])
     rows = own_rows(of, layout, mesh)
-    x = drawn(ROWS, D)[rows].requires_grad_()
+    x = draw_inputs(ROWS, D)[rows].requires_grad_()
     meter = Meter([], axis=mesh.axis)
     with meter:
         out = layer(x)
-        out.backward(drawn(ROWS, D, seed=9)[rows])
+        out.backward(draw_inputs(ROWS, D, seed=9)[rows])
     gradients = {name: weight.grad for name, weight in layer.named_parameters()}
     places = {name: mesh[name].rank for name in ("ep", "etp")}
     return {
@@ -195,7 +195,7 @@ LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one seque
 )
 def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, tokens: int, experts: int) -> None:
     of = model(tokens, experts=experts)
-    assert farthest(layout, of, forked(Layout.parse(layout).world, apart, layout, of, None)) < 1e-5
+    assert farthest(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, 
 def test_the_capacity_drops_the_same_tokens_however_they_lie(forked, layout: str, tokens: int) -> None:
     of = model(tokens, capacity=0.6, score="sigmoid", balance="free")
     assert (alone(of)[0] - alone(model(tokens, score="sigmoid", balance="free"))[0]).norm() > 0.1  # some are
-    assert farthest(layout, of, forked(Layout.parse(layout).world, apart, layout, of, None)) < 1e-5
+    assert farthest(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
 
 
 def _stays(x: Tensor, axis: Any, *, sent: Any = None, received: Any = None) -> Pending:
@@ -231,7 +231,7 @@ IDLE = {
 )  # fmt: skip
 def test_omitted_collective_is_detected(forked, layout: str, left_out: str) -> None:
     of = model(tokens=32 // Layout.parse(layout).dp)
-    assert farthest(layout, of, forked(Layout.parse(layout).world, apart, layout, of, left_out)) > 1e-3
+    assert farthest(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, left_out)) > 1e-3
 
 
 @pytest.mark.parametrize("layout", ["dp2 ep2", "dp4 ep4", "tp2 etp2", "tp2 ep2", "dp2 tp2 ep4"])
@@ -239,7 +239,7 @@ def test_messages_sum_to_the_planners(forked, layout: str) -> None:
     """Rows as the planner counts them; their weights, 4 bytes each, and the counts of rows besides."""
     of, parsed = model(balance="none"), Layout.parse(layout)
     job = Job(sequence=of.positions, global_batch=ROWS // of.positions, precision=recipe("fp32"))
-    answers = forked(parsed.world, apart, layout, of, None)
+    answers = forked(parsed.world, run_rank, layout, of, None)
     local = Local(of, job, part_of(parsed.replace(mbs=job.global_batch // parsed.dp)))
     expected: dict[tuple[str, str], list[int]] = {}
     for op in planned(local, "x"):
@@ -264,7 +264,7 @@ def test_messages_sum_to_the_planners(forked, layout: str) -> None:
 def balanced(text: str, of: Model) -> tuple[Tensor, Tensor, int]:
     """Load that was reported, biases that came of it, and what is left of the load."""
     layer, layout, mesh = spread(text, of)
-    layer(drawn(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()).sum().backward()
+    layer(draw_inputs(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()).sum().backward()
     total = expert.balance(layer, mesh["dp"], mesh["cp"], mesh["tp"])
     return total, layer.bias, int(layer.load.sum())
 
@@ -307,7 +307,7 @@ def overlapped(text: str) -> list[str]:
     expert.all_to_all = watched  # type: ignore[assignment]
     assert layer.shared is not None
     layer.shared.register_forward_hook(lambda *_: did.append("shared"))
-    x = drawn(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()
+    x = draw_inputs(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()
     out = layer(x)
     layer.shared.gate.weight.collect = lambda _gradient: did.append("shared")  # type: ignore[attr-defined]
     for name in ("gate", "down"):

@@ -141,7 +141,7 @@ def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: 
 # Bytes
 
 
-def measured(model: Model, ac: str) -> tuple[int, int, int]:
+def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
     """Kept bytes, the backward's peak and FLOPs of one block; weights' gradients are let go as they come."""
     stack, entry = Stack(model, ac), micro_batch(0)
     for weight in stack.parameters():
@@ -168,7 +168,7 @@ def planned(model: Model, ac: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize("model", [DENSE, NORMED, LATENT], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *SETS])
 def test_kept_bytes_are_the_planners(model: Model, ac: str) -> None:
-    assert measured(model, ac)[0] == planned(model, ac)[0]
+    assert measure_block(model, ac)[0] == planned(model, ac)[0]
 
 
 @pytest.mark.parametrize("model", [DENSE, NORMED], ids=lambda model: model.name)
@@ -176,14 +176,14 @@ def test_kept_bytes_are_the_planners(model: Model, ac: str) -> None:
 def test_the_peak_of_the_backward_is_the_planners(model: Model, ac: str) -> None:
     """What is made again lives no longer than its readers. Here a loss and its gradient take the output's place."""
     stream = SEQUENCES * TOKENS * model.width * 4
-    assert measured(model, ac)[1] == planned(model, ac)[1] - stream + 2 * 4
+    assert measure_block(model, ac)[1] == planned(model, ac)[1] - stream + 2 * 4
 
 
 @pytest.mark.parametrize("model", [DENSE, ROUTED], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *(ac for ac in SETS if ac != "qkv+core")])
 def test_flops_are_the_planners_when_it_stops_early(model: Model, ac: str) -> None:
     """Under qkv+core the planner makes the values alone again, and the engine its fan of queries, keys and values."""
-    assert measured(model, ac)[2] == planned(model, ac)[2]
+    assert measure_block(model, ac)[2] == planned(model, ac)[2]
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "core+act", EVERYTHING])
@@ -210,7 +210,7 @@ def test_everything_is_let_go_without_the_garbage_collector(ac: str, backward: b
 # What runs
 
 
-def counted(stack: Stack) -> Counter[str]:
+def count_operations(stack: Stack) -> Counter[str]:
     """How often each operation has run."""
     runs: Counter[str] = Counter()
 
@@ -245,7 +245,7 @@ def counted(stack: Stack) -> Counter[str]:
 )
 def test_operations_run_a_second_time_only_if_their_result_is_read(ac: str, twice: str) -> None:
     stack = Stack(DENSE, ac)
-    runs = counted(stack)
+    runs = count_operations(stack)
     stack(micro_batch(0)).sum().backward()
     assert {name for name, times in runs.items() if times > 1} == set(twice.split())
     assert max(runs.values()) <= 2
@@ -253,7 +253,7 @@ def test_operations_run_a_second_time_only_if_their_result_is_read(ac: str, twic
 
 def test_only_every_kth_layer_is_recomputed() -> None:
     stack = Stack(DENSE, "full/2", layers=3)
-    runs = counted(stack)
+    runs = count_operations(stack)
     stack(micro_batch(0)).sum().backward()
     assert runs["attention.core"] == 2 + 1 + 2
 
@@ -262,7 +262,7 @@ def test_only_every_kth_layer_is_recomputed() -> None:
 def test_put_off_weights_need_no_third_forward(ac: str, plain: Any) -> None:
     """A zero-bubble schedule: B now, W later. torch's own pipelining runs such a block three times."""
     stack, entries = Stack(DENSE, ac, layers=2), [micro_batch(index) for index in range(3)]
-    runs = counted(stack)
+    runs = count_operations(stack)
     stack.wgrad_store.deferring = True
     losses = [stack(entry).square().mean() for entry in entries]
     assert set(runs.values()) == {2 * 3}  # two layers, three micro-batches, once each
@@ -387,7 +387,7 @@ def test_an_input_changed_in_place_is_refused(ac: str) -> None:
 
 def names(model: Model) -> Iterator[str]:
     stack = Stack(model, "none")
-    runs = counted(stack)
+    runs = count_operations(stack)
     stack(micro_batch(0))
     yield from runs
 

@@ -30,7 +30,7 @@ PADDED, CHUNK = 252, 300
 SCALE = 1 / ROWS
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def draw_inputs(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape) + 1000 * seed)) * 0.3
 
 
@@ -85,7 +85,7 @@ def full_weights(*, tied: bool) -> dict[str, Tensor]:
         (WIDTH,),
         (WORDS, WIDTH),
     ]
-    drawing = {name: drawn(*shape, seed=i) for i, (name, shape) in enumerate(zip(NAMES, shapes, strict=True))}
+    drawing = {name: draw_inputs(*shape, seed=i) for i, (name, shape) in enumerate(zip(NAMES, shapes, strict=True))}
     if tied:
         del drawing["head.out.weight"]
     return {name: weight.requires_grad_() for name, weight in drawing.items()}
@@ -108,7 +108,7 @@ def world() -> Axis:
     return Axis("tp", dist.get_rank(), tuple(range(size)), dist.group.WORLD)
 
 
-def own(name: str, whole: Tensor, axis: Axis) -> Tensor:
+def take_local_part(name: str, whole: Tensor, axis: Axis) -> Tensor:
     """This rank's part of a weight or a gradient."""
     if name in ("norm", "mlp.down.bias"):
         return whole
@@ -124,7 +124,7 @@ def cut(axis: Axis, *, sp: bool, tied: bool = False, dtype: torch.dtype = torch.
     tensor.attach(module, axis, sp=sp)
     for name, weight in full_weights(tied=tied).items():
         owner, _, attribute = name.rpartition(".")
-        part = own(name, weight.detach(), axis).to(dtype).clone()
+        part = take_local_part(name, weight.detach(), axis).to(dtype).clone()
         setattr(module.get_submodule(owner), attribute, nn.Parameter(part))
     return module
 
@@ -138,7 +138,7 @@ def farthest(module: Small, gradients: dict[str, Tensor], axis: Axis, *, sp: boo
         grad = weight.grad.float()
         if sp and name in ("norm", "mlp.down.bias"):
             dist.all_reduce(grad)
-        expected = own(name, gradients[name], axis)
+        expected = take_local_part(name, gradients[name], axis)
         errors.append(((grad - expected).norm() / expected.norm()).item())
     return max(errors)
 
@@ -288,7 +288,7 @@ def losses(words: int, spread: float) -> list[tuple[float, float, bool, int]]:
     held = padded // axis.size
     targets = torch.arange(ROWS) * 23 % words
     for dtype in (torch.float32, torch.bfloat16):
-        whole = (drawn(ROWS, words) * spread).to(dtype)
+        whole = (draw_inputs(ROWS, words) * spread).to(dtype)
         rounded = whole.double().requires_grad_()
         expected = F.cross_entropy(rounded, targets, reduction="sum") * SCALE
         expected.backward()
@@ -338,11 +338,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def few_heads(kv_heads: int, sp: bool) -> float:
     axis = world()
     sizes = {"q": HEADS * HEAD, "k": kv_heads * HEAD, "v": kv_heads * HEAD}
-    weights = {name: drawn(size, WIDTH).requires_grad_() for name, size in sizes.items()}
-    weights["out"] = drawn(WIDTH, HEADS * HEAD).requires_grad_()
-    x = drawn(ROWS, WIDTH).requires_grad_()
+    weights = {name: draw_inputs(size, WIDTH).requires_grad_() for name, size in sizes.items()}
+    weights["out"] = draw_inputs(WIDTH, HEADS * HEAD).requires_grad_()
+    x = draw_inputs(ROWS, WIDTH).requires_grad_()
     whole = attend(*(F.linear(x, weights[name]) for name in "qkv")) @ weights["out"].t()
-    whole.backward(drawn(ROWS, WIDTH, seed=1))
+    whole.backward(draw_inputs(ROWS, WIDTH, seed=1))
     copies = axis.size // kv_heads
     here = dict.fromkeys("kv", axis.rank // copies) | {"q": axis.rank}
     layers = {}
@@ -354,7 +354,7 @@ def few_heads(kv_heads: int, sp: bool) -> float:
     mine = x.detach().chunk(axis.size)[axis.rank] if sp else x.detach()
     mine = mine.clone().requires_grad_()
     out = layers["out"](attend(*fused_linears(mine, *(layers[name] for name in "qkv"))))
-    upstream = drawn(ROWS, WIDTH, seed=1)
+    upstream = draw_inputs(ROWS, WIDTH, seed=1)
     out.backward(upstream.chunk(axis.size)[axis.rank] if sp else upstream)
     rows = slice(axis.rank * len(out), (axis.rank + 1) * len(out)) if sp else slice(None)
     pairs = [(out, whole[rows]), (mine.grad, x.grad[rows])]
@@ -376,10 +376,10 @@ def test_fewer_key_heads_than_ranks(forked, kv_heads: int, sp: bool) -> None:
 
 def shared(sp: bool) -> float:
     axis = world()
-    whole = drawn(ROWS, 2 * HEAD)[:, HEAD:]  # a part of wider rows, as the rotary key is
+    whole = draw_inputs(ROWS, 2 * HEAD)[:, HEAD:]  # a part of wider rows, as the rotary key is
     rows = slice(axis.rank * (ROWS // axis.size), (axis.rank + 1) * (ROWS // axis.size)) if sp else slice(None)
     x = whole[rows].clone().requires_grad_()
-    heads = [drawn(ROWS, HEAD, seed=rank) for rank in axis.ranks]
+    heads = [draw_inputs(ROWS, HEAD, seed=rank) for rank in axis.ranks]
     out = tensor.GatherRows(axis, sp=sp)(x)
     upstream = heads[axis.rank].clone()
     out.backward(upstream)
@@ -397,7 +397,7 @@ def uneven() -> str:
     layer = Linear(WIDTH, WIDTH, bias=False)
     layer.hooks = tensor.RowParallel(world(), sp=True)
     with pytest.raises(ValueError, match="7 rows are not divisible by tp=2") as raised:
-        layer(drawn(7, WIDTH))
+        layer(draw_inputs(7, WIDTH))
     return str(raised.value)
 
 
@@ -409,7 +409,7 @@ def cast_before_the_gather(name: str) -> list[Any]:
     """The operand of all ranks' rows as it is gathered, and as it is cast on one rank; messages and payloads."""
     axis = world()
     gemms = Float8Gemms(recipe(name), kernel=False)
-    whole = (drawn(24, 320, seed=5) * torch.logspace(-3, 3, 24)[:, None]).bfloat16()
+    whole = (draw_inputs(24, 320, seed=5) * torch.logspace(-3, 3, 24)[:, None]).bfloat16()
     own = whole.chunk(axis.size)[axis.rank]
     hooks = tensor.ColumnParallel(axis, sp=True)
     said: list[tuple[str, int]] = []

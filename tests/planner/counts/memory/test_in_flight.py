@@ -150,7 +150,7 @@ def exceeds(one: LivePass, other: LivePass) -> bool:
     )
 
 
-def drawn(some: random.Random) -> tuple[ScheduleName, int, int, int, Rules]:
+def draw_schedule(some: random.Random) -> tuple[ScheduleName, int, int, int, Rules]:
     """A schedule that exists, and any rules."""
     while True:
         name: ScheduleName = some.choice(SCHEDULE_NAMES)
@@ -170,7 +170,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
     """Of drawn schedules and rules, however many ranks are counted at once; those that another exceeds are left out."""
     some = random.Random(2)
     for _ in range(40):
-        *case, rules = drawn(some)
+        *case, rules = draw_schedule(some)
         name, pp, v, micro_batches = case
         table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
         monkeypatch.setattr(in_flight, "COUNTED_AT_ONCE", some.choice((1, 100, 2**19)))

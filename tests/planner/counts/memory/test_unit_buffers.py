@@ -23,7 +23,7 @@ def moments(layout: str, **changed: object) -> dict[str, Moment]:
     return {moment.cause: moment for moment in over_time(Counts(MODEL, job), parsed)}
 
 
-def whole(name: str) -> int:
+def gathered_bytes(name: str) -> int:
     """Bytes of a unit's gathered weights, which two ranks divide."""
     counts, layout = Counts(MODEL, Job(precision="fp32")), Layout.parse("dp2 zero3")
     run = next(run for run in counts.stage_runs(layout)[0] if name in (run.name, run.called(0)))
@@ -31,7 +31,7 @@ def whole(name: str) -> int:
 
 
 def test_gathered_buffer_is_allocated_next_to_the_weights() -> None:
-    block, embedding, last = whole("block 0"), whole("embed"), MODEL.layers - 1
+    block, embedding, last = gathered_bytes("block 0"), gathered_bytes("embed"), MODEL.layers - 1
     for overlap in ((), ("dp",)):  # on a CPU as on GPUs
         result = moments("dp2 zero3 mbs1", overlap=overlap)
         assert result["block 0 forward"].gathers_bytes == 2 * block
@@ -43,7 +43,7 @@ def test_gathered_buffer_is_allocated_next_to_the_weights() -> None:
 
 
 def test_gradients_are_copied_when_all_are_made_and_their_copy_stays_for_a_unit() -> None:
-    block, head, last = whole("block 0"), whole("head"), MODEL.layers - 1
+    block, head, last = gathered_bytes("block 0"), gathered_bytes("head"), MODEL.layers - 1
     result = moments("dp2 zero3 mbs1", overlap=())
     reduced = result[f"block {last} reduce"]
     assert reduced.gradients_bytes == head // 2 + 2 * block  # the head's shard; gradients and their copy

@@ -36,14 +36,14 @@ def operations(text: str, model: Model = MIXTURE) -> Sequence[Op]:
     return Counts(model, Job(sequence=T)).unit(part_of(Layout.parse(text)), MOE).ops
 
 
-def kept(ops: Sequence[Op]) -> dict[str, int]:
+def list_saved(ops: Sequence[Op]) -> dict[str, int]:
     names = {name for op in ops for name in op.keeps}
     return {name: size for op in ops for name, size in op.writes.items() if name in names}
 
 
 def test_routing_keeps_what_the_engine_keeps() -> None:
     """fp32 scores of all experts; int64 order, token and place of each copy, and where those of each token begin."""
-    result = kept(operations("dp1"))
+    result = list_saved(operations("dp1"))
     assert result["scores"] == 4 * T * E
     assert result["chosen"] == 8 * T * K
     assert result["shares"] == 4 * T * (K + 1)  # the chosen scores and their sum
@@ -56,7 +56,7 @@ def test_routing_keeps_what_the_engine_keeps() -> None:
 def test_unnormalized_routing_saves_no_sums() -> None:
     assert MIXTURE.moe is not None
     plain = MIXTURE.replace(moe=MIXTURE.moe.replace(normalized=False))
-    assert "shares" not in kept(operations("dp1", plain))
+    assert "shares" not in list_saved(operations("dp1", plain))
 
 
 @pytest.mark.parametrize(("text", "arrived", "order", "ends"), [
@@ -66,7 +66,7 @@ def test_unnormalized_routing_saves_no_sums() -> None:
     ("dp2 tp2 ep2 etp2", T * K, True, E // 2),
 ])  # fmt: skip
 def test_a_voyage_keeps_the_order_of_what_arrives(text: str, arrived: int, order: bool, ends: int) -> None:
-    result = kept(operations(text))
+    result = list_saved(operations(text))
     assert result["dispatch_plan"] == 8 * arrived * order + 4 * ends
     assert result["arrived"] == 2 * D * arrived
     assert result["arrived.share"] == 4 * arrived
@@ -77,7 +77,7 @@ def test_recomputation_lets_go_of_all_but_the_plan() -> None:
     """What was planned is not planned again: expert choice must be the same."""
     for text, stays in (("dp1", ("permutation",)), ("dp2 ep2", ("permutation", "dispatch_plan"))):
         counts, part = Counts(MIXTURE, Job(sequence=T)), part_of(Layout.parse(f"{text} ac=full"))
-        sizes = kept(operations(text))
+        sizes = list_saved(operations(text))
         assert counts.profile(part, MOE).kept_bytes == 2 * T * D + sum(sizes[name] for name in stays)
 
 

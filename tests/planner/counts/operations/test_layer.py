@@ -52,7 +52,7 @@ def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
     yield 1, list(head_unit(local).ops)
 
 
-def kept(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
+def saved_bytes(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
     """Bytes kept by one block, statistics of the norms and log-sum-exp aside."""
     ops = block(Local(model, job, LocalDegrees(sequences, tp=tp, sp=tp > 1)), layer=0)
     sizes = {"x": sequences * job.sequence * model.width * 2 // tp} | {n: s for op in ops for n, s in op.writes.items()}
@@ -64,16 +64,16 @@ def kept(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
 def test_a_gpt_block_keeps_what_korthikanti_counts(sequences: int, sequence: int) -> None:
     job = Job(sequence=sequence, attention="unfused", precision=recipe("bf16"))
     B, T, D, N = sequences, sequence, GPT.width, GPT.heads
-    assert kept(GPT, job, sequences=sequences) == 34 * B * T * D + 5 * N * T * T * B
+    assert saved_bytes(GPT, job, sequences=sequences) == 34 * B * T * D + 5 * N * T * T * B
 
 
 def test_flash_attention_keeps_no_squares() -> None:
     job = Job(sequence=64, attention="flash", precision=recipe("bf16"))
     dropped = GPT.replace(dropout=0.0)
-    assert kept(dropped, job, sequences=1) == (34 - 2 + 0) * 64 * 128  # without the two masks on the residual
+    assert saved_bytes(dropped, job, sequences=1) == (34 - 2 + 0) * 64 * 128  # without the two masks on the residual
     B, T, D, F, H, N, K = 1, 64, 128, 344, 32, 4, 2
     expected = 2 * B * T * (D + D + (2 * N + 2 * K) * H + D + D + 3 * F)  # x, norm, q k v o, y, norm, gate up product
-    assert kept(LLAMA, job, sequences=1) == expected
+    assert saved_bytes(LLAMA, job, sequences=1) == expected
 
 
 def test_joint_projections_compute_and_keep_the_same() -> None:
@@ -84,7 +84,7 @@ def test_joint_projections_compute_and_keep_the_same() -> None:
     )
     for field in ("flops", "causal_flops", "parameters"):
         assert sum(getattr(op, field) for op in joint) == sum(getattr(op, field) for op in apart)
-    assert kept(LLAMA, Job(sequence=64), sequences=2) == kept(
+    assert saved_bytes(LLAMA, Job(sequence=64), sequences=2) == saved_bytes(
         LLAMA, Job(sequence=64, merged_projections=True), sequences=2
     )
     shapes = {op.name: op.shape for op in joint if op.kind == "matmul"}
@@ -97,7 +97,7 @@ def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
     B, T, D = 3, 64, LLAMA.width
     again, whole = (Job(sequence=T, linears="separate", column_inputs=item) for item in ("regathered", "saved"))
     for tp in (2, 4):
-        parts = kept(LLAMA, whole, sequences=B, tp=tp) - kept(LLAMA, again, sequences=B, tp=tp)
+        parts = saved_bytes(LLAMA, whole, sequences=B, tp=tp) - saved_bytes(LLAMA, again, sequences=B, tp=tp)
         assert parts == 2 * 2 * (B * T * D - B * T * D // tp)
     messages = [
         [(op.message.forward, op.message.backward, op.message.regather) for op in ops if op.message]
@@ -105,19 +105,22 @@ def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
     ]
     assert messages[0].count(("all_gather", "reduce_scatter", "all_gather")) == 2
     assert messages[1] == [(ahead, back, "") for ahead, back, _ in messages[0]]
-    assert kept(LLAMA, again, sequences=B) == kept(LLAMA, whole, sequences=B)
+    assert saved_bytes(LLAMA, again, sequences=B) == saved_bytes(LLAMA, whole, sequences=B)
 
 
 def test_pytorchs_own_kernels_keep_more() -> None:
     """A norm keeps its input in fp32 and the normal before the weight, an activation silu(gate); compiled, neither."""
     job = Job(sequence=64)
     B, T, D, F = 1, 64, LLAMA.width, LLAMA.ffn
-    fused = kept(LLAMA, job, sequences=B)
-    plain = kept(LLAMA, job.replace(kernels="plain"), sequences=B)
+    fused = saved_bytes(LLAMA, job, sequences=B)
+    plain = saved_bytes(LLAMA, job.replace(kernels="plain"), sequences=B)
     assert plain - fused == B * T * (2 * (4 * D + 2 * D - 2 * D) + 2 * F)
-    assert kept(LLAMA, job.replace(kernels="plain", compile=True), sequences=B) == fused
+    assert saved_bytes(LLAMA, job.replace(kernels="plain", compile=True), sequences=B) == fused
     for joint in (False, True):  # beside gate and up, in one tensor or in two
-        assert kept(LLAMA, job.replace(kernels="norms", merged_projections=joint), sequences=B) - fused == B * T * 2 * F
+        assert (
+            saved_bytes(LLAMA, job.replace(kernels="norms", merged_projections=joint), sequences=B) - fused
+            == B * T * 2 * F
+        )
 
 
 def test_forward_is_two_flops_per_parameter_and_token() -> None:

@@ -18,7 +18,7 @@ MODEL = Model(name="m", layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ff
 ROWS, INTO, OUTOF = 300, 200, 130
 
 
-def counted(name: str, *, linears: str = "fused_backward", first: bool = True) -> Casts:
+def count_work(name: str, *, linears: str = "fused_backward", first: bool = True) -> Casts:
     job = Job(precision=recipe(name), linears=linears)  # type: ignore[arg-type]
     op = matmul("mlp.up", "x", "u", rows=ROWS, into=INTO, outof=OUTOF, width=2)
     return casting(op, Local(MODEL, job, LocalDegrees(sequences=1)), first=first).casts
@@ -31,11 +31,11 @@ def test_scales_are_counted_by_hand() -> None:
     rows = (4 * 300, 4 * 130, 4 * 300, 4 * 200, 0, 4 * 200, 4 * 130)
     ones = (4, 4, 4, 4, 0, 4, 4)
     for name, scales in (("fp8-tiles", tiles), ("fp8-rowwise", rows), ("fp8", ones)):
-        assert counted(name) == tuple(map(sum, zip(numels, scales, strict=True)))
-    careful = counted("fp8-rowwise-gw")  # dW of what is not cast; one scale for the weight of dx
+        assert count_work(name) == tuple(map(sum, zip(numels, scales, strict=True)))
+    careful = count_work("fp8-rowwise-gw")  # dW of what is not cast; one scale for the weight of dx
     assert careful[3:] == (200 * 130 + 4, 300 * 200 * 2, 0, 0)
-    assert counted("fp8", first=False)[::5] == (0, 0)  # x is cast once for all layers on it
-    assert counted("bf16") == counted("fp8", linears="separate") == Casts()
+    assert count_work("fp8", first=False)[::5] == (0, 0)  # x is cast once for all layers on it
+    assert count_work("bf16") == count_work("fp8", linears="separate") == Casts()
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles"])
@@ -46,7 +46,7 @@ def test_the_engine_makes_as_many_bytes(name: str) -> None:
     columns = engine.columns(x)
     if isinstance(columns, Cast):
         made += [columns, engine.casts.gradient(g.t())]
-    planned = counted(name)
+    planned = count_work(name)
     assert [cast.data.nbytes + cast.scale.nbytes for cast in made] == [
         size for size in (*planned[:4], planned.columns, planned.gradient_columns) if size
     ]

@@ -19,24 +19,24 @@ def block(job: Job, recomputed: str, *, model: Model = MODEL) -> Unit:
     return counts.unit(LocalDegrees(sequences=1, recomputed=asked), next(iter(counts.example)))
 
 
-def again(*, early_stop: bool, recomputed: str = "layer") -> list[bool]:
+def list_recomputed(*, early_stop: bool, recomputed: str = "layer") -> list[bool]:
     return [op.recomputed for op in block(Job(early_stop=early_stop), recomputed).ops]
 
 
-def kept(unit: Unit) -> int:
+def saved_bytes(unit: Unit) -> int:
     """Bytes that the backward finds."""
     names = {name for op in unit.ops for name in op.keeps} - unit.dropped
     return sum(size for op in unit.ops for name, size in op.writes.items() if name in names)
 
 
 def test_an_early_stop_leaves_out_what_makes_nothing_that_the_backward_reads() -> None:
-    whole, stopped = again(early_stop=False), again(early_stop=True)
+    whole, stopped = list_recomputed(early_stop=False), list_recomputed(early_stop=True)
     assert all(whole)
     assert stopped == [True] * (len(whole) - 2) + [False] * 2  # all but the down-projection and its sum
 
 
 def test_recomputed_operation_runs_again_although_its_output_is_saved() -> None:
-    assert again(early_stop=True, recomputed="norm") == again(early_stop=False, recomputed="norm")
+    assert list_recomputed(early_stop=True, recomputed="norm") == list_recomputed(early_stop=False, recomputed="norm")
 
 
 @pytest.mark.parametrize("recomputed", ["norm", "act", "norm+act"])
@@ -46,7 +46,7 @@ def test_casts_of_what_is_recomputed_cheaply_are_made_again_with_it(recomputed: 
 
     of = {"norm": 2 * 1024 * (MODEL.width + 4) + 2 * 4, "act": 1024 * MODEL.ffn + 4}
     freed = sum(of[item] for item in recomputed.split("+"))
-    assert kept(block(job, "")) - kept(block(job, recomputed)) == freed
+    assert saved_bytes(block(job, "")) - saved_bytes(block(job, recomputed)) == freed
 
 
 def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twelve_bits() -> None:
@@ -54,10 +54,10 @@ def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twe
     wide = Job(stack=build_stack("megatron-core"), precision="fp8-tiles", sequence=1024)
     narrow = wide.replace(stack=wide.stack.replace(low_precision_saved=("activation", "attention")))
     gates, heads = 1024 * 2 * MODEL.ffn, 1024 * MODEL.heads * MODEL.head_dim
-    freed = {job: kept(block(job, "")) for job in (wide, narrow)}
+    freed = {job: saved_bytes(block(job, "")) for job in (wide, narrow)}
     assert freed[wide] - freed[narrow] == gates - 4 * gates // 128 + 2 * heads - heads // 2
     bf16 = narrow.replace(precision="bf16")
-    assert kept(block(bf16, "")) == kept(block(wide.replace(precision="bf16"), ""))
+    assert saved_bytes(block(bf16, "")) == saved_bytes(block(wide.replace(precision="bf16"), ""))
 
 
 @pytest.mark.parametrize(("joint", "mlp", "parts"), [(True, "gated", 2), (False, "gated", 2), (True, "plain", 1)])
@@ -69,5 +69,5 @@ def test_activation_inputs_are_saved_in_fp8(joint: bool, mlp: str, parts: int) -
     )
     narrow = wide.replace(stack=wide.stack.replace(low_precision_saved=("activation",)))
     read = 1024 * parts * MODEL.ffn
-    freed = kept(block(wide, "", model=model)) - kept(block(narrow, "", model=model))
+    freed = saved_bytes(block(wide, "", model=model)) - saved_bytes(block(narrow, "", model=model))
     assert freed == read - 4 * read // 128

@@ -13,7 +13,7 @@ from fivefold.job import recipe
 from fivefold.trainer.model.float8.blocks import E2M1, E8M0, MX, NV, by_16, by_32, widen_blocks
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.float8.matmul import Float8Gemms, emulated
-from tests.trainer.model.float8.test_cast import drawn, nearest
+from tests.trainer.model.float8.test_cast import draw_inputs, nearest
 
 SHAPES = [(3, 7), (5, 64), (4, 33), (2, 3, 50)]
 
@@ -29,7 +29,7 @@ def blocks(x: Tensor, each: int) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_mxfp8_takes_the_smallest_power_of_two_that_saturates_nothing(shape: tuple[int, ...]) -> None:
-    x = drawn(*shape, dtype=torch.bfloat16)
+    x = draw_inputs(*shape, dtype=torch.bfloat16)
     x[..., :2] = torch.tensor([448.0, -3.5 * 2**-9])  # amax is the format's largest, to the bit
     result = by_32(x)
     assert (result.data.dtype, result.scale.dtype, result.outer) == (torch.float8_e4m3fn, E8M0, None)
@@ -45,7 +45,7 @@ def test_mxfp8_takes_the_smallest_power_of_two_that_saturates_nothing(shape: tup
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_nvfp4_takes_the_nearest_of_fifteen_values(shape: tuple[int, ...]) -> None:
     """Of two equally near ones that with the even code, as torch rounds to e4m3."""
-    x = drawn(*shape)
+    x = draw_inputs(*shape)
     result = by_16(x)
     assert result.outer is not None
     assert torch.equal(result.outer, x.abs().amax((-2, -1), keepdim=True) / (6 * 448))
@@ -92,7 +92,7 @@ def test_ties_of_nvfp4_go_to_the_even_code_and_large_values_to_six() -> None:
 @pytest.mark.parametrize("caster", [by_32, by_16])
 def test_zeros_stay_zeros_and_what_is_not_finite_is_seen(caster: object) -> None:
     assert callable(caster)
-    x = drawn(4, 64)
+    x = draw_inputs(4, 64)
     x[1] = 0.0
     assert not widen_blocks(caster(x), columns=64)[1].any()
     assert not widen_blocks(caster(torch.zeros(2, 40)), columns=40).any()
@@ -106,7 +106,7 @@ def test_three_products_are_sums_of_what_their_operands_were_cast_to(name: str) 
     """Odd sizes along every sum, so that last blocks are short and a byte is half empty."""
     rows, into, outof = 35, 51, 43
     caster = by_32 if name == "mxfp8" else by_16
-    x, w, g = drawn(rows, into), drawn(outof, into), drawn(rows, outof)
+    x, w, g = draw_inputs(rows, into), draw_inputs(outof, into), draw_inputs(rows, outof)
     gemms = Float8Gemms(recipe(name), kernel=False)
     result = (
         gemms.fprop(gemms.operand(x), w, None),
@@ -133,7 +133,7 @@ def test_fake_tensors_have_the_same_shapes() -> None:
 
 
 def test_a_row_is_cast_as_if_it_were_alone_but_for_the_matrix_scale() -> None:
-    x = drawn(6, 64)
+    x = draw_inputs(6, 64)
     whole, outer = by_16(x), by_16(x).outer
     assert outer is not None
     part = by_16(x[2:4], amax=x.abs().amax().view(1, 1))

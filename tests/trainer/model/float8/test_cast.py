@@ -16,7 +16,7 @@ KINDS = {"tensor": by_tensor, "matrix": by_matrix, "row": by_row, "tile": by_til
 PARTS = {"matrix": (0, 0), "row": (1, 0), "tile": (1, 128), "block": (128, 128)}  # rows and columns; 0: all
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+def draw_inputs(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """Rows and columns of very different sizes."""
     generator = torch.Generator().manual_seed(sum(shape) + seed)
     x = torch.randn(shape, generator=generator) * torch.randn(*shape[:-1], 1, generator=generator).exp()
@@ -55,7 +55,7 @@ def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
 def test_every_element_is_rounded_to_the_nearest_of_its_part(
     kind: str, shape: tuple[int, ...], dtype: torch.dtype, powers: bool
 ) -> None:
-    x = drawn(*shape, dtype=torch.bfloat16)
+    x = draw_inputs(*shape, dtype=torch.bfloat16)
     result = KINDS[kind](x, dtype=dtype, powers=powers)
     factor = (torch.finfo(dtype).max / largest(x.double(), kind)).float()
     if powers:
@@ -69,7 +69,7 @@ def test_every_element_is_rounded_to_the_nearest_of_its_part(
 @settings(max_examples=40, deadline=None)
 def test_no_value_is_farther_off_than_half_a_step(kind: str, rows: int, columns: int, powers: bool, seed: int) -> None:
     """Three bits of mantissa: 1/16 of the value, or half of the smallest step, 2^-9, of the scale."""
-    x = drawn(rows, columns, seed=seed)
+    x = draw_inputs(rows, columns, seed=seed)
     result = KINDS[kind](x, powers=powers)
     step = largest(x, kind) / 448 * 2**-10 * (2 if powers else 1)
     assert ((widen(result, torch.float32) - x).abs() <= torch.maximum(x.abs() / 16, step) * 1.0001).all()
@@ -111,7 +111,7 @@ def test_zeros_stay_zero_and_no_number_stays_visible() -> None:
 
 
 def test_a_given_amax_makes_one_scale_of_many_shards() -> None:
-    x = drawn(64, 48)
+    x = draw_inputs(64, 48)
     whole = by_tensor(x)
     for part in x.chunk(4):
         shard = by_tensor(part, amax=x.abs().max())
@@ -122,7 +122,7 @@ def test_a_given_amax_makes_one_scale_of_many_shards() -> None:
 
 
 def test_transposed_and_chunked_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = drawn(300, 70)
+    x = draw_inputs(300, 70)
     whole = [kind(x.t()) for kind in KINDS.values()]
     monkeypatch.setattr(cast, "CHUNK_ELEMENTS", 1000)
     for kind, other in zip(KINDS.values(), whole, strict=True):

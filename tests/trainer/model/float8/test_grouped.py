@@ -18,14 +18,14 @@ NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8", "nvfp4")
 ENDS = (150, 150, 407, 410)  # one has none; one fills three tiles, the last of them in part
 
 
-def drawn(*shape: int) -> Tensor:
+def draw_inputs(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_group_is_a_linear_layer_of_its_own(name: str) -> None:
     """With one scale for all rows the rows of other groups have a say in it, so these are as large here."""
-    x, w, g = drawn(ENDS[-1], 96), drawn(4, 160, 96), drawn(ENDS[-1], 160)
+    x, w, g = draw_inputs(ENDS[-1], 96), draw_inputs(4, 160, 96), draw_inputs(ENDS[-1], 160)
     starts = (0, *ENDS[:-1])
     if name in ("fp8", "nvfp4"):
         for start, end in zip(starts, ENDS, strict=True):
@@ -84,10 +84,10 @@ def test_experts_train_with_gradients_near_those_of_fp32(name: str) -> None:
         experts = Experts(model)
         with torch.no_grad():
             for weight in experts.parameters():
-                weight.copy_(drawn(*weight.shape))
+                weight.copy_(draw_inputs(*weight.shape))
         if groups is not None:
             experts.gemms = groups
-        x = drawn(ENDS[-1], 64).requires_grad_()
+        x = draw_inputs(ENDS[-1], 64).requires_grad_()
         gate, up = experts.gate_up(x, offsets)
         experts.last(gate * up / 64, torch.ones(ENDS[-1]), offsets).square().sum().backward()
         assert x.grad is not None

@@ -14,7 +14,7 @@ from fivefold.trainer.model.float8 import units
 from fivefold.trainer.model.float8.cast import Cast, by_block, by_row, by_tensor, by_tile
 from fivefold.trainer.model.float8.grouped import Float8GroupedGemms
 from fivefold.trainer.model.float8.matmul import emulated
-from tests.trainer.model.float8.test_cast import drawn
+from tests.trainer.model.float8.test_cast import draw_inputs
 
 
 def decoded(data: Tensor, scale: Tensor, kind: Any) -> Tensor:
@@ -42,7 +42,7 @@ def test_tiles_are_handed_over_as_cublas_reads_them(monkeypatch: pytest.MonkeyPa
         return (decoded(a, of_a, kind_a) @ decoded(b.t(), of_b, kind_b).t()).to(output_dtype)
 
     monkeypatch.setattr(F, "scaled_mm", scaled_mm)
-    x, w, g = drawn(48, 640), drawn(208, 640), drawn(80, 640)
+    x, w, g = draw_inputs(48, 640), draw_inputs(208, 640), draw_inputs(80, 640)
     for a, b in ((by_tile(x), by_block(w)), (by_tile(x), by_tile(g))):
         assert units.takes(a, b)
         result, expected = units.multiply(a, b, dtype=torch.float32, fast=True), emulated(a, b)
@@ -52,12 +52,12 @@ def test_tiles_are_handed_over_as_cublas_reads_them(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("a", "b", "taken"),
     [
-        (by_tile(drawn(16, 256)), by_block(drawn(32, 256)), True),
-        (by_tile(drawn(16, 192)), by_block(drawn(32, 192)), False),  # a short tile
-        (by_tile(drawn(16, 128)), by_block(drawn(256, 128)), True),  # one tile along the sum
-        (by_row(drawn(16, 48)), by_row(drawn(32, 48)), True),
-        (by_tensor(drawn(16, 48)), by_tensor(drawn(40, 48)), False),  # 40 is no multiple of 16
-        (by_tensor(drawn(0, 48)), by_tensor(drawn(32, 48)), False),
+        (by_tile(draw_inputs(16, 256)), by_block(draw_inputs(32, 256)), True),
+        (by_tile(draw_inputs(16, 192)), by_block(draw_inputs(32, 192)), False),  # a short tile
+        (by_tile(draw_inputs(16, 128)), by_block(draw_inputs(256, 128)), True),  # one tile along the sum
+        (by_row(draw_inputs(16, 48)), by_row(draw_inputs(32, 48)), True),
+        (by_tensor(draw_inputs(16, 48)), by_tensor(draw_inputs(40, 48)), False),  # 40 is no multiple of 16
+        (by_tensor(draw_inputs(0, 48)), by_tensor(draw_inputs(32, 48)), False),
     ],
 )
 def test_sizes_that_torch_does_not_take_are_emulated(a: Cast, b: Cast, taken: bool) -> None:
@@ -81,7 +81,7 @@ def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped)
     gemms = Float8GroupedGemms(recipe("fp8-rowwise-gw"))
-    offsets, x, w = torch.tensor([5, 5, 20], dtype=torch.int32), drawn(20, 48), drawn(3, 32, 48)
+    offsets, x, w = torch.tensor([5, 5, 20], dtype=torch.int32), draw_inputs(20, 48), draw_inputs(3, 32, 48)
     operand, weights = gemms.operand(x), gemms.casts.weight(w)
     result = units.multiply_by_group(operand, weights, offsets, dtype=torch.float32)
     expected = gemms.fprop(operand, w, offsets, lambda *_: [])

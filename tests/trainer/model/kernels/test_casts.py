@@ -24,7 +24,7 @@ KINDS = {"tensor": by_tensor, "matrix": by_matrix, "row": by_row, "tile": by_til
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def draw_inputs(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Rows and columns of very different sizes, and numbers far below them."""
     generator = torch.Generator().manual_seed(sum(shape))
     x = torch.randn(shape, generator=generator) * torch.randn(*shape[:-1], 1, generator=generator).exp()
@@ -49,7 +49,7 @@ def same(found: Cast, wanted: Cast) -> None:
 )
 @pytest.mark.parametrize("kind", one_in(3, KINDS))
 def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype, powers: bool) -> None:
-    wide, tall, stack = (drawn(*shape, dtype=dtype) for shape in ((3, 1050), (130, 7), (2, 5, 131)))
+    wide, tall, stack = (draw_inputs(*shape, dtype=dtype) for shape in ((3, 1050), (130, 7), (2, 5, 131)))
     for x in (wide, wide.mT, tall, tall.mT, stack, stack.mT):
         options = {"dtype": into, "powers": powers}
         same(KINDS[kind](x, fused=True, **options), KINDS[kind](x, **options))
@@ -62,14 +62,14 @@ def test_zeros_nothing_and_what_is_no_number(kind: str) -> None:
     for x in (torch.zeros(3, 200), empty):
         same(KINDS[kind](x, fused=True), KINDS[kind](x))
     for bad in (torch.nan, torch.inf, -torch.inf):
-        x = drawn(3, 200)
+        x = draw_inputs(3, 200)
         x[1, 150] = bad
         for powers in (False, True):
             same(KINDS[kind](x, fused=True, powers=powers), KINDS[kind](x, powers=powers))
 
 
 def test_a_known_amax_is_taken() -> None:
-    x = drawn(9, 70)
+    x = draw_inputs(9, 70)
     for amax in (x.abs().max(), x.abs().max() / 8):  # the latter saturates
         same(by_tensor(x, amax=amax, fused=True), by_tensor(x, amax=amax))
     same(by_tensor(x[0], fused=True), by_tensor(x[0]))

@@ -20,7 +20,7 @@ from fivefold.trainer.model.logits import LogitShape
 from fivefold.trainer.model.rotary import rotary_tables
 
 
-def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def draw_inputs(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
 
@@ -36,7 +36,7 @@ def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
-    x, weight = drawn(3, 5, 64, dtype=dtype), drawn(64, dtype=dtype)
+    x, weight = draw_inputs(3, 5, 64, dtype=dtype), draw_inputs(64, dtype=dtype)
     theirs = F.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
     same(EAGER.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
 
@@ -44,7 +44,7 @@ def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("plus_one", [False, True])
 def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolerance: float) -> None:
-    x, weight, bias = drawn(3, 5, 64, dtype=dtype), drawn(64, dtype=dtype), drawn(1, 64, dtype=dtype)
+    x, weight, bias = draw_inputs(3, 5, 64, dtype=dtype), draw_inputs(64, dtype=dtype), draw_inputs(1, 64, dtype=dtype)
     factor = weight.float() + plus_one
     wide = (x * 2 + 3).float()  # not centred
     theirs = F.layer_norm(wide, (64,), factor, bias[0].float(), 1e-5).to(dtype)
@@ -58,7 +58,7 @@ def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolera
 
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_activations_plain_and_gated(name: str) -> None:
-    gate, up = drawn(4, 6, 32), drawn(5, 6, 32)[:4]
+    gate, up = draw_inputs(4, 6, 32), draw_inputs(5, 6, 32)[:4]
     theirs = {
         "silu": F.silu,
         "gelu": F.gelu,
@@ -74,7 +74,7 @@ def test_activations_plain_and_gated(name: str) -> None:
 @pytest.mark.parametrize(("scale", "cap"), [(0.3, None), (1.0, 1.5), (0.7, 2.0)])
 def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
-    logits, weight, targets = drawn(300, 90), drawn(90, 90), torch.arange(300) % 83
+    logits, weight, targets = draw_inputs(300, 90), draw_inputs(90, 90), torch.arange(300) % 83
     shaped = (logits @ weight * 0.1) * scale
     shaped = shaped if cap is None else torch.tanh(shaped / cap) * cap
     shape = LogitShape(scale, cap)
@@ -86,7 +86,7 @@ def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
-    gate, up = drawn(4, 6, 32, dtype=dtype), drawn(4, 6, 32, dtype=dtype)
+    gate, up = draw_inputs(4, 6, 32, dtype=dtype), draw_inputs(4, 6, 32, dtype=dtype)
     same(EAGER.gated(gate, up, "silu"), F.silu(gate) * up, (gate, up), tolerance=tolerance)
 
 
@@ -94,7 +94,7 @@ def test_rotate() -> None:
     model = Model(name="m", layers=1, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=8, rope_theta=100.0)
     cos, sin = rotary_tables(model, positions=torch.arange(7), dtype=torch.float32, device=torch.device("cpu"))
     angles = torch.outer(torch.arange(7), 100.0 ** -(torch.arange(0, 8, 2) / 8))[:, None, :]
-    x = drawn(2, 7, 3, 8)
+    x = draw_inputs(2, 7, 3, 8)
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1)) * torch.polar(torch.ones(()), angles)
     theirs = torch.cat((turned.real, turned.imag), -1)
     same(rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
@@ -103,7 +103,7 @@ def test_rotate() -> None:
 @pytest.mark.parametrize("rows", [1, 50, 300])
 def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
-    logits, weight = drawn(rows, 90), drawn(90, 90)
+    logits, weight = draw_inputs(rows, 90), draw_inputs(90, 90)
     targets = torch.arange(rows) % 83
     theirs = F.cross_entropy((logits @ weight)[:, :83], targets, reduction="sum") * 0.25
     ours = cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(nats, words=83))
@@ -113,7 +113,7 @@ def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("rows", [1, 50, 300])
 def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
-    logits, weight = drawn(rows, 90), drawn(90, 90)
+    logits, weight = draw_inputs(rows, 90), draw_inputs(90, 90)
     targets = torch.arange(rows) % 90
     theirs = F.cross_entropy(logits @ weight, targets, reduction="sum") * 0.25
     ours = cross_entropy(logits @ weight, targets, scale=0.25)

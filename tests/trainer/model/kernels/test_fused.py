@@ -27,7 +27,7 @@ ULPS = {FP32: 4e-6, BF16: 2**-6}
 Call = Callable[[Kernels, Sequence[Tensor]], Tensor]
 
 
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = FP32) -> Tensor:
+def draw_inputs(*shape: int, seed: int = 0, dtype: torch.dtype = FP32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
 
 
@@ -43,7 +43,7 @@ def run(call: Call, kernels: Kernels, inputs: Sequence[Tensor]) -> tuple[Tensor,
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         out = call(kernels, leaves)
-    upstream = drawn(*out.shape, seed=7, dtype=out.dtype) if out.dim() else torch.tensor(0.5)
+    upstream = draw_inputs(*out.shape, seed=7, dtype=out.dtype) if out.dim() else torch.tensor(0.5)
     return out.detach(), torch.autograd.grad(out, leaves, upstream), sorted(saved.values())
 
 
@@ -60,14 +60,14 @@ def same(call: Call, inputs: Sequence[Tensor], *, tolerance: float | None = None
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("shape", [(3, 7, 48), (300, 65), (1, 1), (5, 4099)])
 def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    inputs = drawn(*shape, dtype=dtype), drawn(shape[-1], seed=1, dtype=dtype)
+    inputs = draw_inputs(*shape, dtype=dtype), draw_inputs(shape[-1], seed=1, dtype=dtype)
     same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5), inputs)
     same(lambda kernels, x: kernels.rms_norm(x[0], None, epsilon=1e-5), inputs[:1])
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_layer_norm(dtype: torch.dtype) -> None:
-    x, weight, bias = (drawn(*shape, seed=n, dtype=dtype) for n, shape in enumerate([(3, 11, 65), (65,), (65,)]))
+    x, weight, bias = (draw_inputs(*shape, seed=n, dtype=dtype) for n, shape in enumerate([(3, 11, 65), (65,), (65,)]))
     same(lambda kernels, x: kernels.layer_norm(x[0], x[1], x[2], epsilon=1e-5), (x + 2, weight, bias))
     same(lambda kernels, x: kernels.layer_norm(x[0], x[1], None, epsilon=1e-5, plus_one=True), (x + 2, weight))
     same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5, plus_one=True), (x, weight))
@@ -75,17 +75,17 @@ def test_layer_norm(dtype: torch.dtype) -> None:
 
 def test_norms_take_rows_with_gaps_between_them() -> None:
     """The latents of latent attention are slices of wider rows."""
-    weight = drawn(40, seed=1)
-    same(lambda kernels, x: kernels.rms_norm(x[0].split((40, 8), -1)[0], weight, epsilon=1e-5), (drawn(9, 48),))
+    weight = draw_inputs(40, seed=1)
+    same(lambda kernels, x: kernels.rms_norm(x[0].split((40, 8), -1)[0], weight, epsilon=1e-5), (draw_inputs(9, 48),))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("heads", "dim", "turned"), one_in(2, [(3, 8, 8), (5, 12, 6), (1, 6, 2)]))
 def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
-    angles = drawn(7, 1, turned // 2, seed=3)
+    angles = draw_inputs(7, 1, turned // 2, seed=3)
     cos, sin = torch.cat((angles.cos(),) * 2, -1).to(dtype), torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
-    x, key = drawn(2, 7, heads, dim, dtype=dtype), drawn(2, 7, 1, turned, dtype=dtype)
-    turned_about = drawn(2, heads, 7, dim, dtype=dtype)
+    x, key = draw_inputs(2, 7, heads, dim, dtype=dtype), draw_inputs(2, 7, 1, turned, dtype=dtype)
+    turned_about = draw_inputs(2, heads, 7, dim, dtype=dtype)
     same(lambda kernels, x: kernels.rotate_first(x[0], cos, sin), (x,))
     same(lambda kernels, x: kernels.rotate_last(x[0].transpose(1, 2), cos, sin), (turned_about,))
     same(lambda kernels, x: kernels.append_rotated(x[0], x[1], cos, sin), (x, key))
@@ -94,8 +94,8 @@ def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("shape", [(6, 33), (2, 4100), (0, 4)])
 def test_gated_activations(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    gate, up = drawn(*shape, dtype=dtype), drawn(*shape, seed=1, dtype=dtype)
-    share = drawn(shape[0], seed=2).abs()
+    gate, up = draw_inputs(*shape, dtype=dtype), draw_inputs(*shape, seed=1, dtype=dtype)
+    share = draw_inputs(shape[0], seed=2).abs()
     same(lambda kernels, x: kernels.gated(x[0], x[1], "silu"), (gate, up))
     same(lambda kernels, x: kernels.weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
     same(lambda kernels, x: kernels.input_weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
@@ -105,7 +105,7 @@ def test_gated_activations(shape: tuple[int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations(name: str, dtype: torch.dtype) -> None:
-    gate, up = drawn(5, 67, dtype=dtype) * 2, drawn(5, 67, seed=1, dtype=dtype)
+    gate, up = draw_inputs(5, 67, dtype=dtype) * 2, draw_inputs(5, 67, seed=1, dtype=dtype)
     same(lambda kernels, x: kernels.plain(x[0], name), (gate,))
     same(lambda kernels, x: kernels.gated(x[0], x[1], name), (gate, up))
 
@@ -114,7 +114,7 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("vocab", [7, 4099])
 def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitShape) -> None:
-    logits, targets, words = drawn(9, vocab, dtype=dtype) * 3, torch.arange(9) % 5, vocab - 2
+    logits, targets, words = draw_inputs(9, vocab, dtype=dtype) * 3, torch.arange(9) % 5, vocab - 2
 
     def call(kernels: Kernels, x: Sequence[Tensor]) -> Tensor:
         loss = partial(kernels.nats, words=words, shape=shape)
@@ -126,10 +126,10 @@ def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitShape) -> Non
 
 def test_a_part_of_the_vocabulary() -> None:
     """Ranks of a sharded vocabulary: one has a row's target, the others not; one may have nothing but padding."""
-    logits, padding = drawn(6, 11), torch.full((6, 11), -torch.inf)
+    logits, padding = draw_inputs(6, 11), torch.full((6, 11), -torch.inf)
     for part in (logits, padding):
         torch.testing.assert_close(TRITON.log_sum_exp(part), EAGER.log_sum_exp(part))
-    lse, target = drawn(6, 1, seed=2) + 4, torch.arange(6)[:, None]
+    lse, target = draw_inputs(6, 1, seed=2) + 4, torch.arange(6)[:, None]
     own, times = torch.tensor([[1], [0], [1], [0], [0], [1]]).bool(), torch.tensor(0.5)
     for part in (logits, padding):
         ours, theirs = part.clone(), part.clone()
@@ -141,7 +141,7 @@ def test_a_part_of_the_vocabulary() -> None:
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_rows_to_experts_and_back(dtype: torch.dtype) -> None:
     """Rows with two, one, no copy: as where experts have no room for more."""
-    x, tokens = drawn(4, 37, dtype=dtype), torch.tensor([2, 0, 0, 3])
+    x, tokens = draw_inputs(4, 37, dtype=dtype), torch.tensor([2, 0, 0, 3])
     places, starts = torch.tensor([1, 2, 0, 3]), torch.tensor([0, 2, 2, 3])
     torch.testing.assert_close(TRITON.gather_rows(x, tokens), x[tokens])
     wanted = torch.zeros(4, 37).index_add_(0, tokens, x[tokens].float())
