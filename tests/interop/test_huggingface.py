@@ -222,8 +222,8 @@ def test_axolotl_trains_in_bf16_unless_its_file_says_otherwise(lines: str, preci
 
 def test_axolotls_version_of_fsdp_may_be_off(tmp_path: Path) -> None:
     """It is the version of fsdp_config, and alone does not turn FSDP on; off, it is said like every other key."""
-    off = of({"fft.yaml": AXOLOTL + "fsdp_version: false\n"}, tmp_path)
-    plain = of({"fft.yaml": AXOLOTL}, tmp_path)
+    off = read_files({"fft.yaml": AXOLOTL + "fsdp_version: false\n"}, tmp_path)
+    plain = read_files({"fft.yaml": AXOLOTL}, tmp_path)
     assert (off.layout, off.job, off.not_understood) == (plain.layout, plain.job, plain.not_understood)
     assert "fsdp_version" in {key.key for key in off.understood}
     assert "fsdp_version" not in {key.key for key in plain.understood}
