@@ -68,7 +68,7 @@ def test_a_link_to_what_never_ends_is_refused_at_once(tmp_path: Path, name: str)
     }
     for reader in readers[name]:
         begin = time.process_time()
-        with pytest.raises(UserError, match=r"is a device or a socket; name a file or a pipe|is no regular file"):
+        with pytest.raises(UserError, match=r"is a device or a socket; name a file or a pipe|not a regular file"):
             reader(path)
         assert time.process_time() - begin < 1
 
@@ -80,7 +80,7 @@ def test_sizes_are_bounded_by_kind(tmp_path: Path, name: str, limit: int) -> Non
     path = tmp_path / name
     with path.open("wb") as file:
         file.truncate(limit * MIB + 1)  # of holes: no disk is used
-    with pytest.raises(UserError, match=rf"{name}: .*holds more than {limit} MiB, the most"):
+    with pytest.raises(UserError, match=rf"{name}: .*holds more than {limit} MiB, the (most|limit)"):
         read_lines(path) if name.endswith("l") and "log" in name else read_text(path, kind="text")
 
 
@@ -108,7 +108,7 @@ def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(UserError, match=r"the pipe did not end in 0.2 s; write it to a file first"):
             reader(tmp_path / "nobody.toml")
     os.mkfifo(tmp_path / "corpus.txt")
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="not a regular file"):
         list_files(str(tmp_path))
     (tmp_path / "trace").mkdir()
     os.mkfifo(tmp_path / "trace" / "rank0.json")

@@ -114,7 +114,7 @@ def _draw(report: Report, folder: Path) -> None:
     from fivefold.rendering.charts import save
 
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--charts {folder}: is a file; name a folder")
+        raise UserError(f"--charts {folder} is a file; name a folder")
     folder.mkdir(parents=True, exist_ok=True)
     points = [
         (s.source, s.row, s.quantity, s.ranks, s.predicted, s.measured)

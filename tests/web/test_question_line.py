@@ -16,7 +16,7 @@ ASKED = {"model": "tiny", "machine": "h100:2", "seq": "512", "gbs": "16"}
     [
         ("/plan", {"layout": "dp2"}),
         ("/compare", {"layout": ["dp2", "tp2"]}),
-        ("/search/events", {}),
+        pytest.param("/search/events", {}, marks=pytest.mark.processes),
     ],
 )  # fmt: skip
 def test_an_answer_says_what_was_asked(client: TestClient, path: str, more: dict[str, str | list[str]]) -> None:

@@ -109,12 +109,17 @@ def _describe_provenance(commands: list[str]) -> Provenance:
     from fivefold.rendering.report import Provenance
     from fivefold.version import __version__
 
-    versions = {"fivefold": __version__, "Python": platform.python_version(), "system": platform.platform()}
+    versions = {"fivefold": __version__, "Python": platform.python_version(), "system": _describe_system()}
     versions |= {"processors": str(os.cpu_count())}
     for package in ("torch", "numpy", "pydantic"):
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return Provenance(commands, versions)
+
+
+def _describe_system() -> str:
+    # Not `platform.platform()`: it starts `uname -p` and leaves its answer out.
+    return "-".join(part for part in (platform.system(), platform.release(), platform.machine()) if part)
 
 
 def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:

@@ -68,7 +68,7 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
     exists, the checkpoint is damaged or no family has this model, and ``RunFailure`` if writing fails.
     """
     if folder.exists():
-        raise UserError(f"{folder}: is there already; remove it or give another folder")
+        raise UserError(f"{folder} exists already; remove it or give another folder")
     manifest = checkpoint_folder.read(checkpoint)
     config = to_config(manifest.model) | {"torch_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype]}
     for number, file in enumerate(manifest.files):

@@ -185,7 +185,7 @@ def _check_replaceable(directory: Path) -> None:
     if not directory.exists():
         return
     if not directory.is_dir():
-        raise UserError(f"{directory}: is a file; choose another folder")
+        raise UserError(f"{directory} is a file; choose another folder")
     names = sorted(path.name for path in directory.iterdir())
     shard_files = {name for name in names if name in (INDEX, TOKENIZER) or SHARD_NAME.fullmatch(name)}
     other_files = [name for name in names if name not in shard_files or INDEX not in names]

@@ -189,7 +189,7 @@ def refusal(source: Path, **options: Any) -> str:
 
 def test_a_folder_that_is_there_stays(saved: Path) -> None:
     (saved / "out").mkdir()
-    assert refusal(saved) == "UserError: SOURCE/out: is there already; remove it or give another folder"
+    assert refusal(saved) == "UserError: SOURCE/out exists already; remove it or give another folder"
 
 
 def test_a_source_without_checkpoints(tmp_path: Path) -> None:
