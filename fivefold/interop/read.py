@@ -50,11 +50,13 @@ def read(
 def _known(model: Model) -> Model:
     """Return the model under its name in the catalog, if the catalog has it."""
     for name, entry in catalog.CATALOG.items():
-        config = entry.config
-        if (config["num_hidden_layers"], config["hidden_size"]) == (model.layers, model.width):
-            published = catalog.build_model(name)
-            if differs(published, fitted(model, published)) is None:
-                return model.replace(name=name)
+        layers = entry.config.get("num_hidden_layers", model.layers)  # a key that is left out has a default: build it
+        width = entry.config.get("hidden_size", model.width)
+        if (layers, width) != (model.layers, model.width):
+            continue
+        published = catalog.build_model(name)
+        if published.layers == model.layers and differs(published, fitted(model, published)) is None:
+            return model.replace(name=name)
     return model
 
 

@@ -96,7 +96,7 @@ def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
 
 
 def test_the_examples_are_machines() -> None:
-    shared, whole = (machine(str(EXAMPLES / f"{name}.toml")) for name in ("l40s-shared-nic", "whole"))
+    shared, whole = (machine(str(EXAMPLES / f"{name}.toml")) for name in ("l40s-shared-nic", "complete"))
     assert shared.links[-1].bandwidth == 200e9 / 8 / 8
     assert (shared.chip.power_watts, shared.chip.memory_bytes) == (300, machine("l40s").chip.memory_bytes)
     assert whole.chip.source == whole.links[0].source == "its owner's figure"

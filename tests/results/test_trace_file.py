@@ -44,7 +44,7 @@ def test_unreadable_trace_is_a_one_line_error(tmp_path: Path) -> None:
         trace_file.read(tmp_path)
     for wrong in ("", "[]", "{}", text.replace("own", "mine").replace('"world"', '"word"')):
         first.write_text(wrong)
-        with pytest.raises(UserError, match=r"rank0.json: is (no trace|cut off)"):
+        with pytest.raises(UserError, match=r"rank0.json: is (not a trace|cut off)"):
             trace_file.read(tmp_path)
 
 

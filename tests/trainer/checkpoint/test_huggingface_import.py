@@ -354,8 +354,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         "b: is missing, and model.safetensors.index.json names it",
     ),
     "family": (
-        lambda p: change(p, architectures=["OlmoForCausalLM"]),
-        "architecture 'OlmoForCausalLM' is not read: norms without weights",
+        lambda p: change(p, architectures=["JambaForCausalLM"]),
+        "architecture 'JambaForCausalLM' is not read: its layers, or some of them, are state-space layers",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }
