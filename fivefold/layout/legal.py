@@ -211,6 +211,7 @@ def uncounted(layout: Layout, *, model: Model, job: Job) -> str | None:
     for is_present, feature in (
         (model.moe is not None, "experts"),
         (model.mla is not None, "latent attention"),
+        (model.output_gate, "output gates of attention"),
         (not layout.sp, "nosp"),
         (model.qk_norm == "full", "norms over all heads"),
         (model.qk_norm == "heads", "norms of heads by weights of their own"),

@@ -330,6 +330,28 @@ CATALOG: dict[str, Entry] = {
         | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50_000.0}
         | _yarn(32.0, mscale=1.0, beta_fast=1.0),
     ),
+    "qwen3-next-80b-a3b": Entry(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        _shape("qwen3_next", layers=48, width=2048, heads=16, ffn=5120, vocab=151_936, positions=262_144)
+        | {"num_key_value_heads": 2, "rope_theta": 10_000_000.0},
+    ),
+    "qwen3.5-35b-a3b": Entry(
+        "defaults of Qwen3_5MoeTextConfig in transformers 5.23, which documents Qwen3.5-35B-A3B by them",
+        {
+            "model_type": "qwen3_5_moe_text",
+            "num_hidden_layers": 40,
+            "hidden_size": 2048,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "vocab_size": 248_320,
+            "max_position_embeddings": 32_768,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
     "lfm2-1.2b": Entry(
         "LiquidAI/LFM2-1.2B",
         _shape("lfm2", layers=16, width=2048, heads=32, ffn=12_288, vocab=65_536, positions=128_000)

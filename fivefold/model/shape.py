@@ -25,6 +25,7 @@ from fivefold.bounded_types import (
     Width,
 )
 from fivefold.model.activations import ActivationName
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
 from fivefold.record import Record
@@ -51,6 +52,7 @@ class MoE(Record):
     ffn: Ffn  # width of one expert (F)
     shared_experts: int = Field(0, ge=0, le=2**10)  # experts that every token visits
     shared_ffn: Ffn | None = None  # width of one shared expert; None: equal to ``ffn``
+    shared_gate: bool = False  # the shared experts' output is multiplied by the sigmoid of a projection to one number
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
     # function of the router's logits; sparsemixer: experts are drawn in training (arXiv:2409.12136), planned alone
     score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
@@ -71,6 +73,8 @@ class MoE(Record):
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
+        if self.shared_gate and not self.shared_experts:
+            raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
         if self.topk > self.experts:
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}")
         if self.weighs == "inputs" and self.expert_bias:
@@ -124,8 +128,10 @@ class RopeScaling(Record):
     long_factors: tuple[Scalar, ...] = ()  # longrope: per dim, beyond it
 
 
-MixerName = Literal["attention", "short_conv"]  # the kinds of token mixers, by the field with their geometry
-Mixer = ShortConv  # the geometry of a token mixer other than attention
+MixerName = Literal[
+    "attention", "short_conv", "gated_delta_net"
+]  # the kinds of token mixers, by the field with their geometry
+Mixer = ShortConv | GatedDeltaNet  # the geometry of a token mixer other than attention
 
 
 class DropoutRates(NamedTuple):
@@ -176,6 +182,7 @@ class ModelShape(Record):
     qk_norm_after_rope: bool = False  # queries and keys are normed after their rotation (Hunyuan)
     qkv_clip: Positive | None = None  # queries, keys and values are clipped to ± this, before the rotation (OLMo)
     temperature: Temperature | None = None  # factor on queries that grows with the position
+    output_gate: bool = False  # attention's output times the sigmoid of a projection of its input (Qwen3-Next)
     attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
     attention_softcap: Positive | None = None  # attention logits are capped at this by tanh
@@ -185,6 +192,7 @@ class ModelShape(Record):
     window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: attention within chunks of ``window`` tokens
     mla: MLA | None = None  # latent attention
     mixers: tuple[MixerName, ...] = ()  # token mixer per layer, repeated; empty: attention in all layers
+    gated_delta_net: GatedDeltaNet | None = None  # geometry of the layers that are Gated DeltaNets
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
@@ -233,6 +241,8 @@ class ModelShape(Record):
             raise ValueError(f"qkv_clip={self.qkv_clip} is of grouped attention, not of mla: leave it out")
         if not self.norm_weight:
             raise ValueError("mla norms its latents with weights: leave norm_weight=False out")
+        if self.output_gate:
+            raise ValueError("output_gate is of grouped attention, not of mla: leave it out")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
 

@@ -151,6 +151,8 @@ def _attention(model: ModelShape) -> Iterator[Weight]:
     for name, heads in (("q", model.heads), ("k", model.kv_heads)):
         if (shape := norm_shape(model, heads)) is not None:
             yield from _norm(model, f"attention.{name}_norm", *shape)
+    if model.output_gate:
+        yield from _linear("attention.gate", q_dims, model.width, "column", bias=model.qkv_bias)
     yield from _sinks(model)
     yield from _linear("attention.out", model.width, q_dims, "row", bias=model.out_bias)
 
@@ -200,6 +202,8 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
     if moe.expert_bias:
         yield Weight("moe.experts.down_bias", (moe.experts, width), "expert_row")
     if moe.shared_experts:
+        if moe.shared_gate:
+            yield Weight("moe.shared_gate.weight", (1, width), "router")
         yield from _mlp(model, "moe.shared", moe.shared_experts * (moe.shared_ffn or moe.ffn))
 
 

@@ -120,8 +120,12 @@ def build(
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
     """Draw the full initial weight in fp32 on CPU: normal(0, 0.02), output projections times 1/√(2 layers) (GPT-2)."""
     if weight.kind == "norm":
-        zero = weight.name.endswith("bias") or model.norm_plus_one
+        zero = weight.name.endswith("bias") or (model.norm_plus_one and ".mixer." not in weight.name)
         return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)
+    if weight.name.endswith("mixer.a_log"):  # decay rates from 1 to 16 (Mamba-2, arXiv:2405.21060)
+        return torch.linspace(1, 16, *weight.shape).log_()
+    if weight.name.endswith("mixer.dt_bias"):
+        return torch.ones(weight.shape)
     if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
     std = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02

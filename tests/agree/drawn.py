@@ -21,6 +21,7 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, RopeScaling, Temperature
 from fivefold.model.spec import Model
@@ -95,6 +96,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "post norm": lambda model: model.block in ("post", "sandwich"),
     "plain mlp": lambda model: model.mlp == "plain",
     "short convolution": lambda model: "short_conv" in model.other_mixers,
+    "gated delta net": lambda model: "gated_delta_net" in model.other_mixers,
+    "output gate": lambda model: model.output_gate,
+    "gated shared expert": lambda model: model.moe is not None and model.moe.shared_gate,
     "attention dropout": lambda model: model.dropout_rates.attention > 0,
     "dropout": lambda model: model.dropout > 0,
 }
@@ -268,11 +272,17 @@ def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
 
 def _of_mixers(chance: random.Random, model: Model) -> dict[str, Any]:
     """Another token mixer than attention in some layers or in all."""
+    taps, key_heads = chance.choice((1, 3, 4)), chance.choice((1, 2))
+    net = GatedDeltaNet(key_heads=key_heads, value_heads=key_heads * 2, key_dim=6, value_dim=5, taps=taps)
     kind, geometry = chance.choice(
-        (("short_conv", ShortConv(taps=chance.choice((1, 3, 4)), bias=chance.random() < 0.5)),)
+        (("short_conv", ShortConv(taps=taps, bias=chance.random() < 0.5)), ("gated_delta_net", net))
     )
     patterns = ((kind,), (kind, "attention"), ("attention", kind), (kind, kind, "attention"))
-    return {"mixers": chance.choice(patterns), kind: geometry}
+    fields = {"mixers": chance.choice(patterns), kind: geometry, "output_gate": model.mla is None}
+    if model.moe is not None and model.moe.shared_experts:
+        fields |= {"moe": model.moe.replace(shared_gate=True)}
+    # a small epsilon enlarges the rounding of small outputs of the scan
+    return fields | ({"norm_epsilon": 1e-4} if kind == "gated_delta_net" else {})
 
 
 def _moe(chance: random.Random) -> MoE:

@@ -64,6 +64,12 @@ FALCON = {
     "bias": True,
 }
 
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+    "full_attention_interval": 2, "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 0.1,  # a small one enlarges the rounding of the scan's small outputs, in transformers too
+}  # fmt: skip
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": PLAIN,
     "internlm3": PLAIN,
@@ -104,6 +110,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": PLAIN | {"logit_scale": 0.5},
     "cohere2": WIDE | {"sliding_window": 6, "sliding_window_pattern": 2, "num_key_value_heads": 2, "logit_scale": 0.5},
     "falcon": FALCON,
+    "qwen3_next": EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16} | DELTA,
+    "qwen3_5_text": PLAIN | DELTA,
+    "qwen3_5_moe_text": {key: value for key, value in EXPERTS.items() if key != "intermediate_size"}
+    | {"num_experts": 4, "shared_expert_intermediate_size": 16}
+    | DELTA,
     "lfm2": PLAIN | {"full_attn_idxs": [1], "block_multiple_of": 8},
     "lfm2_moe": EXPERTS | {"num_experts": 4, "layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "arcee": PLAIN,
@@ -284,6 +295,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "layer_types": (
         ["full_attention"] * 2, ["sliding_attention"] * 2, ["full_attention", "sliding_attention"],
         ["attention", "attention"], ["full_attention"] * 3, ["chunked_attention"] * 2, None,
+        ["linear_attention"] * 2, ["full_attention", "linear_attention"],
         ["conv", "full_attention"], ["conv"] * 2,
     ),
     "sliding_window_pattern": (1, 3),
@@ -356,6 +368,12 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "bias": (True, False),
     "alibi": (True, False),
     "hidden_norm": ("layernorm",),
+    "linear_conv_kernel_dim": (1, 3),
+    "linear_num_key_heads": (1, 4, 3),
+    "linear_num_value_heads": (2, 8),
+    "linear_key_head_dim": (8,),
+    "linear_value_head_dim": (7,),
+    "full_attention_interval": (1, 3),
     "conv_bias": (True,),
     "conv_L_cache": (1, 2, 5),
     "full_attn_idxs": ([0], [0, 1], [], None),

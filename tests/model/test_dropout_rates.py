@@ -48,11 +48,11 @@ def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monke
         for weight in theirs.parameters():
             weight.zero_()
         theirs(torch.ones(1, TOKENS, dtype=torch.long), use_cache=False)
-    layers = model.layers
+    layers, attentions = model.layers, sum(model.mixer(layer) is None for layer in range(model.layers))
     scores = [rate for rate, shape in calls if shape[1:-1] == (model.heads, TOKENS)]
     stream = [rate for rate, shape in calls if shape == (1, TOKENS, model.width)]
     assert len(scores) + len(stream) == len(calls)
-    assert scores == [model.dropout_rates.attention] * layers * (model.dropout_rates.attention > 0)
+    assert scores == [model.dropout_rates.attention] * attentions * (model.dropout_rates.attention > 0)
     embedding = stream[:1] if len(stream) % 2 else []
     assert embedding == [model.dropout_rates.embedding] * (model.dropout_rates.embedding > 0)
     assert stream[len(embedding) :] == [model.dropout] * 2 * layers * (model.dropout > 0)

@@ -7,6 +7,7 @@ reads the bytes that existed before and writes the bytes that outlive it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from types import CodeType, FrameType
 from typing import Any
 
@@ -48,6 +49,9 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         inner = int(args[MATMULS[func]].shape[-1])
         *batch, rows, columns = out.shape
         return "matmul", (rows, columns, inner, batch[0] if batch else 1)
+    if func is torch.ops.aten.linalg_solve_triangular.default:  # n² FLOPs per column: half of a product's
+        *leading, rows, columns = out.shape
+        return "matmul", (rows, columns, -(-rows // 2), prod(leading))
     if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED_FLOAT8):
         out = out[0]  # a cast
     if func in CAST_MATMULS:

@@ -10,9 +10,7 @@ from __future__ import annotations
 # What is missing → model_type of each family that needs it, with the class that transformers builds.
 _NEEDED = {
     "three of four of its layers are linear attention (gated delta rule), which is neither counted nor trained": """
-        qwen3_next Qwen3NextForCausalLM; qwen3_5 Qwen3_5ForCausalLM; qwen3_5_text Qwen3_5ForCausalLM;
-        qwen3_5_moe Qwen3_5MoeForCausalLM; qwen3_5_moe_text Qwen3_5MoeForCausalLM; olmo_hybrid
-        OlmoHybridForCausalLM
+        olmo_hybrid OlmoHybridForCausalLM
     """,
     "some of its layers are linear attention (Kimi delta rule or lightning attention)": """
         kimi_linear KimiLinearForCausalLM; bailing_hybrid BailingHybridForCausalLM; minimax

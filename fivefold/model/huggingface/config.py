@@ -92,6 +92,11 @@ class Config(Record):
 
     conv_taps: Taps = 3
     conv_bias: bool = False
+    linear_key_heads: Heads = 16
+    linear_value_heads: Heads = 32
+    linear_key_dim: HeadDim = 128
+    linear_value_dim: HeadDim = 128
+    full_attention_interval: Layers = 4
     full_attention_layers: tuple[Layer, ...] | None = None
     rounds_intermediate_size: bool = False
     intermediate_multiple: Ffn = 256

@@ -18,13 +18,14 @@ class Fused(NamedTuple):
     """The tensor ``name`` of a checkpoint that holds several of our ``weights``, in order.
 
     The tensor has ``groups`` equal groups of rows, each with rows of the first weight, then of the next. 1: one weight
-    after another. 0: the rows of all weights alternate. kv_heads: one group for each key head, its queries first.
+    after another. 0: the rows of all weights alternate. kv_heads: one group for each key head, its queries
+    first; heads, mixer_key_heads: one for each query head, or each key head of another token mixer.
     ``transposed``: stored as [in, out].
     """
 
     name: str
     weights: tuple[str, ...]
-    groups: int | Literal["kv_heads"] = 1
+    groups: int | Literal["heads", "kv_heads", "mixer_key_heads"] = 1
     transposed: bool = False
 
 

@@ -124,7 +124,7 @@ def _parts_of(
     place, leaf = names[stem], f".{leaf}" if leaf else ""
     if isinstance(place, Fused):
         siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
-        groups = model.kv_heads if place.groups == "kv_heads" else place.groups
+        groups = _count_groups(place, model)
         head = _rotary_rows(stem, model) if reordered else None
         yield _fused(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")._replace(head=head)
     elif "{}" in place:
@@ -136,6 +136,13 @@ def _parts_of(
     else:
         head = _rotary_rows(stem, model) if reordered else None
         yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight))
+
+
+def _count_groups(place: Fused, model: Model) -> int:
+    """Return the number of groups of rows of a fused tensor."""
+    net = model.gated_delta_net
+    by_name = {"heads": model.heads, "kv_heads": model.kv_heads, "mixer_key_heads": net.key_heads if net else 1}
+    return by_name[place.groups] if isinstance(place.groups, str) else place.groups
 
 
 def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Part:

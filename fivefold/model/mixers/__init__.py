@@ -1,6 +1,7 @@
 """Token mixers other than attention: one module for each kind, with its record and its weights.
 
-short_conv    gated short convolution (LFM2)
+short_conv         gated short convolution (LFM2)
+gated_delta_net    Gated DeltaNet with an output gate (Qwen3-Next)
 
 ``Model.mixers`` names the kind of every layer; the geometry of a kind is the field of ``Model`` with its name.
 """

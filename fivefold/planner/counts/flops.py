@@ -39,12 +39,17 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
     counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
     rank_flops = sum(
-        times * (_both_passes(op) + op.recomputed) * _executed(op, part)
+        times * (_extra_backward(op) + (_both_passes(op) + op.recomputed) * _executed(op, part))
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
     )
     return rank_flops * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
+
+
+def _extra_backward(op: Op) -> int:
+    """Return the FLOPs of an operation's backward above twice its forward: a scan computes its states again."""
+    return op.backward_flops - 2 * op.flops if op.backward_flops else 0
 
 
 def _executed(op: Op, part: LocalDegrees) -> int:

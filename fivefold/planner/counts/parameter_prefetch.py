@@ -146,7 +146,7 @@ def _unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) 
         module, _, submodule = name.partition(".")
         calls = calls_by_module.setdefault(module if submodule and module in PARENTS else name, [])
         calls.append(Call(place, backward, numbers))
-        if submodule == "gate":
+        if submodule == "gate" and module != "attention":
             calls.append(Call(place, backward))  # the activation
     block = any(name in PARENTS for name in calls_by_module)
     if block:

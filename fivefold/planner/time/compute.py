@@ -1,6 +1,6 @@
 """Seconds of one operation on one chip: forward, gradient of its input (dx), gradient of its weight (dW).
 
-    matmul, attention: FLOPs ÷ rate     memory-bound: bytes ÷ bandwidth
+    matmul, attention: FLOPs ÷ rate     memory-bound: bytes ÷ bandwidth     scan of chunks: the larger of the two
 
 On a calibrated machine the rate is interpolated from its measurements (``measured.py``), otherwise it follows from the
 chip (``roofline.py``). Fused kernels add dW to the gradient sums in the matmul; unfused ones and our engine in a
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Machine
+from fivefold.model.mixers.gated_delta_net import CHUNK
 from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time import roofline
@@ -79,6 +80,8 @@ class Prices:
         if op.kind == "attention":
             forward, backward = self._attention(op, heads=heads)
             return OpTime(forward, backward)
+        if op.kind == "scan" and op.flops:
+            return self._scan(op)
         if op.name in self.constants.moe_kernels and self.measured is None:
             return self._permutation(op)
         if op.kind == "message":
@@ -116,6 +119,21 @@ class Prices:
             self.moving(backward, kernel=f"{kernel}_backward") if backward else 0.0,
             kernels=kernels,
             backward_kernels=kernels if backward else 0,
+        )
+
+    def _scan(self, op: Op) -> OpTime:
+        """Return the seconds of a scan: its matmuls of chunks, all at once, or its bytes, whichever takes longer.
+
+        Our engine computes in fp32; the kernels of flash-linear-attention multiply in the dtype of the activations. The
+        chain of states from chunk to chunk is priced as if it were parallel too.
+        """
+        heads, tokens, dim = op.shape
+        chunk, batch = min(tokens, CHUNK), heads * ceil_div(tokens, CHUNK)
+        product = self.matmul(chunk, chunk, dim, dtype="fp32" if self.ours else self.wide, batch=batch)
+        per_flop = product / (2 * chunk * chunk * dim * batch)
+        return OpTime(
+            max(self.moving(op.moved_bytes), op.flops * per_flop),
+            max(self.moving(op.moved_backward_bytes), (op.backward_flops or 2 * op.flops) * per_flop),
         )
 
     def _in_passes(self, op: Op, passes: Passes) -> OpTime:

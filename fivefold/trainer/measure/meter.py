@@ -192,11 +192,13 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def operation_flops(func: Any, args: Any, out: Any) -> int:
-    """Count the FLOPs of one operation; 0 for all but GEMMs and attention."""
+    """Count the FLOPs of one operation; 0 for all but GEMMs, triangular solves and attention."""
     if isinstance(out, tuple) and (func in CAST_MATMULS or func in GROUPED):
         out = out[0]  # a cast
     if func in MATMULS:
         return 2 * int(out.numel()) * int(args[MATMULS[func]].shape[-1])
+    if func is torch.ops.aten.linalg_solve_triangular.default:  # of a triangle [n, n]: n² per column
+        return int(args[0].shape[-1]) * int(out.numel())
     if func in CAST_MATMULS:
         return 2 * int(out.numel()) * int(args[CAST_MATMULS[func]])
     if func in GROUPED_WIDE:  # of both kinds, as in GROUPED

@@ -29,6 +29,7 @@ from fivefold.trainer.model.operation import Run, direct
 from fivefold.trainer.model.rotary import Rows
 from fivefold.trainer.model.unfused_attention import Unfused
 
+Heads = tuple[Tensor, Tensor, Tensor]  # q, k and v
 Core = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None], Tensor]
 
 
@@ -62,7 +63,7 @@ class _Attention(nn.Module):
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
         """Apply attention: [R, D] → [R, D]."""
-        heads = self._heads(x_RD, rows)
+        heads, gate = self._heads(x_RD, rows)
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
         sequences, tokens = heads[0].shape[:2]
@@ -72,7 +73,12 @@ class _Attention(nn.Module):
             out_BTNH = together(out_BTNH, sequences=sequences, tokens=tokens)
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
-        out_RD: Tensor = self.run("attention.out", self.out, out_BTNH.flatten(2).flatten(0, 1))
+        out = out_BTNH.flatten(2).flatten(0, 1)
+        del out_BTNH
+        if gate is not None:
+            out = self.run("attention.core.gate", self.kernels.sigmoid_gate, out, gate)
+            del gate
+        out_RD: Tensor = self.run("attention.out", self.out, out)
         return out_RD
 
     def _attended(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
@@ -93,8 +99,8 @@ class _Attention(nn.Module):
             out_BTNH = self.run("attention.core", self.core, q, k, v, documents, self.sinks, keys)
         return out_BTNH
 
-    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]."""
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
+        """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the output gate [R, N · H]."""
         raise NotImplementedError
 
 
@@ -110,6 +116,7 @@ class GroupedAttention(_Attention):
         self.q = Linear(model.width, q_width, bias=model.qkv_bias)
         self.k = Linear(model.width, kv_width, bias=model.qkv_bias)
         self.v = Linear(model.width, kv_width, bias=model.qkv_bias)
+        self.gate = Linear(model.width, q_width, bias=model.qkv_bias) if model.output_gate else None
         self.q_norm: nn.Module
         self.k_norm: nn.Module
         if model.qk_norm == "unit" and self.rotates:
@@ -119,9 +126,13 @@ class GroupedAttention(_Attention):
             self.q_norm, self.k_norm = norm(model, *shapes[0]), norm(model, *shapes[1])
         self.out = Linear(q_width, model.width, bias=model.out_bias)
 
-    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
-        q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
+        gate: Tensor | None = None
+        if self.gate is None:
+            q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
+        else:
+            q, k, v, gate = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v, self.gate)
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
         if self.clip is not None:
@@ -139,7 +150,7 @@ class GroupedAttention(_Attention):
             q, k = self._normed(q, k)
         if self.tempers:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
-        return q, k, v
+        return (q, k, v), gate
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.run("attention.q_norm", self.q_norm, q), self.run("attention.k_norm", self.k_norm, k)
@@ -171,14 +182,14 @@ class LatentAttention(_Attention):
         self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
-    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
         mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
         q, kv = self._down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self.run("attention.kv_norm", self.kv_norm, latent)
         if self.bare:
-            return self._absorbed_heads(q, latent, key, rows)
+            return self._absorbed_heads(q, latent, key, rows), None
         kv = self.run("attention.kv_up", self.kv_up, latent)
         # v is a view into the output of kv_up, so all of that output stays allocated
         k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
@@ -188,9 +199,9 @@ class LatentAttention(_Attention):
         k = self.run("rope.k", self.kernels.append_rotated, k, key, cos_TH, sin_TH)
         if self.tempers:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
-        return q, k, v
+        return (q, k, v), None
 
-    def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: Rows) -> Heads:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
         q = self.kernels.rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)

@@ -71,6 +71,34 @@ class Router(nn.Module):
         return logits
 
 
+class SharedGate(nn.Module):
+    """The factor of a row's shared experts: the sigmoid of its product with ``weight`` [1, D] (Qwen2-MoE)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, width))
+
+    def forward(self, x_RD: Tensor, shared_RD: Tensor) -> Tensor:
+        """Multiply the shared experts' output by the factors of the rows ``x``."""
+        out_RD: Tensor = _GateShared.apply(x_RD, shared_RD, self.weight)  # type: ignore[no-untyped-call]
+        return out_RD
+
+
+class _GateShared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shared: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, shared, weight)
+        return shared * torch.mv(x, weight[0]).sigmoid_()[:, None]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, shared, weight = ctx.saved_tensors
+        factor = torch.mv(x, weight[0]).sigmoid_()
+        logit_grad = torch.ops.aten.sigmoid_backward((grad * shared).sum(-1), factor)
+        weight_grad = torch.mv(x.t(), logit_grad)[None]
+        return torch.outer(logit_grad, weight[0]), grad * factor[:, None], weight_grad
+
+
 class Moe(nn.Module):
     """Routed and shared experts. Parallelisms replace ``run``, ``dispatcher`` and ``sequences``.
 
@@ -93,6 +121,7 @@ class Moe(nn.Module):
         self.experts = Experts(model)
         ffn = model.moe.shared_experts * (model.moe.shared_ffn or model.moe.ffn)
         self.shared = Mlp(model, ffn=ffn, name="moe.shared") if ffn else None
+        self.shared_gate = SharedGate(model.width) if model.moe.shared_gate else None
         self.register_buffer("bias", torch.zeros(model.moe.experts, dtype=torch.float32))
         self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
 
@@ -105,6 +134,8 @@ class Moe(nn.Module):
         # reusing the names frees the copies once the operation on them has run
         routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
         shared_RD = None if self.shared is None else self.shared(x_RD)
+        if self.shared_gate is not None:
+            shared_RD = self.run("moe.shared_gate", self.shared_gate, x_RD, shared_RD)
         routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)
         offsets = self.dispatcher.offsets(plan)
         gate, up = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)

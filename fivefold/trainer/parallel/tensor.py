@@ -200,7 +200,8 @@ def _over_ranks(lse: Tensor, axis: Axis) -> Tensor:
 # parallel style by the end of a weight's name (model/weights.py); q_down and kv_down are replicated, on local rows
 PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q": ColumnParallel, "attention.k": ColumnParallel, "attention.v": ColumnParallel,
-    "attention.out": RowParallel, "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
+    "attention.gate": ColumnParallel, "attention.out": RowParallel,
+    "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
     "mlp.gate": ColumnParallel, "mlp.up": ColumnParallel, "mlp.down": RowParallel,
     "moe.shared.gate": ColumnParallel, "moe.shared.up": ColumnParallel, "moe.shared.down": RowParallel,
     "head.out": ColumnParallel,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 
@@ -54,6 +55,14 @@ MODELS: dict[str, Model] = {
         DENSE.replace(name="mtp", mtp=MTP(), tied_embeddings=True),
         DENSE.replace(name="mtp-moe", mtp=MTP(depth=2), moe=EXPERTS.replace(score="sigmoid", balance="free")),
         DENSE.replace(name="mla", kv_heads=8, mla=LATENT, moe=EXPERTS),
+        DENSE.replace(
+            name="delta",
+            mixers=("gated_delta_net", "gated_delta_net", "attention"),
+            gated_delta_net=GatedDeltaNet(key_heads=2, value_heads=4, key_dim=6, value_dim=10),
+            output_gate=True,
+            norm_epsilon=1e-4,  # a small one enlarges the rounding of small outputs of the scan
+            moe=EXPERTS.replace(shared_gate=True),
+        ),
         DENSE.replace(name="latent", kv_heads=8, mla=LATENT.replace(q_rank=None)),
     )
 }

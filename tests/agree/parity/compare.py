@@ -132,6 +132,10 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
     norms = {name: float(np.linalg.norm(gradient.astype(np.float64))) for name, gradient in whole.items()}
     for name in still:  # zero but for rounding
         norms[name] = max(norms[name], norms[name.replace("attention.k", "attention.q")])
+    for name in norms:  # sums over tokens that nearly cancel, measured by the size of what is added up
+        if name.endswith(("mixer.a_log", "mixer.dt_bias")):
+            rates = f"{name.rpartition('.')[0]}.a.weight"
+            norms[name] = max(norms[name], norms[rates] / whole[rates].shape[-1] ** 0.5)
     return {
         name: inf if (delta < 0).any() else float(np.linalg.norm(delta)) / (norms[name] or 1.0)
         for name, delta in apart.items()

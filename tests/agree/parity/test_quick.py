@@ -37,6 +37,8 @@ CASES = [
     Case("softcap", "cp2 pp2 zb1p ac=core+mlp@1"),
     Case("tied", "dp2 pp2 zbv zero2"),
     Case("dense", "dp2 pp2 dualpipev zero3"),
+    Case("delta", "dp2 ep2 zero3 mbs1 ac=full"),
+    Case("delta", "dp2 pp2 ep2 zb1p zero2 mbs1"),
 ]
 
 

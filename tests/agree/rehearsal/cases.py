@@ -20,6 +20,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import build_model
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, Temperature
 from fivefold.model.spec import Model
@@ -117,6 +118,12 @@ OWN: Mapping[str, Model] = {
         kv_heads=8, attention_sinks=True, mla=MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6)
     ),
     "convolution": TINY.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(bias=True)),
+    "delta": TINY.replace(
+        mixers=("gated_delta_net", "attention"),
+        gated_delta_net=GatedDeltaNet(key_heads=2, value_heads=4, key_dim=6, value_dim=10),
+        output_gate=True,
+        moe=MoE(experts=8, topk=2, ffn=96, shared_experts=1, shared_gate=True, dense_layers=1),
+    ),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }
 

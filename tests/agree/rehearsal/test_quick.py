@@ -122,6 +122,11 @@ CASES = (
     Case("convolution", 4, "dp2 zero1 mbs1 ac=core+out", 192, 8, "fp32"),
     Case("convolution", 4, "dp2 pp2 zb1p zero1 mbs1", 192, 8),
     Case("convolution", 4, "dp2 pp2 zbv zero2 mbs1 ac=full", 192, 8),
+    Case("delta", 4, "dp2 ep2 zero3 mbs1", 192, 8),
+    Case("delta", 4, "dp2 pp2 zb1p zero1 mbs2", 100, 16, "fp32"),  # a chunk and a part of one
+    Case("delta", 4, "dp4 ep2 zero2 mbs1 ac=core+out", 64, 8),  # one chunk, without a state
+    Case("delta", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
+    Case("qwen3-next-80b-a3b", 4, "dp2 zero1 mbs1", 4096, 8),
     # four micro-batches: reduced after every backward, or its W, which a norm's gradient waits for; or once a step
     Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32),
     Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32, reduce="step"),

@@ -24,7 +24,6 @@ BARE: list[tuple[dict[str, Any], str]] = [
         f"architecture 'BertModel' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is ",
     ),
     ({}, "architecture 'None' is not known"),
-    ({"model_type": "qwen3_next"}, "x: architecture 'qwen3_next' is not read: three of four of its layers are linear"),
     ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size=None, with which the family's"),
     (
         {"model_type": "llama4_text", "rope_scaling": {"type": "yarn", "factor": 4.0}},

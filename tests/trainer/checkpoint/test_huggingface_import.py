@@ -90,6 +90,12 @@ CASES: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 2, "attention_chunk_size": 8, "floor_scale": 7, "attn_scale": 0.5,
         "rope_parameters": LLAMA3,
     },
+    "qwen3-next": {
+        "model_type": "qwen3_next", **EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 16,
+        "full_attention_interval": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 6, "linear_value_head_dim": 5, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 0.1,  # a norm of few dims enlarges the rounding of small outputs of the scan, theirs too
+    },
     "lfm2": {"model_type": "lfm2", **PLAIN, "full_attn_idxs": [1], "conv_bias": True, "pad_token_id": None},
     "lfm2-moe": {
         "model_type": "lfm2_moe", **EXPERTS, "num_experts": 8, "num_dense_layers": 1,
@@ -122,7 +128,8 @@ def reference(case: dict[str, Any]) -> torch.nn.Module:
     with torch.no_grad():
         for name, weight in theirs.named_parameters():
             spread = torch.randn(weight.shape, generator=generator)
-            weight.copy_(1 + 0.3 * spread if "norm" in name else spread * weight.shape[-1] ** -0.5)
+            plus_one = case["model_type"] == "qwen3_next" and "linear_attn" not in name  # factors minus one
+            weight.copy_((not plus_one) + 0.3 * spread if "norm" in name else spread * weight.shape[-1] ** -0.5)
         for name, bias in theirs.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):
                 bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))

@@ -38,7 +38,7 @@ def _build_qwen2(config: Config) -> Model:
     return build_model(config, **read_rope(config), **_read_late_windows(config), qkv_bias=True)
 
 
-def _without_mrope(config: Config) -> Config:
+def remove_mrope(config: Config) -> Config:
     """Return the config with plain rotary positions, as the three positions (mrope) of a text token are equal."""
     of_text = {
         field: {**given, "rope_type": "default"}
@@ -50,7 +50,7 @@ def _without_mrope(config: Config) -> Config:
 
 def _build_qwen2_5_vl(config: Config) -> Model:
     """Build Qwen2-VL's and Qwen2.5-VL's text model as Qwen2."""
-    return _build_qwen2(_without_mrope(config))
+    return _build_qwen2(remove_mrope(config))
 
 
 def _build_qwen3(config: Config) -> Model:
@@ -61,12 +61,12 @@ def _build_qwen3(config: Config) -> Model:
 
 def _build_qwen3_vl(config: Config) -> Model:
     """Build Qwen3-VL's text model as Qwen3."""
-    return _build_qwen3(_without_mrope(config))
+    return _build_qwen3(remove_mrope(config))
 
 
 def _build_qwen3_vl_moe(config: Config) -> Model:
     """Build Qwen3-VL's text model with experts as Qwen3's."""
-    return _build_qwen3_moe(_without_mrope(config))
+    return _build_qwen3_moe(remove_mrope(config))
 
 
 def _build_qwen3_moe(config: Config) -> Model:

@@ -63,17 +63,18 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     qkv_input = Source(local, source, into=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     ops, sizes = [*qkv_input.ops], {"q": q_columns, "k": kv_columns, "v": kv_columns}
+    sizes |= {"gate": q_columns} if model.output_gate else {}
     if local.job.stack.merged_projections:
-        ops.append(qkv_input.column("attention.qkv", "qkv", outof=q_columns + 2 * kv_columns, bias=model.qkv_bias))
+        ops.append(qkv_input.column("attention.qkv", "qkv", outof=sum(sizes.values()), bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
     else:
         ops += [
             qkv_input.column(
                 f"attention.{name}",
                 name,
-                outof=out // local.part.tp_inner if shared and name != "q" else out,
+                outof=out // local.part.tp_inner if shared and name in "kv" else out,
                 bias=model.qkv_bias,
-                shared=shared and name != "q",
+                shared=shared and name in "kv",
             )
             for name, out in sizes.items()
         ]
@@ -108,7 +109,13 @@ def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
         q = "qt"
     ops += _core(local, q=q, k=k, v=v, layer=layer)
-    return [*ops, *row(local, "attention.out", "o", "a", into=q_columns, outof=model.width, bias=model.out_bias)]
+    out = "o"
+    if model.output_gate:
+        size, out = rows * q_columns * width, "og"
+        kept = ("o", "gate")
+        gate = elementwise("attention.core.gate", "activation", kept, out, size=size, keeps=kept, backward_scratch=size)
+        ops.append(gate)
+    return [*ops, *row(local, "attention.out", out, "a", into=q_columns, outof=model.width, bias=model.out_bias)]
 
 
 def _normed_heads(local: Local, name: str, source: str, *, out: int) -> Op:

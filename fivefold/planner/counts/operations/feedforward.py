@@ -40,7 +40,9 @@ def experts(local: Local, source: str) -> list[Op]:
     )
     ops = [*_router(local, source), gather]
     ffn = moe.shared_experts * (moe.shared_ffn or moe.ffn)
-    shared = _mlp(local, source, "shared", name="moe.shared", ffn=ffn) if moe.shared_experts else []
+    ungated = "shared.whole" if moe.shared_gate else "shared"
+    shared = _mlp(local, source, ungated, name="moe.shared", ffn=ffn) if moe.shared_experts else []
+    shared += [_shared_gate(local, source, ungated)] if moe.shared_gate else []
     if local.part.ep > 1 or local.part.etp > 1:
         dispatch_ops, expert_ops = (
             _dispatch(local, sent=sent, received=received),
@@ -67,6 +69,14 @@ def experts(local: Local, source: str) -> list[Op]:
         )
     )
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
+
+
+def _shared_gate(local: Local, source: str, shared: str) -> Op:
+    """Return the shared experts' output times a sigmoid of each row, which is memory-bound."""
+    width, size = local.model.width, local.stream_rows * local.model.width * local.width
+    kept = (source, shared)
+    op = elementwise("moe.shared_gate", "activation", kept, "shared", size=size, keeps=kept, backward_scratch=size)
+    return op._replace(parameters=width, gradient_widths=(width,))
 
 
 def _router(local: Local, source: str) -> list[Op]:

@@ -72,9 +72,10 @@ class Op(NamedTuple):
     gradient_widths: tuple[int, ...] = ()
     biases: int = 0  # elements of bias gradients that a separate operation adds, so that no W makes them
     flops: int = 0  # forward, attention as the full square
+    backward_flops: int = 0  # 0: twice the forward
     causal_flops: int = 0  # forward, only the pairs that a causal mask lets through
     windowed_flops: int = 0  # attention with a window: forward of all cp ranks together, only visible pairs
-    shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul; sequences, tokens, head dim of attention
+    shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul; sequences (scan: heads of all), tokens, head dim
     moved_bytes: int = 0  # read and written by the forward
     moved_backward_bytes: int = 0
     forward_scratch: int = 0

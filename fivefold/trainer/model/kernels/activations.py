@@ -98,6 +98,26 @@ def plain(up: Tensor, name: ActivationName) -> Tensor:
     return out
 
 
+class _SigmoidGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gate)
+        return gate.sigmoid().mul_(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, gate = ctx.saved_tensors
+        sigmoid = gate.sigmoid()
+        gate_grad = torch.ops.aten.sigmoid_backward(grad * x, sigmoid)
+        return sigmoid.mul_(grad), gate_grad
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Return ``x · σ(gate)``."""
+    out: Tensor = _SigmoidGate.apply(x, gate)  # type: ignore[no-untyped-call]
+    return out
+
+
 def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(gate) · up`` for the activation ``name`` (Shazeer, arXiv:2002.05202)."""
     out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name])  # type: ignore[no-untyped-call]

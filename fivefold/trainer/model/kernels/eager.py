@@ -19,6 +19,7 @@ class Kernels:
     append_rotated = staticmethod(rotary.append_rotated)
     plain = staticmethod(activations.plain)
     gated = staticmethod(activations.gated)
+    sigmoid_gate = staticmethod(activations.sigmoid_gate)
     weighted_swiglu = staticmethod(activations.weighted_swiglu)
     input_weighted_swiglu = staticmethod(activations.input_weighted_swiglu)
     weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)

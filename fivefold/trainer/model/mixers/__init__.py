@@ -1,6 +1,7 @@
 """Token mixers other than attention: one module for each kind.
 
-short_conv    gated short convolution
+short_conv         gated short convolution
+gated_delta_net    Gated DeltaNet with an output gate
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from torch import nn
 
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
+from fivefold.trainer.model.mixers.gated_delta_net import GatedDeltaNetMixer
 from fivefold.trainer.model.mixers.short_conv import ShortConvMixer
 
-MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {"short_conv": ShortConvMixer}
+MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {
+    "short_conv": ShortConvMixer,
+    "gated_delta_net": GatedDeltaNetMixer,
+}

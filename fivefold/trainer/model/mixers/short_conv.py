@@ -57,7 +57,7 @@ def gated_conv(bcx: Tensor, weight: Tensor, bias: Tensor | None, tokens: int) ->
 def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None) -> Tensor:
     """Return the causal depthwise convolution of ``x``, summed in fp32: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b."""
     taps = weight_DK.shape[-1]
-    weight_KD = weight_DK.t().to(_wide(x_BTD.dtype))
+    weight_KD = weight_DK.t().to(wide(x_BTD.dtype))
     y_BTD = x_BTD * weight_KD[-1]
     for back in range(1, min(taps, x_BTD.shape[1])):
         y_BTD[:, back:].addcmul_(x_BTD[:, :-back], weight_KD[-1 - back])
@@ -84,7 +84,8 @@ def filter_gradient(grad_BTD: Tensor, x_BTD: Tensor, weight_DK: Tensor) -> Tenso
     return gradient.to(weight_DK.dtype)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums over tokens: fp32, or fp64 for fp64."""
     return dtype if dtype == torch.float64 else torch.float32
 
 
@@ -106,7 +107,7 @@ class _GatedConv(torch.autograd.Function):
         b_grad, c_grad, x_grad = bcx_grad.view(-1, ctx.tokens, bcx.shape[1]).chunk(3, dim=-1)
         gated = b * x
         torch.mul(convolve(gated, weight, bias), grad, out=c_grad)
-        inner = grad.to(_wide(grad.dtype)) * c
+        inner = grad.to(wide(grad.dtype)) * c
         weight_grad = filter_gradient(inner, gated, weight)
         bias_grad = None if bias is None else inner.sum((0, 1)).to(bias.dtype)
         del gated

@@ -1,0 +1,203 @@
+"""Qwen3-Next and Qwen3.5: Gated DeltaNets in three of four layers, gated attention in the fourth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.families.qwen import remove_mrope
+from fivefold.model.huggingface.family import Family, Fused, Supported, Wrapper
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    read_attention_bias,
+    read_mixers,
+    read_shared_expert,
+    read_sparse_steps,
+)
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.shape import MixerName
+from fivefold.model.spec import Model
+
+KINDS: dict[str, MixerName] = {"linear_attention": "gated_delta_net", "full_attention": "attention"}
+NAMES = {ours: theirs for theirs, ours in KINDS.items()}
+
+
+def _build(config: Config, **of_family: Any) -> Model:
+    """Build the layers that all share; their norms, but for those of the scans, multiply by one plus their weight."""
+    layers, interval = range(config.num_hidden_layers), config.full_attention_interval
+    default: tuple[MixerName, ...] = tuple(
+        "gated_delta_net" if (layer + 1) % interval else "attention" for layer in layers
+    )
+    geometry: dict[MixerName, Any] = {
+        "gated_delta_net": {
+            "key_heads": config.linear_key_heads,
+            "value_heads": config.linear_value_heads,
+            "key_dim": config.linear_key_dim,
+            "value_dim": config.linear_value_dim,
+            "taps": config.conv_taps,
+        }
+    }
+    fields = read_rope(config, partly=True) | read_attention_bias(config)
+    fields |= read_mixers(config, geometry, kinds=KINDS, default=default)
+    return build_model(config, **fields, **of_family, qk_norm="head", norm_plus_one=True, output_gate=True)
+
+
+def _read_gated_experts(config: Config) -> dict[str, Any]:
+    """Return the fields of experts with a shared one, whose output is multiplied by a gate."""
+    if not config.shared_expert_intermediate_size:
+        raise config.mistake("shared_expert_intermediate_size=0 leaves a gate without an expert; give its width")
+    return {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_gate": True,
+        "aux_coefficient": config.router_aux_loss_coef,
+        "normalized": config.norm_topk_prob,
+        **read_shared_expert(config),
+        **read_sparse_steps(config, dense=()),
+    }
+
+
+def _build_qwen3_next(config: Config) -> Model:
+    """Build Qwen3-Next."""
+    return _build(config, moe=_read_gated_experts(config))
+
+
+def _build_qwen3_5(config: Config) -> Model:
+    """Build Qwen3.5's text model: Qwen3-Next without experts."""
+    return _build(remove_mrope(config))
+
+
+def _build_qwen3_5_moe(config: Config) -> Model:
+    """Build Qwen3.5's text model with experts: Qwen3-Next, all of whose layers have experts."""
+    return _build(remove_mrope(config), ffn=config.moe_intermediate_size, moe=_read_gated_experts(config))
+
+
+def _write_layers(model: Model) -> dict[str, Any]:
+    net, moe = model.gated_delta_net, model.moe
+    geometry = {
+        "linear_num_key_heads": net.key_heads,
+        "linear_num_value_heads": net.value_heads,
+        "linear_key_head_dim": net.key_dim,
+        "linear_value_head_dim": net.value_dim,
+        "linear_conv_kernel_dim": net.taps,
+    } if net else {}  # fmt: skip
+    return {
+        "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
+        "partial_rotary_factor": model.rope_fraction,
+        **({"shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn)} if moe else {}),
+        **geometry,
+    }
+
+
+def _write_qwen3_next(model: Model) -> dict[str, Any]:
+    dense = [layer for layer in range(model.layers) if not model.is_moe(layer)]
+    return {**_write_layers(model), "decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+
+QKV, QKVZ, BA = (tuple(f"mixer.{name}" for name in names) for names in ("qkv", "qkvz", "ba"))
+GATED_Q = ("attention.q", "attention.gate")
+KEYS = (
+    drop_keys(decoder.KEYS, "hidden_act")
+    | {
+        "linear_conv_kernel_dim": "conv_taps",
+        "linear_num_key_heads": "linear_key_heads",
+        "linear_num_value_heads": "linear_value_heads",
+        "linear_key_head_dim": "linear_key_dim",
+        "linear_value_head_dim": "linear_value_dim",
+    }
+    | same("attention_bias layer_types full_attention_interval partial_rotary_factor")
+)
+ACTIVATION = {"hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU")}
+EXPERT_KEYS = same(
+    "num_experts num_experts_per_tok router_aux_loss_coef moe_intermediate_size shared_expert_intermediate_size"
+)
+DEFAULTS = {
+    **decoder.DEFAULTS,
+    "vocab_size": 248_320,
+    "intermediate_size": 12_288,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25,
+    "conv_taps": 4,
+}
+EXPERT_DEFAULTS = {
+    **DEFAULTS,
+    "hidden_size": 2048,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "router_aux_loss_coef": 0.001,
+}
+TENSORS: dict[str, str | Fused] = {
+    **dict.fromkeys(GATED_Q, Fused("self_attn.q_proj", GATED_Q, groups="heads")),
+    "mixer.conv": "linear_attn.conv1d",
+    "mixer.a_log": "linear_attn.A_log",
+    "mixer.dt_bias": "linear_attn.dt_bias",
+    "mixer.norm": "linear_attn.norm",
+    "mixer.out": "linear_attn.out_proj",
+}
+EXPERT_TENSORS = decoder.SHARED_EXPERT_TENSOR | {"moe.shared_gate": "mlp.shared_expert_gate"}
+QWEN3_5_TENSORS: dict[str, str | Fused] = {
+    **TENSORS,
+    **dict.fromkeys(QKV, Fused("linear_attn.in_proj_qkv", QKV)),
+    **{f"mixer.{name}": f"linear_attn.in_proj_{name}" for name in "zba"},
+}
+QWEN3_NEXT = Family(
+    model_type="qwen3_next",
+    architecture="Qwen3NextForCausalLM",
+    keys=KEYS | EXPERT_KEYS | same("norm_topk_prob mlp_only_layers decoder_sparse_step"),
+    defaults={
+        **EXPERT_DEFAULTS,
+        "vocab_size": 151_936,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 48,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    supported=ACTIVATION,
+    to_model=_build_qwen3_next,
+    write=_write_qwen3_next,
+    tensors=decoder.EXPERT_TENSORS
+    | TENSORS
+    | EXPERT_TENSORS
+    | dict.fromkeys(QKVZ, Fused("linear_attn.in_proj_qkvz", QKVZ, groups="mixer_key_heads"))
+    | dict.fromkeys(BA, Fused("linear_attn.in_proj_ba", BA, groups="mixer_key_heads")),
+    stacked_tensors=decoder.stack_experts(),
+)
+QWEN3_5_TEXT = Family(
+    model_type="qwen3_5_text",
+    architecture="Qwen3_5ForCausalLM",
+    keys=KEYS,
+    defaults=DEFAULTS,
+    supported=ACTIVATION,
+    to_model=_build_qwen3_5,
+    write=_write_layers,
+    tensors=decoder.TENSORS | QWEN3_5_TENSORS,
+)
+QWEN3_5_MOE_TEXT = Family(
+    model_type="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeForCausalLM",
+    keys=drop_keys(KEYS, "intermediate_size") | EXPERT_KEYS,
+    defaults={
+        **EXPERT_DEFAULTS,
+        "num_hidden_layers": 40,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+    },
+    supported=ACTIVATION,
+    to_model=_build_qwen3_5_moe,
+    write=_write_layers,
+    tensors=decoder.EXPERT_TENSORS | QWEN3_5_TENSORS | EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT)
+WRAPPERS = (
+    Wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", text="qwen3_5_text", tied=False),
+    Wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", text="qwen3_5_moe_text", tied=False),
+)

@@ -1,0 +1,59 @@
+"""Gated DeltaNet (arXiv:2412.06464) with an output gate, as in Qwen3-Next.
+
+    q, k, v = silu(conv(project(h)))        γ = exp(−e^a_log · softplus(a + dt_bias))        β = σ(b)
+    S ← γ S (I − β k kᵀ) + β v kᵀ        o = S q        out(norm(o) · silu(z))        per head; q and k of unit length
+
+Source: transformers 5.23, ``models/qwen3_next/modeling_qwen3_next.py``, ``Qwen3NextGatedDeltaNet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+from pydantic import model_validator
+
+from fivefold.bounded_types import HeadDim, Heads
+from fivefold.model.mixers.short_conv import Taps
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
+
+
+class GatedDeltaNet(Record):
+    """The geometry of a Gated DeltaNet: a state [key_dim, value_dim] for each value head."""
+
+    key_heads: Heads  # query and key heads, each of which serves equally many value heads
+    value_heads: Heads  # value heads
+    key_dim: HeadDim  # dims of a query or key head
+    value_dim: HeadDim  # dims of a value head
+    taps: Taps = 4  # tokens that the convolution of q, k and v reads
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        if self.value_heads % self.key_heads:
+            raise ValueError(f"value_heads={self.value_heads} is not divisible by key_heads={self.key_heads}")
+        return self
+
+    @property
+    def key_width(self) -> int:
+        """Return the width of all queries, or of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        """Return the width of all values."""
+        return self.value_heads * self.value_dim
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        for name, outputs in (("q", self.key_width), ("k", self.key_width), ("v", self.value_width)):
+            yield Weight(f"mixer.{name}.weight", (outputs, width), "column")
+        for name, outputs in (("z", self.value_width), ("b", self.value_heads), ("a", self.value_heads)):
+            yield Weight(f"mixer.{name}.weight", (outputs, width), "column")
+        yield Weight("mixer.conv.weight", (2 * self.key_width + self.value_width, self.taps), "conv")
+        yield Weight("mixer.a_log", (self.value_heads,), "vector")
+        yield Weight("mixer.dt_bias", (self.value_heads,), "vector")
+        yield Weight("mixer.norm.weight", (self.value_dim,), "norm")
+        yield Weight("mixer.out.weight", (width, self.value_width), "row")

@@ -1,0 +1,137 @@
+"""The operations of a Gated DeltaNet: q, k, v, z, b, a → conv → scan → gate → out.
+
+    operation   keeps for its backward                                           bytes of a token, w per element
+    conv        q, k, v of the projection                                        w (2K + V)
+    scan        q, k, v of the convolution, b, a; computes its states again      w (2K + V + 2N)
+    gate        the scan's output, z, one fp32 statistic per head                w 2V + 4N
+
+K and V: widths of all keys and of all values, N value heads. The scan computes chunks of C tokens by matmuls of its
+value heads. FLOPs of a chunk and head, with heads of k and v dims:
+
+    4C²k + 4C²v + C³    pairs of tokens: β k·k, q·k, the inverse of a triangle, its product with v, the output
+    6Ckv                the state: what it predicts, its part of the output, its update
+
+The first chunk has no state, the last one updates none. ``trainer/model/mixers/gated_delta_net.py`` runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
+from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.op import Op
+
+
+def operations(local: Local, source: str) -> list[Op]:
+    """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    model, net = local.model, local.model.gated_delta_net
+    assert net is not None
+    K, V, N = net.key_width, net.value_width, net.value_heads
+    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    widths = {"q": K, "k": K, "v": V, "gate": V, "b": N, "dt": N}
+    names = dict(zip(widths, ("q", "k", "v", "z", "b", "a"), strict=True))  # "a" and "z" are tensors of the stream
+    columns = [entry.column(f"mixer.{names[tensor]}", tensor, outof=outof) for tensor, outof in widths.items()]
+    return [
+        *entry.ops,
+        *columns,
+        _convolution(local, net),
+        _scan(local, net),
+        _gate(local, net),
+        *row(local, "mixer.out", "og", "a", into=V, outof=model.width, bias=False),
+    ]
+
+
+def _convolution(local: Local, net: GatedDeltaNet) -> Op:
+    """Return the causal convolutions of q, k and v, and their SiLU; the sums are in fp32."""
+    rows, width, sizes = local.rows, local.width, {"q": net.key_width, "k": net.key_width, "v": net.value_width}
+    total, parameters = sum(sizes.values()), sum(sizes.values()) * net.taps
+    is_wide = width == 4
+    scratch, left = 0, total  # left: columns whose gradients are not yet made
+    for columns in sizes.values():
+        scratch = max(scratch, (8 if is_wide else 12) * columns - width * left)
+        left -= columns
+    return Op(
+        "mixer.core.conv",
+        "scan",
+        ("q", "k", "v"),
+        {f"{name}c": rows * columns * width for name, columns in sizes.items()},
+        keeps=("q", "k", "v"),
+        parameters=parameters,
+        gradient_widths=(parameters,),
+        moved_bytes=2 * rows * total * width,
+        moved_backward_bytes=3 * rows * total * width,
+        forward_scratch=0 if is_wide else 4 * rows * net.value_width,
+        backward_scratch=rows * scratch,
+        scratch_tensor=4 * rows * max(sizes.values()),
+    )
+
+
+def _gate(local: Local, net: GatedDeltaNet) -> Op:
+    """Return the norm of each head's output, times the SiLU of z."""
+    rows, width, V = local.rows, local.width, net.value_width
+    size = rows * V * width
+    return Op(
+        "mixer.core.gate",
+        "scan",
+        ("o", "gate"),
+        {"og": size, "og.stat": 4 * rows * net.value_heads},
+        keeps=("o", "gate", "og.stat"),
+        parameters=net.value_dim,
+        gradient_widths=(net.value_dim,),
+        moved_bytes=3 * size,
+        moved_backward_bytes=5 * size,
+        forward_scratch=4 * rows * V * (1 if width == 4 else 2),
+        backward_scratch=rows * V * (16 - width if width == 4 else 16),
+        scratch_tensor=4 * rows * V,
+    )
+
+
+def _scan(local: Local, net: GatedDeltaNet) -> Op:
+    """Return the gated delta rule over all chunks."""
+    rows, width, tokens, N = local.rows, local.width, local.job.sequence, net.value_heads
+    chunks = [CHUNK] * (tokens // CHUNK) + ([tokens % CHUNK] if tokens % CHUNK else [])
+    heads = local.part.sequences * N
+    forward, backward = (heads * flops for flops in scan_flops(chunks, key_dim=net.key_dim, value_dim=net.value_dim))
+    state = 4 * heads * net.key_dim * net.value_dim  # bytes
+    # fp32 numbers of a token and head in a chunk: of its keys, values and pairs
+    chunk_rows, largest = heads * chunks[0], net.key_dim + net.value_dim + chunks[0]
+    moved = rows * (2 * net.key_width + 2 * net.value_width) * width + 2 * len(chunks) * state
+    return Op(
+        "mixer.core.scan",
+        "scan",
+        ("qc", "kc", "vc", "b", "dt"),
+        {"o": rows * net.value_width * width},
+        keeps=("qc", "kc", "vc", "b", "dt"),
+        parameters=2 * N,
+        gradient_widths=(N, N),
+        flops=forward,
+        causal_flops=forward,
+        backward_flops=backward,
+        shape=(heads, tokens, net.key_dim),
+        moved_bytes=moved,
+        moved_backward_bytes=3 * moved,
+        forward_scratch=4 * 3 * chunk_rows * largest + 2 * state,
+        backward_scratch=4 * (28 if width == 4 else 30) * chunk_rows * largest // 4 + (len(chunks) + 2) * state,
+        scratch_tensor=max(state, 4 * chunk_rows * max(net.key_dim, net.value_dim, chunks[0])),
+    )
+
+
+def scan_flops(chunks: Sequence[int], *, key_dim: int, value_dim: int) -> tuple[int, int]:
+    """Return the FLOPs of one sequence and head in chunks of these tokens: of the forward, and of the backward.
+
+    The backward computes the states again, then each chunk, then twice the FLOPs of its matmuls; the inverse of a
+    triangle of C tokens takes C³, and its backward 4C³.
+    """
+    forward = backward = 0
+    for index, tokens in enumerate(chunks):
+        has_state, updates = index > 0, index + 1 < len(chunks)
+        pairs = 2 * tokens * tokens
+        through_state = 2 * tokens * key_dim * value_dim
+        of_state = pairs * (key_dim + value_dim) + has_state * through_state  # what the next state needs
+        of_output = pairs * (key_dim + value_dim) + has_state * through_state
+        products = of_state + of_output + updates * through_state
+        forward += products + tokens**3
+        backward += 3 * products + 5 * tokens**3 + updates * (of_state + through_state + tokens**3)
+    return forward, backward

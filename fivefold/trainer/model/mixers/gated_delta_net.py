@@ -1,0 +1,291 @@
+"""Gated DeltaNet (arXiv:2412.06464) on rows [R, D], chunk by chunk.
+
+    q, k, v, z, b, a = h W        q, k, v ← silu(conv(·))        o = scan(q, k, v, b, a)        out(norm(o) · silu(z))
+
+The scan computes a chunk of tokens by matmuls and hands its state [B, heads, key dim, value dim] on to the next chunk.
+It saves its inputs alone. Its backward first computes the states again, then each chunk, from the last to the first.
+All of it is in fp32. Same formulas as transformers 5.23, ``torch_chunk_gated_delta_rule``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.mixers.gated_delta_net import CHUNK
+from fivefold.model.spec import Model
+from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.mixers.short_conv import Conv, convolve, convolve_backward, filter_gradient, wide
+from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.rotary import Rows
+
+UNIT_EPSILON = 1e-6  # of the lengths of queries and keys, as in flash-linear-attention
+
+
+class Factor(nn.Module):
+    """The weight of a norm, multiplied as it is."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+
+class GatedDeltaNetMixer(nn.Module):
+    """The token mixer of a layer that is a Gated DeltaNet."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        shape = model.gated_delta_net
+        assert shape is not None
+        self.run: Run = direct
+        self.shape, self.epsilon = shape, model.norm_epsilon
+        width, keys, values = model.width, shape.key_width, shape.value_width
+        self.q, self.k = (Linear(width, keys, bias=False) for _ in range(2))
+        self.v, self.z = (Linear(width, values, bias=False) for _ in range(2))
+        self.b, self.a = (Linear(width, shape.value_heads, bias=False) for _ in range(2))
+        self.conv = Conv(2 * keys + values, taps=shape.taps, bias=False)
+        self.a_log = nn.Parameter(torch.empty(shape.value_heads))
+        self.dt_bias = nn.Parameter(torch.empty(shape.value_heads))
+        self.norm = Factor(shape.value_dim)
+        self.out = Linear(values, width, bias=False)
+
+    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+        """Mix the tokens of each sequence: [R, D] → [R, D]."""
+        linears = self.q, self.k, self.v, self.z, self.b, self.a
+        q, k, v, z, b, a = self.run("mixer.project", fused_linears, h_RD, *linears)
+        q, k, v = self.run("mixer.core.conv", convolve_silu, q, k, v, self.conv.weight, rows.tokens)
+        heads = self.shape.key_heads, self.shape.value_heads
+        o = self.run("mixer.core.scan", scan, q, k, v, b, a, self.a_log, self.dt_bias, rows.tokens, heads)
+        del q, k, v, b, a
+        y = self.run("mixer.core.gate", gated_norm, o, z, self.norm.weight, self.epsilon)
+        del o, z
+        out_RD: Tensor = self.run("mixer.out", self.out, y)
+        return out_RD
+
+
+@outside_graphs
+def convolve_silu(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, tokens: int) -> tuple[Tensor, ...]:
+    """Return silu(conv(·)) of ``q``, ``k`` and ``v`` [R, ·], in sequences of ``tokens``; ``weight``: their filters."""
+    outs: tuple[Tensor, ...] = _ConvolveSilu.apply(weight, tokens, q, k, v)  # type: ignore[no-untyped-call]
+    return outs
+
+
+@outside_graphs
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    b: Tensor,
+    a: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    tokens: int,
+    heads: tuple[int, int],
+) -> Tensor:
+    """Return the outputs [R, value heads · value dim] of the gated delta rule.
+
+    ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads]; ``heads``: number of key and value heads.
+    """
+    out: Tensor = _Scan.apply(q, k, v, b, a, a_log, dt_bias, tokens, heads)  # type: ignore[no-untyped-call]
+    return out
+
+
+@outside_graphs
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return ``norm(x) · weight · silu(z)``, the norm over each head; ``x``, ``z`` [R, N · H], ``weight`` [H]."""
+    out: Tensor = _GatedNorm.apply(x, z, weight, epsilon)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ConvolveSilu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, tokens: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(weight, *inputs)
+        ctx.tokens = tokens
+        filters = weight.split([x.shape[1] for x in inputs])
+        return tuple(
+            F.silu(convolve(x.view(-1, tokens, x.shape[1]), part, None), inplace=True).to(x.dtype).flatten(0, 1)
+            for x, part in zip(inputs, filters, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *inputs = ctx.saved_tensors
+        filters = weight.split([x.shape[1] for x in inputs])
+        results = [
+            _convolve_silu_backward(*each, tokens=ctx.tokens) for each in zip(grads, inputs, filters, strict=True)
+        ]
+        return torch.cat([part for _, part in results]), None, *(grad for grad, _ in results)
+
+
+def _convolve_silu_backward(grad: Tensor, x: Tensor, weight: Tensor, *, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the gradients of input and filters of one silu(conv(x))."""
+    x_BTD = x.view(-1, tokens, x.shape[1])
+    convolved = convolve(x_BTD, weight, None)
+    inner = torch.ops.aten.silu_backward(grad.view(x_BTD.shape).to(convolved.dtype), convolved)
+    del convolved
+    weight_grad = filter_gradient(inner, x_BTD, weight)
+    return convolve_backward(inner, weight).to(x.dtype).flatten(0, 1), weight_grad
+
+
+class _GatedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        heads = x.view(len(x), -1, len(weight))
+        norm = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=wide(x.dtype))
+        rstd = norm.square_().div_(len(weight)).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(x, z, weight, rstd)
+        normal = torch.mul(heads, rstd).mul_(weight)  # fp32, because rstd is
+        return normal.mul_(F.silu(z.to(normal.dtype)).view(normal.shape)).to(x.dtype).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, z, weight, rstd = ctx.saved_tensors
+        shape = (len(x), -1, len(weight))
+        z_wide, normal = z.view(shape).to(rstd.dtype), x.view(shape) * rstd
+        inner = F.silu(z_wide).mul_(grad.view(shape))
+        weight_grad = (inner * normal).sum((0, 1)).to(weight.dtype)
+        z_grad = torch.ops.aten.silu_backward((normal * weight).mul_(grad.view(shape)), z_wide).to(z.dtype)
+        del z_wide
+        inner.mul_(weight)
+        mean = (inner * normal).mean(-1, keepdim=True)
+        return inner.sub_(normal.mul_(mean)).mul_(rstd).to(x.dtype).flatten(1), z_grad.flatten(1), weight_grad, None
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        b: Tensor,
+        a: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        tokens: int,
+        heads: tuple[int, int],
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, b, a, a_log, dt_bias)
+        ctx.tokens, ctx.heads = tokens, heads
+        out = torch.empty_like(v)
+        outs, state = _chunks(out, tokens=tokens, heads=heads[1]), None
+        inputs = _inputs(q, k, v, b, a, tokens=tokens, heads=heads)
+        for index, chunk in enumerate(inputs):
+            o, state = delta_chunk((*chunk, a_log, dt_bias), state, is_last=index + 1 == len(inputs))
+            outs[index].copy_(o)
+            del o
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, a_log, dt_bias = ctx.saved_tensors
+        tokens, heads = ctx.tokens, ctx.heads
+        grads = [torch.empty_like(x) for x in inputs]
+        factor_grads = [torch.zeros_like(x, dtype=wide(x.dtype)) for x in (a_log, dt_bias)]
+        chunks, chunk_grads = (_inputs(*each, tokens=tokens, heads=heads) for each in (inputs, grads))
+        out_grads = _chunks(grad, tokens=tokens, heads=heads[1])
+        states: list[Tensor | None] = [None]
+        for chunk in chunks[:-1]:
+            states.append(delta_chunk((*chunk, a_log, dt_bias), states[-1], only_state=True)[1])
+        state_grad: Tensor | None = None
+        for index in reversed(range(len(chunks))):
+            state = states.pop()
+            leaves = [x.detach().requires_grad_() for x in (*chunks[index], a_log, dt_bias)]
+            leaves += [] if state is None else [state.requires_grad_()]
+            with torch.enable_grad():
+                o, new_state = delta_chunk(leaves[:7], state, is_last=state_grad is None)
+            made, made_grads = [o], [out_grads[index].to(o.dtype)]
+            if new_state is not None and state_grad is not None:
+                made, made_grads = [o, new_state], [*made_grads, state_grad]
+            found = list(torch.autograd.grad(made, leaves, made_grads))
+            del o, new_state, made, made_grads, leaves
+            state_grad = found.pop() if state is not None else None
+            for into, part in zip(chunk_grads[index], found, strict=False):
+                into.copy_(part)
+            for total, part in zip(factor_grads, found[5:], strict=True):
+                total += part
+            del state, found
+        return *grads, *(total.to(a_log.dtype) for total in factor_grads), None, None
+
+
+def _inputs(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, a: Tensor, *, tokens: int, heads: tuple[int, int]
+) -> list[tuple[Tensor, ...]]:
+    """Return views of each chunk: q, k, v [B, C, heads, dims], b and a [B, C, heads]."""
+    keyed = (_chunks(x, tokens=tokens, heads=heads[0]) for x in (q, k))
+    return list(zip(*keyed, *(_chunks(x, tokens=tokens, heads=heads[1]) for x in (v, b, a)), strict=True))
+
+
+def _chunks(x: Tensor, *, tokens: int, heads: int) -> tuple[Tensor, ...]:
+    shape = (-1, tokens, heads) if x.shape[1] == heads else (-1, tokens, heads, x.shape[1] // heads)
+    chunks: tuple[Tensor, ...] = x.view(shape).split(CHUNK, dim=1)
+    return chunks
+
+
+def delta_chunk(
+    inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs [B, C, heads, value dim] of a chunk, and the state after it unless it ``is_last``.
+
+    ``inputs``: q, k, v [B, C, heads, dims], b and a [B, C, value heads], ``a_log`` and ``dt_bias`` [value heads].
+    ``state``: after the chunk before it; None: zero. ``only_state``: the outputs are not computed.
+    """
+    q, k, v, b, a, a_log, dt_bias = inputs
+    dtype = wide(v.dtype)
+    repeats = v.shape[2] // k.shape[2]
+    k = _unit(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
+    v, beta = v.to(dtype).transpose(1, 2), b.to(dtype).sigmoid().transpose(1, 2)[..., None]
+    decay = F.softplus(a.to(dtype) + dt_bias.to(dtype)) * -a_log.to(dtype).exp()
+    decay = decay.transpose(1, 2).cumsum(-1)  # its log, from the start of the chunk [B, heads, C]
+    k_beta = k * beta
+    # decay from one token to a later one; the diagonal is 1, and its gradients would cancel but for their rounding
+    pairs = (decay[..., :, None] - decay[..., None, :]).tril(-1).exp().tril()
+    inverse = _inverse((k_beta @ k.mT) * pairs)
+    corrections = v * beta
+    if state is not None:
+        corrections = corrections - (k_beta * decay.exp()[..., None]) @ state
+    values = inverse @ corrections
+    out = v
+    if not only_state:
+        q = _unit(q.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1) * k.shape[-1] ** -0.5
+        out = ((q @ k.mT) * pairs) @ values
+        if state is not None:
+            out = out + (q * decay.exp()[..., None]) @ state
+        out = out.transpose(1, 2)
+    if is_last:
+        return out, None
+    last = decay[..., -1:]
+    new_state = (k * (last - decay).exp()[..., None]).mT @ values
+    return out, new_state if state is None else new_state + state * last.exp()[..., None]
+
+
+def _unit(x: Tensor) -> Tensor:
+    unit: Tensor = x * (x.square().sum(-1, keepdim=True) + UNIT_EPSILON).rsqrt()
+    return unit
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    """Return the inverse of I + the part of ``matrix`` [..., C, C] below the diagonal."""
+    inverse: Tensor = _UnitLowerInverse.apply(matrix)  # type: ignore[no-untyped-call]
+    return inverse
+
+
+class _UnitLowerInverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device).expand_as(matrix)
+        inverse: Tensor = torch.linalg.solve_triangular(matrix, identity, upper=False, unitriangular=True)
+        ctx.save_for_backward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        inner: Tensor = grad @ inverse.mT
+        product: Tensor = inverse.mT @ inner
+        return product.tril_(-1).neg_()
