@@ -166,6 +166,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
         if layout.tp == layout.cp == 1 and chance.random() < 0.5:
             model = model.replace(**_of_mixers(chance, model))
+        model = model.replace(**_of_gates(random.Random(f"{number} gates"), model))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -278,11 +279,17 @@ def _of_mixers(chance: random.Random, model: Model) -> dict[str, Any]:
         (("short_conv", ShortConv(taps=taps, bias=chance.random() < 0.5)), ("gated_delta_net", net))
     )
     patterns = ((kind,), (kind, "attention"), ("attention", kind), (kind, kind, "attention"))
-    fields = {"mixers": chance.choice(patterns), kind: geometry, "output_gate": model.mla is None}
-    if model.moe is not None and model.moe.shared_experts:
-        fields |= {"moe": model.moe.replace(shared_gate=True)}
+    fields = {"mixers": chance.choice(patterns), kind: geometry}
     # a small epsilon enlarges the rounding of small outputs of the scan
     return fields | ({"norm_epsilon": 1e-4} if kind == "gated_delta_net" else {})
+
+
+def _of_gates(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Return gates on the output of attention and of shared experts, each in every second model that may have it."""
+    fields: dict[str, Any] = {"output_gate": model.mla is None and chance.random() < 0.5}
+    if model.moe is not None and model.moe.shared_experts:
+        fields |= {"moe": model.moe.replace(shared_gate=chance.random() < 0.5)}
+    return fields
 
 
 def _moe(chance: random.Random) -> MoE:

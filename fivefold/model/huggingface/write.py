@@ -99,6 +99,8 @@ def _normalized(model: Model) -> Model:
     )
     rotates = [model.rotates(layer) for layer in range(model.layers)]
     slides = [model.slides(layer) for layer in range(model.layers)]
+    # a layer with another token mixer rotates nothing, whatever the pattern says of it
+    patterned = tuple(rotates[layer] or model.mixer(layer) is not None for layer in range(model.layers))
     if not any(rotates):
         default_fields = {field: ModelShape.model_fields[field].default for field in ROTARY}
         model = model.replace(position="none" if model.position == "rope" else model.position, **default_fields)
@@ -114,7 +116,7 @@ def _normalized(model: Model) -> Model:
         temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,
         positions=model.positions if model.position == "learned" else 1,
         mtp=model.mtp and MTP(depth=model.mtp.depth),
-        rope_pattern=() if all(rotates) or not any(rotates) else tuple(rotates),
+        rope_pattern=() if all(patterned) or not any(rotates) else patterned,
         window=model.window if any(slides) else None,
         window_pattern=() if all(slides) or not any(slides) else tuple(slides),
         attention_scale=None if scale is None or isclose(scale, default_scale, rel_tol=1e-12) else scale,

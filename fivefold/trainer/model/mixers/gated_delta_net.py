@@ -117,7 +117,7 @@ class _ConvolveSilu(torch.autograd.Function):
         weight, *inputs = ctx.saved_tensors
         filters = weight.split([x.shape[1] for x in inputs])
         results = [
-            _convolve_silu_backward(*each, tokens=ctx.tokens) for each in zip(grads, inputs, filters, strict=True)
+            _convolve_silu_backward(*parts, tokens=ctx.tokens) for parts in zip(grads, inputs, filters, strict=True)
         ]
         return torch.cat([part for _, part in results]), None, *(grad for grad, _ in results)
 
@@ -187,7 +187,7 @@ class _Scan(torch.autograd.Function):
         tokens, heads = ctx.tokens, ctx.heads
         grads = [torch.empty_like(x) for x in inputs]
         factor_grads = [torch.zeros_like(x, dtype=wide(x.dtype)) for x in (a_log, dt_bias)]
-        chunks, chunk_grads = (_inputs(*each, tokens=tokens, heads=heads) for each in (inputs, grads))
+        chunks, chunk_grads = (_inputs(*tensors, tokens=tokens, heads=heads) for tensors in (inputs, grads))
         out_grads = _chunks(grad, tokens=tokens, heads=heads[1])
         states: list[Tensor | None] = [None]
         for chunk in chunks[:-1]:
@@ -202,14 +202,14 @@ class _Scan(torch.autograd.Function):
             made, made_grads = [o], [out_grads[index].to(o.dtype)]
             if new_state is not None and state_grad is not None:
                 made, made_grads = [o, new_state], [*made_grads, state_grad]
-            found = list(torch.autograd.grad(made, leaves, made_grads))
+            chunk_gradients = list(torch.autograd.grad(made, leaves, made_grads))
             del o, new_state, made, made_grads, leaves
-            state_grad = found.pop() if state is not None else None
-            for into, part in zip(chunk_grads[index], found, strict=False):
+            state_grad = chunk_gradients.pop() if state is not None else None
+            for into, part in zip(chunk_grads[index], chunk_gradients, strict=False):
                 into.copy_(part)
-            for total, part in zip(factor_grads, found[5:], strict=True):
+            for total, part in zip(factor_grads, chunk_gradients[5:], strict=True):
                 total += part
-            del state, found
+            del state, chunk_gradients
         return *grads, *(total.to(a_log.dtype) for total in factor_grads), None, None
 
 
