@@ -279,11 +279,3 @@ def test_an_interrupted_search_returns_the_best_so_far() -> None:
     assert result.tried < whole.tried
     with pytest.raises(KeyboardInterrupt):  # nothing is known yet
         search(model=model, machine=NODE.replace(chip=NODE.chip.replace(memory_bytes=2**31)), job=JOB, report=at_once)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "ranks"), [("qwen3-next-80b-a3b", 32), ("qwen3.5-35b-a3b", 16)])
-def test_hybrids_of_the_catalog_are_searched_without_the_axes_that_cut_their_scans(name: str, ranks: int) -> None:
-    machine = resolve(f"h200:{ranks}", local=Path("/nowhere"))
-    result = search(model=build_model(name), machine=machine, job=JOB, top=3)
-    assert {(entry.step.layout.tp, entry.step.layout.cp) for entry in result.best} == {(1, 1)}
