@@ -1,6 +1,8 @@
-"""Software that cannot say token mixers, output gates or gated shared experts: its config is not written without."""
+"""Token mixers, output gates and gated shared experts: written by software that has them, an error with any other."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
+from fivefold.stack.catalog import build_stack
+from tests.interop.draws import returns
 
 GATED_EXPERT = MoE(experts=128, topk=8, ffn=768, shared_experts=1, shared_gate=True)
 LACKING: list[tuple[Model, str]] = [
@@ -29,3 +33,12 @@ def test_a_config_that_would_drop_a_part_of_the_model_is_not_written(to: str, mo
     says = f"can only say {lacks}" if to in ("megatron", "bridge") else f"^model '{model.name}'"
     with pytest.raises(UserError, match=says):
         write(plan, to=to)
+
+
+@pytest.mark.parametrize("name", ["lfm2-1.2b", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b"])
+@pytest.mark.parametrize("to", ["deepspeed", "accelerate"])
+def test_software_that_runs_the_model_of_transformers_gives_it_back(to: str, name: str, tmp_path: Path) -> None:
+    stack = build_stack({"deepspeed": "deepspeed", "accelerate": "fsdp2"}[to])
+    job = Job(sequence=4096, global_batch=8, precision="bf16-grad16", stack=stack)
+    plan = Plan(model=build_model(name), layout=Layout(dp=8, zero=3), job=job)
+    assert returns(plan, to=to, folder=tmp_path) is None

@@ -71,7 +71,8 @@ class Space:
         self.two_dimensional = two_dimensional  # also tp = x·y
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
         words = stack.config_axes or stack.axes
-        self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words)
+        unsharded = ("tp", "cp") if model.other_mixers else ()  # of token mixers, only attention is sharded
+        self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words and axis not in unsharded)
         self.where = where
         tried = dict.fromkeys((*recomputations_of(model, recomputations), *where.values_of("ac")))
         told = [ac for ac in tried if stack.can_express(ac, experts=model.moe is not None)]

@@ -132,7 +132,11 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
     norms = {name: float(np.linalg.norm(gradient.astype(np.float64))) for name, gradient in whole.items()}
     for name in still:  # zero but for rounding
         norms[name] = max(norms[name], norms[name.replace("attention.k", "attention.q")])
-    for name in norms:  # sums over tokens that nearly cancel, measured by the size of what is added up
+    # These sum a signed term of every token to one number per head and nearly cancel. Of the model "delta", the norm is
+    # as small as 0.03 of the size of what is added up; under "dp4 zero3 mbs1" rounding is 3.1e-5 of the norm and 9.5e-6
+    # of that size. Layouts that add in the same order (pp alone) differ by 0. A gradient that is lost is wrong by 0.03
+    # or more, and no other weight is measured in this way.
+    for name in norms:
         if name.endswith(("mixer.a_log", "mixer.dt_bias")):
             rates = f"{name.rpartition('.')[0]}.a.weight"
             norms[name] = max(norms[name], norms[rates] / whole[rates].shape[-1] ** 0.5)

@@ -15,6 +15,7 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
+from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import CandidateLayouts
@@ -26,6 +27,7 @@ from fivefold.update import Ramp
 
 DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
 MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
+MIXER = MOE.replace(name="mixer", mixers=("short_conv", "attention"), short_conv=ShortConv())
 JOB = Job(sequence=64, global_batch=8)
 LEAVE_OUT = ("megatron-core", "deepspeed", "torchtitan", "nanotron", "fsdp2")
 
@@ -92,7 +94,7 @@ def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
-@pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [DENSE, MOE, MIXER], ids=lambda model: model.name)
 def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
     _check_space(model, JOB.replace(sequence=sequence))
 

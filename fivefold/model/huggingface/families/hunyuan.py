@@ -56,6 +56,8 @@ def _build_v1_moe(config: Config) -> Model:
 def _build_hy_v3(config: Config) -> Model:
     """Build Hy 3: experts chosen by sigmoids and a bias after the first layer, norms of queries and keys per head."""
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=1)
+    if not moe["shared_experts"]:  # transformers then builds a shared MLP as large as that of a dense layer
+        moe |= {"shared_experts": 1, "shared_ffn": config.intermediate_size}
     fields = {"mlp_bias": config.mlp_bias, "qk_norm": "head", "moe": moe}
     return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
 
