@@ -17,10 +17,11 @@ from fivefold.record import UsageWarning, UserError, locate, nearest, read_file
 
 
 class Entry(NamedTuple):
-    """A published model: its source, and the keys that its ``config.json`` sets."""
+    """A published model: its source, the keys that its ``config.json`` sets, and where else these are written."""
 
     source: str
     config: dict[str, Any]
+    also: str = ""
 
 
 def names() -> list[str]:
@@ -34,6 +35,7 @@ def build_model(name: str) -> Model:
         raise nearest(name, names(), kind="model")
     entry = CATALOG[name]
     source = f"Hugging Face config.json of {entry.source}" if entry.source.count("/") == 1 else entry.source
+    source += f"; as written in {entry.also}" if entry.also else ""
     return from_config(entry.config, name=name, source=source)
 
 
@@ -161,6 +163,7 @@ def _small_gemma3(*, layers: int, width: int, ffn: int) -> dict[str, Any]:
 
 
 def _glm45(*, layers: int, width: int, ffn: int, expert_ffn: int, experts: int, dense: int) -> dict[str, Any]:
+    """Return a GLM-4.5 without its layer of multi-token prediction."""
     shape = _shape("glm4_moe", layers=layers, width=width, heads=96, ffn=ffn, vocab=151_552, positions=131_072)
     moe = {
         "moe_intermediate_size": expert_ffn,
@@ -213,6 +216,10 @@ _DEFAULTS = """
 """
 
 _TIED = {"tie_word_embeddings": True}
+
+_GEMMA = "google-deepmind/gemma@7691fd4:gemma/gm/nn/_gemma.py"
+_SLIME = "THUDM/slime@624b824:scripts/models"
+_BRIDGE = "NVIDIA-NeMo/Megatron-Bridge@067f987:docs/models/glm/glm45.md"
 
 CATALOG: dict[str, Entry] = {
     "nano": Entry(
@@ -364,50 +371,73 @@ CATALOG: dict[str, Entry] = {
     ),
     "gpt-oss-20b": Entry("openai/gpt-oss-20b", _gpt_oss(layers=24, experts=32)),
     "gpt-oss-120b": Entry("openai/gpt-oss-120b", _gpt_oss(layers=36, experts=128)),
-    "gemma3-270m": Entry("google/gemma-3-270m", _small_gemma3(layers=18, width=640, ffn=2048)),
-    "gemma3-1b": Entry("google/gemma-3-1b-pt", _small_gemma3(layers=26, width=1152, ffn=6912)),
+    "gemma3-270m": Entry(
+        "google/gemma-3-270m",
+        _small_gemma3(layers=18, width=640, ffn=2048),
+        f"{_GEMMA}, and config.json of Codingstark/gemma3-270m-leetcode, a finetune",
+    ),
+    "gemma3-1b": Entry(
+        "google/gemma-3-1b-pt",
+        _small_gemma3(layers=26, width=1152, ffn=6912),
+        f"{_GEMMA}, and config.json of mlx-community/gemma-3-1b-pt-6bit, a copy",
+    ),
     "gemma3-12b": Entry(
         "google/gemma-3-12b-pt",  # its text_config
         _gemma3(layers=48, width=3840, heads=16, kv_heads=8, head_dim=256, ffn=15_360),
+        f"{_GEMMA}, and config.json of OpenPipe/gemma-3-12b-it-text-only",
     ),
     "gemma3-27b": Entry(
         "google/gemma-3-27b-pt",  # its text_config
         _gemma3(layers=62, width=5376, heads=32, kv_heads=16, head_dim=128, ffn=21_504)
         | {"query_pre_attn_scalar": 168},
+        f"{_GEMMA}, and Lightning-AI/litgpt@2685705:litgpt/config.py; "
+        "the vocabulary of Gemma3TextConfig, transformers 5.23:models/gemma3/configuration_gemma3.py",
     ),
     "olmo2-1b": Entry(
         "allenai/OLMo-2-0425-1B",
         _shape("olmo2", layers=16, width=2048, heads=16, ffn=8192, vocab=100_352, positions=4096)
         | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
+        "allenai/OLMo@59a53e3:configs/official-0425/OLMo2-1B-stage1.yaml",
     ),
     "mistral-small-24b": Entry(
         "mistralai/Mistral-Small-24B-Base-2501",
         _shape("mistral", layers=40, width=5120, heads=32, ffn=32_768, vocab=131_072, positions=32_768)
         | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e8, "sliding_window": None},
+        "config.json of estrogen/Mistral-Small-24b-Sertraline-0304-eval-template@d89dfd8, a finetune",
     ),
-    "lfm2-350m": Entry("LiquidAI/LFM2-350M", _lfm2(width=1024, heads=16, ffn=6656)),
-    "lfm2-700m": Entry("LiquidAI/LFM2-700M", _lfm2(width=1536, heads=24, ffn=10_240)),
+    "lfm2-350m": Entry(
+        "LiquidAI/LFM2-350M",
+        _lfm2(width=1024, heads=16, ffn=6656),
+        "Models/350M/config.json of Thorge-AI/lfm2-web-runtime-weights, a copy",
+    ),
+    "lfm2-700m": Entry("LiquidAI/LFM2-700M", _lfm2(width=1536, heads=24, ffn=10_240)),  # read at refs/pr/8
     "qwen3-coder-480b-a35b": Entry(
         "Qwen/Qwen3-Coder-480B-A35B-Instruct",
         _qwen3_moe(layers=62, width=6144, heads=96, ffn=8192, expert_ffn=2560)
-        | {"num_experts": 160, "num_key_value_heads": 8, "rope_theta": 1e7, "max_position_embeddings": 262_144},
+        | {"num_experts": 160, "num_key_value_heads": 8, "rope_theta": 1e7, "max_position_embeddings": 262_144}
+        | {"router_aux_loss_coef": 0.0},
+        "ai-dynamo/aiconfigurator@095f58a:aic-core/src/aiconfigurator_core/model_configs, a copy",
     ),
     "glm4.5-air": Entry(
         "zai-org/GLM-4.5-Air",
         _glm45(layers=46, width=4096, ffn=10_944, expert_ffn=1408, experts=128, dense=1),
+        f"{_SLIME}/glm4.5-106B-A12B.sh, and {_BRIDGE}",
     ),
     "glm4.5": Entry(
         "zai-org/GLM-4.5",
         _glm45(layers=92, width=5120, ffn=12_288, expert_ffn=1536, experts=160, dense=3)
         | {"use_qk_norm": True, "routed_scaling_factor": 2.5},
+        f"{_SLIME}/glm4.5-355B-A32B.sh, and {_BRIDGE}",
     ),
     "seed-oss-36b": Entry(
         "ByteDance-Seed/Seed-OSS-36B-Base",
         _shape("seed_oss", layers=64, width=5120, heads=80, ffn=27_648, vocab=155_136, positions=524_288)
         | {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e7},
+        "ByteDance-Seed/seed-oss@98e12be:README.md; the feed-forward, the vocabulary and dropout "
+        "of SeedOssConfig, transformers 5.23:models/seed_oss/configuration_seed_oss.py",
     ),
     "dots1": Entry(
-        "rednote-hilab/dots.llm1.base",
+        "rednote-hilab/dots.llm1.base",  # read at refs/pr/4
         _shape("dots1", layers=62, width=4096, heads=32, ffn=10_944, vocab=152_064, positions=32_768)
         | {"num_key_value_heads": 32, "moe_intermediate_size": 1408, "n_routed_experts": 128}
         | {"num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}

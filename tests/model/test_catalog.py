@@ -16,7 +16,8 @@ from fivefold.planner.predict import predict
 from fivefold.record import UserError
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
-# DeepSeek-V3's 671 026 419 200 there hold 58 balancing biases of 256, which are no trained weights.
+# DeepSeek-V3's 671 026 419 200 there hold 58 balancing biases of 256, which are no trained weights; so do GLM-4.5's.
+# Gemma 3's 12B and 27B, whose files hold a vision tower too: n_params of the text model in llama.cpp.
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
@@ -45,11 +46,15 @@ PUBLISHED = {
     "gpt-oss-120b": 116_829_156_672,
     "gemma3-270m": 268_098_176,
     "gemma3-1b": 999_885_952,
+    "gemma3-12b": 11_766_034_176,
+    "gemma3-27b": 27_009_346_304,
     "olmo2-1b": 1_484_916_736,
     "mistral-small-24b": 23_572_403_200,
     "lfm2-350m": 354_483_968,
     "lfm2-700m": 742_489_344,
     "qwen3-coder-480b-a35b": 480_154_875_392,
+    "glm4.5-air": 106_852_251_264 - 45 * 128,
+    "glm4.5": 352_797_829_024 - 89 * 160,
     "seed-oss-36b": 36_151_104_512,
 }
 
@@ -73,9 +78,7 @@ ROUNDED = {
     "mistral-small-4": (119, 6.6),
     "hy3-295b-a21b": (295, 21),
     "mellum2-12b-a2.5b": (12.15, 2.44),
-    "gemma3-12b": (11.77, 11.77),
-    "gemma3-27b": (27.0, 27.0),
-    "dots1": (142.8, 14.0),
+    "dots1": (142.5, 14.0),  # 142 is cut, not rounded: the middle of 142 to 143
 }
 
 
@@ -118,6 +121,14 @@ def test_every_name_builds_with_its_source() -> None:
         model = build_model(name)
         assert model.name == name
         assert model.source
+
+
+def test_a_source_names_the_repository_and_where_else_its_keys_are_written() -> None:
+    assert build_model("lfm2-700m").source == "Hugging Face config.json of LiquidAI/LFM2-700M"
+    assert build_model("olmo2-1b").source == (
+        "Hugging Face config.json of allenai/OLMo-2-0425-1B; as written in "
+        "allenai/OLMo@59a53e3:configs/official-0425/OLMo2-1B-stage1.yaml"
+    )
 
 
 def test_own_models_are_small() -> None:
