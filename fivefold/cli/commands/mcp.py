@@ -11,8 +11,8 @@ from fivefold.requests.commands import McpOptions
 def mcp(request: McpOptions) -> None:
     """Serve predict, search, compare, ask, explain, read and write as tools of the Model Context Protocol (extra mcp).
 
-    A coding assistant starts this command and speaks with it over stdin and stdout. It writes no file, unless --write
-    allows its tool write to do so below FOLDER.
+    A coding assistant starts this command and communicates with it over stdin and stdout. It writes no file, unless
+    --write allows its tool write to do so below FOLDER.
     """
     from fivefold.cli.tool_server import serve
 
