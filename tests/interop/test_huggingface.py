@@ -246,7 +246,19 @@ def test_auto_is_a_value_where_transformers_fills_it(key: str) -> None:
     assert {f"deepspeed.{name}" for name in filled} <= FILLED | OF_WIDTH.keys()
 
 
-@pytest.mark.parametrize("key", ["zero_optimization.overlap_comm", "zero_optimization.stage", "prescale_gradients"])
+def test_auto_in_the_section_of_zero_is_the_default_of_deepspeed(tmp_path: Path) -> None:
+    """Its DeepSpeedConfigModel drops the value (deepspeed/runtime/config_utils.py)."""
+    results = []
+    for bucket in ({"prefetch_bucket_size": "auto", "overlap_comm": "auto"}, {}):
+        config = {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3, **bucket}}
+        (tmp_path / "ds.json").write_text(json.dumps(config))
+        words = [str(tmp_path / "ds.json"), "max_length=4096"]
+        results.append(read(words, Overrides(ranks=4, model=build_model("llama3-8b"))))
+    assert results[0].layout is not None
+    assert (results[0].layout, results[0].job) == (results[1].layout, results[1].job)
+
+
+@pytest.mark.parametrize("key", ["prescale_gradients"])
 def test_auto_elsewhere_is_one_line(key: str, tmp_path: Path) -> None:
     config: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": "auto"}}
     *groups, name = key.split(".")

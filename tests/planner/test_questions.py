@@ -239,7 +239,7 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
     longest = {(item.cp, item.ac): item.longest for item in result.curves}
     assert longest[1, "none"] == result.answer.value
     assert longest[4, "full"] > longest[4, "none"] > longest[1, "none"]
-    assert result.changes[0].startswith("the model's positions: 4096 of 1048576")
+    assert result.changes[0].startswith("the model's context length, 4096 tokens")
     changed = Layout.parse(result.changes[1].partition("so ")[2].partition(" with gbs")[0])
     step = Planner(model=SMALL, machine=machine, job=job.replace(sequence=2**20, global_batch=1)).step(changed)
     assert step.memory.fits

@@ -19,6 +19,7 @@ from fivefold.record import UserError
 
 ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16"})
 
+ZERO_SECTION = "deepspeed.zero_optimization."
 DEEPSPEED_SIGNS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
 
 LAUNCHED = {"mixed_precision": "accelerate.mixed_precision", "zero_stage": "accelerate.deepspeed_config.zero_stage"}
@@ -166,10 +167,15 @@ def _argument(key: str) -> str:
 def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Return DeepSpeed's keys without those that ``auto`` leaves to the trainer; some follow from the model's width.
 
-    A ``UserError`` for ``auto`` in a key that no trainer fills, as DeepSpeed does not start with it.
+    Of keys that no trainer fills, DeepSpeed takes its default for ``auto`` in the section of ZeRO (its
+    ``DeepSpeedConfigModel`` drops the value), and does not start with it elsewhere, which is a ``UserError``.
     """
     nested = flat({"deepspeed": dict(values)}, origin=origin)
-    given = {key: value for key, value in nested.items() if key not in FILLED or value != "auto"}
+    given = {
+        key: value
+        for key, value in nested.items()
+        if value != "auto" or not (key in FILLED or (key.startswith(ZERO_SECTION) and key not in OF_WIDTH))
+    }
     for key, value in given.items():
         meaning = TABLE.get(key)
         if value == "auto" and key not in OF_WIDTH and meaning is not None and meaning.default != "auto":

@@ -11,4 +11,4 @@ assert "The unit that is printed." in run_command("size", "--help")
 assert "Print the parameters of a model." in run_command("--help")
 assert fivefold.size("llama3-8b") == parameters
 assert "size" in fivefold.__all__
-assert "model : str\n    Catalog name" in str(fivefold.size.__doc__)
+assert "model : str | Model\n    Catalog name" in str(fivefold.size.__doc__)
