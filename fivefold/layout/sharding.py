@@ -7,13 +7,14 @@ Source: ZeRO, arXiv:1910.02054. The planner counts bytes by these rules, and the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import nf4_bytes
+from fivefold.adapter import Adapter, nf4_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights
+from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, with_adapters
 from fivefold.units import ceil_div
 
 
@@ -24,12 +25,17 @@ class Unit(NamedTuple):
     weights: tuple[Weight, ...]
 
 
-def units(model: Model) -> list[Unit]:
-    """Return the units of the full model in the order of the forward pass."""
+def units(model: Model, adapter: Adapter | None = None) -> list[Unit]:
+    """Return the units of the full model in the order of the forward pass, with the factors of ``adapter``."""
+
+    def block(layer: int) -> Iterable[Weight]:
+        every = block_weights(model, layer)
+        return every if adapter is None else with_adapters(every, adapter)
+
     blocks = [
         Unit(
             f"blocks.{layer}",
-            tuple(weight._replace(name=f"blocks.{layer}.{weight.name}") for weight in block_weights(model, layer)),
+            tuple(weight._replace(name=f"blocks.{layer}.{weight.name}") for weight in block(layer)),
         )
         for layer in range(model.layers)
     ]

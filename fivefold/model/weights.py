@@ -30,11 +30,12 @@ __all__ = [
 ]
 
 
-def weights(model: ModelShape) -> Iterator[Weight]:
-    """Yield all weights in module order: embedding, blocks, final norm, head."""
+def weights(model: ModelShape, adapter: Adapter | None = None) -> Iterator[Weight]:
+    """Yield all weights in module order: embedding, blocks, final norm, head; with the factors of ``adapter``."""
     yield from embedding_weights(model)
     for layer in range(model.layers):
-        for weight in block_weights(model, layer):
+        block = block_weights(model, layer)
+        for weight in block if adapter is None else with_adapters(block, adapter):
             yield weight._replace(name=f"blocks.{layer}.{weight.name}")
     yield from head_weights(model)
 

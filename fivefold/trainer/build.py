@@ -16,6 +16,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_name, layer_of, weights
+from fivefold.trainer.model import lora
 from fivefold.trainer.model.kernels.choice import settled
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.moe import Moe
@@ -47,13 +48,21 @@ class Built:
 
     @property
     def shards(self) -> list[Shard]:
-        """Return this rank's shard of every weight of its stages, in module order."""
+        """Return this rank's shard of every trained weight of its stages, in module order."""
         return [shard for unit in self.units for shard in unit.shards]
+
+    @property
+    def base_shards(self) -> list[Shard]:
+        """Return this rank's shard of every weight of the model, trained or frozen, without those of adapters."""
+        every = (shard for unit in self.units for shard in (*unit.shards, *unit.frozen))
+        return [shard for shard in every if not shard.local_weight.weight.is_adapter]
 
     @property
     def parameters(self) -> float:
         """Return this rank's share of the model's parameters: one that n ranks hold counts 1/n on each."""
-        return sum(math.prod(box.sizes) / shard.local_weight.holders for shard in self.shards for box in shard.boxes())
+        return sum(
+            math.prod(box.sizes) / shard.local_weight.holders for shard in self.base_shards for box in shard.boxes()
+        )
 
     def weights(self) -> list[Tensor]:
         """Return the tensors that hold the weights from step to step."""
@@ -105,20 +114,30 @@ def build(
     )
     with torch.device("meta"):
         module = Transformer(model)
-    check_parameter_table(module, model=model)
+        if job.adapter is not None:
+            lora.attach(module.blocks, job.adapter)
+    check_parameter_table(module, model=model, adapter=job.adapter)
     units, wgrad_store, underway = apply(module, model=model, layout=layout, job=job, ranks=ranks, table=table)
     stages = table.rank_stages[ranks["pp"].rank]
     check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
-    weights_by_name = {weight.name: weight for weight in weights(model)}
+    weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
     with torch.no_grad():
-        for shard in (shard for unit in units for shard in unit.shards):
+        for shard in (shard for unit in units for shard in (*unit.shards, *unit.frozen)):
             shard.weight.copy_(shard.rows_of(initial(weights_by_name[shard.name], model=model, seed=job.seed)))
     scaler = LossScaler() if job.precision.loss_scaling else None
     return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, underway, scaler)
 
 
 def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
-    """Draw the full initial weight in fp32 on CPU: normal(0, 0.02), output projections times 1/√(2 layers) (GPT-2)."""
+    """Draw the full initial weight in fp32 on CPU: normal(0, 0.02), output projections times 1/√(2 layers) (GPT-2).
+
+    Of an adapter B is 0, and A uniform in ± 1/√in, as peft draws it (kaiming_uniform_ with a = √5).
+    """
+    if weight.is_adapter:
+        if weight.name.endswith("lora_b"):
+            return torch.zeros(weight.shape)
+        limit = 1 / math.sqrt(weight.shape[1])
+        return torch.empty(weight.shape).uniform_(-limit, limit, generator=_generator(weight, seed=seed))
     if weight.kind == "norm":
         zero = weight.name.endswith("bias") or (model.norm_plus_one and ".mixer." not in weight.name)
         return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)
@@ -129,5 +148,9 @@ def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
     if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
     std = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits
-    return torch.empty(weight.shape).normal_(0.0, std, generator=generator)
+    return torch.empty(weight.shape).normal_(0.0, std, generator=_generator(weight, seed=seed))
+
+
+def _generator(weight: Weight, *, seed: int) -> torch.Generator:
+    """Return the random generator of a weight's initial values."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
+from fivefold.adapter import Adapter
 from fivefold.job import Job
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.sharding import local_weight
@@ -24,10 +25,10 @@ from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.zero import ZeroUnit
 
 
-def check_parameter_table(module: Transformer, *, model: Model) -> None:
-    """Raise ``RuntimeError`` unless the parameters of ``module`` are exactly the weights of ``model``."""
+def check_parameter_table(module: Transformer, *, model: Model, adapter: Adapter | None = None) -> None:
+    """Raise ``RuntimeError`` unless ``module`` has exactly the weights of ``model`` and ``adapter``."""
     built = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    listed = {weight.name: weight.shape for weight in weights(model)}
+    listed = {weight.name: weight.shape for weight in weights(model, adapter)}
     for name in sorted(built.keys() | listed.keys()):
         ours, table = built.get(name, "missing"), listed.get(name, "missing")
         if ours != table:
@@ -48,9 +49,10 @@ def check_placement(
     """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
     vocab = padded_vocab(model, job, tp=layout.tp)
     local_shapes = {
-        weight.name: local_weight(weight, model=model, layout=layout, vocab=vocab).shape for weight in weights(model)
+        weight.name: local_weight(weight, model=model, layout=layout, vocab=vocab).shape
+        for weight in weights(model, job.adapter)
     }
-    shards = {shard.name: shard.weight for unit in units for shard in unit.shards}
+    shards = {shard.name: shard.weight for unit in units for shard in (*unit.shards, *unit.frozen)}
     tensors = {name: module.get_parameter(name) for name in shards} | dict(_stage_tensors(module, layout, stages))
     for name, tensor in (*tensors.items(), *shards.items()):
         if tensor.device.type != device.type:

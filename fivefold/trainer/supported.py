@@ -43,11 +43,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"layout {str(layout)!r}: the engine cuts tensors over one axis, as a second saves 10 to 13 % of tp's "
             f"messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
         )
-    if job.adapter is not None:
-        raise UserError(
-            f"job: the engine trains all weights, not adapters (adapter of rank {job.adapter.rank}); drop the adapter, "
-            "or train with peft; `predict` plans both"
-        )
+    _check_adapter(layout, job)
     if job.stack.name != "fivefold":
         raise UserError(
             f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
@@ -77,6 +73,25 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     check_trainable(job.precision)
     _check_moments(job)
     _check_model(model)
+
+
+ADAPTER_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed next to adapters
+
+
+def _check_adapter(layout: Layout, job: Job) -> None:
+    """Raise a ``UserError`` for an adapter that is planned and not trained."""
+    adapter, recomputed = job.adapter, layout.recomputed - ADAPTER_RECOMPUTES
+    if adapter is None:
+        return
+    for is_present, feature, fix in (
+        (adapter.base == "nf4", "a base in nf4", f"lora:{adapter.rank}, over weights in the dtype of the activations"),
+        (adapter.dropout > 0, f"dropout={adapter.dropout:g} of the adapter's input", "adapter.dropout=0"),
+        (job.stack.compiles, "compiled blocks", "compile=false"),
+        (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),
+        (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),
+    ):
+        if is_present:
+            raise UserError(f"adapter: the engine does not train {feature} yet; take {fix}; `predict` plans both")
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER
@@ -59,7 +60,8 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
     for number in itertools.count():
         chance = random.Random(f"{seed} {number}")
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
-        yield next(filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None))))
+        case = next(filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None))))
+        yield _adapted(case, random.Random(f"{seed} {number} adapter"))
 
 
 # Features of models and of layouts with their jobs; a draw is wide if any two that can go together are drawn together.
@@ -119,6 +121,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "documents": lambda _, job: job.documents == "apart",
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
     "unfused": lambda _, job: job.stack.attention == "unfused",
+    "adapters": lambda _, job: job.adapter is not None,
 }  # fmt: skip
 
 
@@ -172,6 +175,19 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     except ValueError:  # a mistake, or an odd rotary dim
         return None
     return Drawn(number, model, layout, job)
+
+
+def _adapted(case: Drawn, chance: random.Random) -> Drawn:
+    """Every second case with adapters, if that is legal; drawn apart, so that the case is the same without them."""
+    targets = chance.choice((("all-linear",), tuple(chance.sample(tuple(TARGETS), chance.randint(1, 4)))))
+    adapter = Adapter(rank=chance.randint(1, 5), targets=targets, rank_stabilized=chance.random() < 0.3)
+    job = case.job.replace(adapter=adapter)
+    try:
+        refuse(case.layout, model=case.model, job=job)
+        check_supported(case.layout, job, model=case.model)
+    except ValueError:
+        return case
+    return case._replace(job=job) if chance.random() < 0.5 else case
 
 
 def _degrees(chance: random.Random, world: int) -> dict[str, int]:

@@ -101,13 +101,16 @@ class Player:
         self.weights = {name: weight for name, weight in block.named_parameters() if hasattr(weight, "collect")}
         self.ends = isinstance(block, Head)
         self.keeps = isinstance(block, Head) and block.chunked  # the backward needs the targets too
-        if isinstance(block, Head):
+        if isinstance(block, Head) and block.out.matrix.requires_grad:
             self.weights["out"] = block.out.matrix  # may be the embedding's weight, if tied
         self._cached_steps: dict[tuple[int, int], tuple[Tape, list[Any]]] = {}
         self._dummies: dict[str, Tensor | Cast] = {}
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """Record the block if its kind is new; then replay it, or run it if it is not replayable."""
+        if not x.requires_grad:  # the first block over a frozen embedding, whose backward is its own
+            first: Tensor = self.inner(x, *rest)
+            return first
         if self.kind not in self.known:
             try:
                 recordings_of_kind = {

@@ -141,7 +141,7 @@ class Counts:
         local, width = self.local(part), self.job.precision.gradients_bytes
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
-        fuses = self.job.stack.kernel_facts.fuses_linears and self.job.adapter is None
+        fuses = self.job.stack.kernel_facts.fuses_linears and (self.job.adapter is None or name == "head")
         unit = fuse_linears(unit, width=width) if fuses else unit
         return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
 

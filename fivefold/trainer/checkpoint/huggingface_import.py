@@ -144,7 +144,7 @@ def start(path: Path, *, built: Built, model: Model) -> None:
 @torch.no_grad()
 def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = Folder.open(path, model=model)
-    for shard in built.shards:
+    for shard in built.base_shards:
         for box in shard.boxes() if shard.name in folder.parts else ():
             tensor = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
             shard.weight[box.rows].view(box.sizes).copy_(tensor)

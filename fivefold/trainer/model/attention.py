@@ -24,6 +24,7 @@ from fivefold.trainer.model.chunked_attention import apart_keys, last_chunk, spl
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.norm import UnitNorm, norm
 from fivefold.trainer.model.operation import Run, direct
 from fivefold.trainer.model.rotary import Rows
@@ -78,7 +79,7 @@ class _Attention(nn.Module):
         if gate is not None:
             out = self.run("attention.core.gate", self.kernels.sigmoid_gate, out, gate)
             del gate
-        out_RD: Tensor = self.run("attention.out", self.out, out)
+        (out_RD,) = project(self.run, "attention.out", out, self.out)
         return out_RD
 
     def _attended(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
@@ -130,9 +131,9 @@ class GroupedAttention(_Attention):
         # reusing the names frees each tensor once the operation on it has run
         gate: Tensor | None = None
         if self.gate is None:
-            q, k, v = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v)
+            q, k, v = project(self.run, "attention.qkv", x_RD, self.q, self.k, self.v)
         else:
-            q, k, v, gate = self.run("attention.qkv", fused_linears, x_RD, self.q, self.k, self.v, self.gate)
+            q, k, v, gate = project(self.run, "attention.qkv", x_RD, self.q, self.k, self.v, self.gate)
         if self.qk_norm == "full":
             q, k = self._normed(q, k)
         if self.clip is not None:

@@ -65,18 +65,19 @@ class _Chunked(torch.autograd.Function):
         h, targets = ctx.saved_tensors
         out: Linear = ctx.out
         all_rows, targets, total, factor = out.hooks.enter(h), targets.flatten(), ctx.total.zero_(), grad * ctx.scale
-        gradient = torch.empty_like(all_rows)
+        gradient, trains = torch.empty_like(all_rows), out.matrix.requires_grad
         weight_gradient = bias_gradient = None
         for rows in _chunks(all_rows):
             logits = F.linear(all_rows[rows], out.matrix, out.bias)
             total += ctx.loss(logits, targets[rows], factor)
             torch.mm(logits, out.matrix, out=gradient[rows])
-            weight_gradient = (
-                logits.t() @ all_rows[rows]
-                if weight_gradient is None
-                else weight_gradient.addmm_(logits.t(), all_rows[rows])
-            )
-            if out.bias is not None:
+            if trains:
+                weight_gradient = (
+                    logits.t() @ all_rows[rows]
+                    if weight_gradient is None
+                    else weight_gradient.addmm_(logits.t(), all_rows[rows])
+                )
+            if trains and out.bias is not None:
                 bias_gradient = logits.sum(0) if bias_gradient is None else bias_gradient.add_(logits.sum(0))
             del logits  # freed before those of the next chunk are allocated
         total *= ctx.scale
@@ -85,8 +86,8 @@ class _Chunked(torch.autograd.Function):
         del gradient
         if out.bias is not None and bias_gradient is not None:
             accumulate_grad(out.bias, bias_gradient)
-        assert weight_gradient is not None
-        accumulate_grad(out.matrix, weight_gradient)
+        if weight_gradient is not None:
+            accumulate_grad(out.matrix, weight_gradient)
         return wait_gradient(), None, None, None, None, None, None
 
 

@@ -145,6 +145,9 @@ class Linear(nn.Module):
         self.wgrad_store = WgradStore()
         self.token: Tensor | None = None
         self.in_graph: InGraph | None = None  # the call for compiled code; None: the graph breaks here
+        self.lora_a: nn.Parameter | None = None  # factors [rank, in] and [out, rank] of its adapter (``lora.py``)
+        self.lora_b: nn.Parameter | None = None
+        self.lora_scale = 0.0
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 
     @classmethod
@@ -217,8 +220,13 @@ def recomputing() -> Iterator[None]:
         _recomputing.reset(token)
 
 
+def is_recomputing() -> bool:
+    """Tell whether this forward is marked by ``recomputing``."""
+    return _recomputing.get()
+
+
 class _FusedLinears(torch.autograd.Function):
-    """Linear layers on one input; the backward accumulates dW and db itself.
+    """Linear layers on one input; the backward accumulates dW and db itself. Frozen layers save nothing.
 
     ``_weight`` makes autograd call the backward if ``x`` does not require a gradient; else it is None, because autograd
     spends time on a weight even if it gets no gradient.
@@ -230,11 +238,16 @@ class _FusedLinears(torch.autograd.Function):
         saved_input = (
             linears[0].hooks.enter(x) if ctx.entered else x
         )  # dW reads all ranks' rows themselves, not their casts
-        ctx.save_for_backward(saved_input)
+        ctx.frozen = not linears[0].matrix.requires_grad
+        if not ctx.frozen:
+            ctx.save_for_backward(saved_input)
         return outputs(saved_input, linears, entered=ctx.entered)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        if ctx.frozen:
+            hooks = ctx.linears[0].hooks
+            return begin_input_gradient([hooks.leave_backward(g) for g in gradients], ctx.linears)(), None, None
         (saved_input,) = ctx.saved_tensors
         return input_gradient(saved_input, gradients, ctx.linears, entered=ctx.entered), None, None
 
@@ -263,7 +276,7 @@ def input_gradient(
     ``in_sums``: write weight gradients into their accumulation buffers if there is ``GradBuffer``, which no byte count
     includes.
     """
-    hooks, wgrad_store, gemms = linears[0].hooks, linears[0].wgrad_store, linears[0].gemms
+    hooks, wgrad_store = linears[0].hooks, linears[0].wgrad_store
     if wgrad_store.deferring:  # detached, because a deferred dW would hold the graph down to the input of the stage
         kept, gradients = kept.detach(), tuple(gradient.detach() for gradient in gradients)
     if entered:
@@ -273,12 +286,7 @@ def input_gradient(
     else:
         wait_input = hooks.begin_reenter(kept)
     product_gradients = [hooks.leave_backward(gradient) for gradient in gradients]
-    total: Tensor | None = None
-    for linear, gradient in zip(linears, product_gradients, strict=True):
-        total = gemms.dgrad(gradient, linear.matrix, total)
-    assert total is not None
-    wait_gradient = hooks.begin_enter_backward(total)
-    del total
+    wait_gradient = begin_input_gradient(product_gradients, linears)
     output_gradients = [
         None if layer.bias is None else gradient for layer, gradient in zip(linears, gradients, strict=True)
     ]
@@ -286,6 +294,18 @@ def input_gradient(
         lambda: _accumulate_grads(linears, wait_input, inner=product_gradients, outer=output_gradients, in_sums=in_sums)
     )
     return wait_gradient()
+
+
+def begin_input_gradient(gradients: Sequence[Tensor], linears: tuple[Linear, ...]) -> Wait:
+    """Compute dx = Σ g_i W_i of the rows inside the layers, and start its way to this rank's rows.
+
+    ``gradients``: of the GEMM outputs.
+    """
+    total: Tensor | None = None
+    for linear, gradient in zip(linears, gradients, strict=True):
+        total = linears[0].gemms.dgrad(gradient, linear.matrix, total)
+    assert total is not None
+    return linears[0].hooks.begin_enter_backward(total)
 
 
 def _accumulate_grads(

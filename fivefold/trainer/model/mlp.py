@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
-from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.operation import Run, direct
 
 
@@ -34,12 +35,12 @@ class Mlp(nn.Module):
     def forward(self, x_RD: Tensor) -> Tensor:
         """Apply the feed-forward: [R, D] → [R, D]."""
         if self.gate is None:
-            up_RF = self.run(f"{self.name}.up", self.up, x_RD)
+            (up_RF,) = project(self.run, f"{self.name}.up", x_RD, self.up)
             act_RF = self.run(f"{self.name}.act", self.kernels.plain, up_RF, self.activation)
             del up_RF
         else:
-            gate_RF, up_RF = self.run(f"{self.name}.gate_up", fused_linears, x_RD, self.gate, self.up)
+            gate_RF, up_RF = project(self.run, f"{self.name}.gate_up", x_RD, self.gate, self.up)
             act_RF = self.run(f"{self.name}.act", self.kernels.gated, gate_RF, up_RF, self.activation)
             del gate_RF, up_RF
-        out: Tensor = self.run(f"{self.name}.down", self.down, act_RF)
-        return out
+        (out_RD,) = project(self.run, f"{self.name}.down", act_RF, self.down)
+        return out_RD

@@ -69,7 +69,7 @@ class InFlightReduction:
 
 
 class Gradients:
-    """The gradients of ``shards``.
+    """The gradients of ``shards``; none if all weights of the unit are frozen.
 
     ``stay``: full gradients are kept until the update; ``each``: gradients are reduced after every backward; ``dtype``:
     that of the accumulation buffer; ``underway``: None if every reduction is waited for at once.
@@ -100,7 +100,7 @@ class Gradients:
         )
         self.sizes = [weight_shard.padded_numel for weight_shard in shards]
         self.numel = sum(self.sizes)
-        self.expected, self.times = [1] * len(shards), 1
+        self.expected, self.times = [1] * len(shards), int(bool(shards))
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None  # the accumulation buffer
         self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
@@ -233,7 +233,8 @@ class Gradients:
         for extra_reduce in self.also:
             if extra_reduce.late:
                 self._sum(extra_reduce)
-        self._set_grads()
+        if self.shards:
+            self._set_grads()
 
     def _sum(self, also: ExtraReduce) -> None:
         assert self.reduced is not None

@@ -14,7 +14,7 @@ from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
 from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.sharding import POLICIES, Unit, extra_reduce_axis, multiplies, policy, reduces_each, units
+from fivefold.layout.sharding import POLICIES, Unit, extra_reduce_axis, multiplies, policy, reduces_each, trained, units
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
@@ -24,7 +24,7 @@ from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.fp8_gather import Payload, Scales
 from fivefold.trainer.parallel.gradients import ExtraReduce, Gradients, InFlightReduction
-from fivefold.trainer.parallel.mesh import Ranks
+from fivefold.trainer.parallel.mesh import Axis, Ranks
 from fivefold.trainer.parallel.shard import LocalWeight, Shard
 from fivefold.trainer.parallel.zero import ZeroUnit, attach
 
@@ -51,7 +51,8 @@ class Placement:
             self.table.rank_stages[self.ranks["pp"].rank],
             stage_layers(self.model.layers, self.layout),
         )
-        last, model_units, zero_units = self.table.stages - 1, units(self.model), list[ZeroUnit]()
+        last, zero_units, adapter = self.table.stages - 1, list[ZeroUnit](), self.job.adapter
+        model_units = units(self.model, adapter)
         backwards = self._backwards()
         both_ends = {0, last} <= set(rank_stages)
         table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it on this rank
@@ -65,6 +66,7 @@ class Placement:
                 )
                 if is_shared_here:
                     table = stage_zero_units[:1]
+                if is_shared_here and adapter is None:
                     gradients = table[0].gradients
                     gradients.expected[0] += self._uses("embed.tokens.weight") * (
                         1 if gradients.every_micro_batch else backwards[last]
@@ -73,7 +75,9 @@ class Placement:
             for layer in layers[stage]:
                 block = self._zero_units(model_units[1 + layer], backwards[stage])
                 keeps_weights, has_post_norm = self.job.stack.reshard == "backward", self.model.block == "post"
-                attach(self.module.blocks[layer], block, keep=keeps_weights, by_entry=has_post_norm)
+                # a frozen norm has no gradient that ends the backward
+                by_entry = has_post_norm or adapter is not None
+                attach(self.module.blocks[layer], block, keep=keeps_weights, by_entry=by_entry)
                 stage_zero_units += block
             if stage == last:
                 head = self._zero_units(model_units[-1], backwards[stage])
@@ -85,7 +89,8 @@ class Placement:
                     expected = unit.gradients.expected
                     expected[:] = [uses * count for uses, count in zip(uses_per_weight, expected, strict=True)]
                 # onward="": it would prefetch a block otherwise
-                attach(self.module.head, [*head, *table], keep=True, shared=True, onward="")
+                by_entry = adapter is not None
+                attach(self.module.head, [*head, *table], keep=True, shared=True, onward="", by_entry=by_entry)
                 if table:
                     head[0].add_mate(table[0])
                 stage_zero_units += head
@@ -125,19 +130,27 @@ class Placement:
             zero_units[0].add_mate(zero_units[1])
         return zero_units
 
-    def _zero_unit(self, weights: list[Weight], backwards: int, *, experts: bool, every_micro_batch: bool) -> ZeroUnit:
+    def _zero_unit(
+        self, every_weight: list[Weight], backwards: int, *, experts: bool, every_micro_batch: bool
+    ) -> ZeroUnit:
+        weights = list(trained(Unit("", tuple(every_weight)), self.job).weights)
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
         sums = list(self._extra_reduces(weights))
         vocab = padded_vocab(self.model, self.job, tp=self.layout.tp)
         place = RankCoordinate(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
-        pieces = [local_slice(w, model=self.model, layout=self.layout, vocab=vocab, place=place) for w in weights]
-        local_weights = [
-            LocalWeight(weight, piece, piece.holders * replica.size * _late_copies(index, sums))
-            for index, (weight, piece) in enumerate(zip(weights, pieces, strict=True))
-        ]
-        shards, dtypes = [Shard(weight, axis=shard) for weight in local_weights], Dtypes(self.job.precision)
+
+        def local(weight: Weight) -> LocalWeight:
+            piece = local_slice(weight, model=self.model, layout=self.layout, vocab=vocab, place=place)
+            copies = _late_copies(weights.index(weight), sums) if weight in weights else 1
+            return LocalWeight(weight, piece, piece.holders * replica.size * copies)
+
+        shards, dtypes = [Shard(local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
         zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
+        frozen = [local(weight) for weight in every_weight if weight not in weights]
+        still = Axis(shard.name, 0, shard.ranks[:1], None)  # frozen weights that stay gathered are on every rank
+        if zero_policy.weights_stay:
+            frozen = [weight._replace(holders=weight.holders * shard.size) for weight in frozen]
         every_micro_batch = every_micro_batch and not zero_policy.gradients_stay and reduces_each(self.layout, self.job)
         overlaps = "dp" in self.job.stack.overlap and ranks.streams
         gradients = Gradients(
@@ -159,6 +172,7 @@ class Placement:
             self.module,
             shards,
             gradients,
+            frozen=[Shard(weight, axis=still if zero_policy.weights_stay else shard) for weight in frozen],
             shard=shard,
             policy=zero_policy,
             dtypes=dtypes,
@@ -184,7 +198,7 @@ class Placement:
                 yield ExtraReduce(self.ranks[axis_name], chosen)
         if "twin" in self.ranks.axes:
             yield ExtraReduce(self.ranks["twin"], tuple(range(len(weights))), late=True)
-        elif self._table_is_shared() and weights[0].name == "embed.tokens.weight":
+        elif self._table_is_shared() and weights and weights[0].name == "embed.tokens.weight":
             yield ExtraReduce(self.ranks["pp_tie"], (0,), late=True)
 
     def _table_is_shared(self) -> bool:
@@ -218,5 +232,5 @@ def _link_prefetch(units: list[ZeroUnit]) -> None:
     """Link each unit of a stage to the one to prefetch next, forward and backward (not the embedding's backward)."""
     for before, after in pairwise(units):
         before.neighbours["forward"] = after
-        if before.shards[0].name != "embed.tokens.weight":
+        if (*before.shards, *before.frozen)[0].name != "embed.tokens.weight":
             after.neighbours["backward"] = before

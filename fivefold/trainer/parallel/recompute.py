@@ -201,6 +201,8 @@ class RecomputedLayer(Operation):
         self.calls += 1
         if self.saved is None:
             self.entered, self.inside = inputs, StopPoint(self.calls, [])
+            if self.ending is None:  # the first after everything that is saved so far; frozen layers save nothing
+                self.ending = self.inside
         elif self.ending is not None and self.calls == self.ending.call:
             self.saved += [inputs[place].detach() for place in self.ending.places]
             raise _StopRecompute

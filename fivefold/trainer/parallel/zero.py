@@ -30,9 +30,10 @@ from fivefold.trainer.parallel.shard import Shard
 class ZeroUnit:
     """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
 
-    ``ahead``: prefetch the next unit's weights during this one's compute. ``late``: the store in which gradients made
-    by autograd wait while those of matrices are deferred, so that all of a micro-batch come together; None: they do not
-    wait.
+    ``frozen``: weights that are not trained: kept in full where gathered weights stay, else gathered with the others
+    from ``frozen_rows``. ``ahead``: prefetch the next unit's weights during this one's compute. ``late``: the store in
+    which gradients made by autograd wait while those of matrices are deferred, so that all of a micro-batch come
+    together; None: they do not wait.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ZeroUnit:
         shards: list[Shard],
         gradients: Gradients,
         *,
+        frozen: list[Shard],
         shard: Axis,
         policy: Policy,
         dtypes: Dtypes,
@@ -49,8 +51,10 @@ class ZeroUnit:
         late: WgradStore | None = None,
     ) -> None:
         self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
-        self.device, self.ahead, self.late = device, ahead, late
+        self.device, self.ahead, self.late, self.frozen = device, ahead, late, frozen
         self.sizes, self.numel = gradients.sizes, gradients.numel
+        self.gathers_frozen = bool(frozen) and not policy.weights_stay
+        self.gathered_sizes = self.sizes + [part.padded_numel for part in frozen if self.gathers_frozen]
         self.matrices = tuple(multiplies(weight_shard.local_weight.weight) for weight_shard in shards)
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
         self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
@@ -65,27 +69,28 @@ class ZeroUnit:
         """Allocate weights and shards; a shard is a view of the gathered buffer if dtype and policy allow."""
         self._allocate_gathered()
         self.parameters: list[nn.Parameter] = []
-        for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=True)):
-            view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
-            # .data: a new all_gather must not count as an in-place change for autograd
-            parameter = nn.Parameter(view.data)
+        for index, (shard, part) in enumerate(zip(self.shards, self._parts, strict=False)):
+            parameter = _set_parameter(module, shard, part, trained=True)
             parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
             parameter.room = partial(self.gradients.room, index)  # type: ignore[attr-defined]  # read by model/linear.py
             parameter.waits = self.late is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
             parameter.register_post_accumulate_grad_hook(_collected)
-            owner, _, attribute = shard.name.rpartition(".")
-            setattr(module.get_submodule(owner), attribute, parameter)
             self.parameters.append(parameter)
         cast = self.gathered.dtype == torch.uint8
         self.apart = cast or self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
         if self.apart:
             self.own = torch.zeros(self.numel, dtype=self.dtypes.updated, device=self.device)
-            chunks = list(self.own.split(self.sizes))
+            chunks = list(self.own.split(self.sizes)) if self.sizes else []
         else:
-            chunks = [part[self.shard.rank] for part in self._parts]
-        self._chunks = chunks
-        for shard, chunk in zip(self.shards, chunks, strict=True):
+            chunks = [part[self.shard.rank] for part in self._parts[: len(self.shards)]]
+        frozen_sizes = [part.padded_numel for part in self.frozen]
+        self.frozen_rows = torch.zeros(sum(frozen_sizes), dtype=self.dtypes.weights, device=self.device)
+        frozen_chunks = list(self.frozen_rows.split(frozen_sizes)) if self.frozen else []
+        for shard, chunk in zip((*self.shards, *self.frozen), (*chunks, *frozen_chunks), strict=True):
             shard.weight.data = shard.local(chunk)
+        for shard, part in zip(self.frozen, self._parts[len(self.shards) :] or frozen_chunks, strict=True):
+            _set_parameter(module, shard, part, trained=False)
+        self._chunks = chunks + frozen_chunks * self.gathers_frozen
 
     def _allocate_gathered(self) -> None:
         """Allocate the gathered weights and ``_parts``, each weight's [ranks, numel of a shard].
@@ -95,8 +100,9 @@ class ZeroUnit:
         """
         ranks, weight_dtype, matrix_dtype = self.shard.size, self.dtypes.weights, self.dtypes.matrices
         if weight_dtype == matrix_dtype or not any(self.matrices):
-            self.gathered = torch.zeros(self.numel * ranks, dtype=weight_dtype, device=self.device)
-            self._parts = [part.view(ranks, -1) for part in self.gathered.split([size * ranks for size in self.sizes])]
+            sizes = [size * ranks for size in self.gathered_sizes]
+            self.gathered = torch.zeros(sum(sizes), dtype=weight_dtype, device=self.device)
+            self._parts = [part.view(ranks, -1) for part in self.gathered.split(sizes)] if sizes else []
             return
         dtypes = [matrix_dtype if matrix else weight_dtype for matrix in self.matrices]
         order = sorted(range(len(dtypes)), key=lambda index: self.matrices[index])
@@ -111,6 +117,9 @@ class ZeroUnit:
         """Start the all_gather of the weights, unless they are current or it is running."""
         if self._gathered_is_current or self._gathering is not None:
             return
+        if not self.gathered_sizes:  # all weights are frozen and stay
+            self._gathered_is_current = True
+            return
         if self.gathered.untyped_storage().size() == 0:
             resize(self.gathered, self.gathered.numel())
         if self.shard.size == 1:
@@ -121,15 +130,15 @@ class ZeroUnit:
             self._gathered_is_current = True
             return
         cast = self.payload is not None or self.dtypes.updated != self.dtypes.weights
-        self._sent_copied = cast or not self.apart
+        self._sent_copied = cast or not self.apart or self.gathers_frozen
         send = self.own if not self._sent_copied else self._narrowed()
         self._gathering, self._sent = all_gather(send, self.shard), send
 
     def _narrowed(self) -> Tensor:
         if self.payload is not None:
             return self.payload.pack()
-        send = torch.empty(self.numel, dtype=self.dtypes.weights, device=self.device)
-        torch._foreach_copy_(list(send.split(self.sizes)), self._chunks)
+        send = torch.empty(sum(self.gathered_sizes), dtype=self.dtypes.weights, device=self.device)
+        torch._foreach_copy_(list(send.split(self.gathered_sizes)), self._chunks)
         return send
 
     def gather(self, onward: str = "forward") -> None:
@@ -142,7 +151,9 @@ class ZeroUnit:
             if self.payload is not None:
                 self.payload.unpack(received, self._parts, self.parameters)
             else:
-                torch.split_with_sizes_copy(received.view(self.shard.size, -1), self.sizes, dim=1, out=self._parts)
+                torch.split_with_sizes_copy(
+                    received.view(self.shard.size, -1), self.gathered_sizes, dim=1, out=self._parts
+                )
             resize(received, 0)
             if self._sent_copied:
                 resize(self._sent, 0)
@@ -159,7 +170,7 @@ class ZeroUnit:
 
     def live_tensors(self) -> list[Tensor]:
         """Return the tensors that the unit holds between steps."""
-        return [self.gathered, self.own] if self.apart else [self.gathered]
+        return [self.gathered, self.frozen_rows, *([self.own] if self.apart else [])]
 
     def passing(self) -> list[Tensor]:
         """Return the tensors that are allocated within a step: gathered weights, message buffers and gradients."""
@@ -205,6 +216,16 @@ class ZeroUnit:
         return collect
 
 
+def _set_parameter(module: nn.Module, shard: Shard, part: Tensor, *, trained: bool) -> nn.Parameter:
+    """Make the parameter of a weight in ``module`` a view of its gathered ``part``."""
+    view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
+    # .data: a new all_gather must not count as an in-place change for autograd
+    parameter = nn.Parameter(view.data, requires_grad=trained)
+    owner, _, attribute = shard.name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, parameter)
+    return parameter
+
+
 def _collected(weight: nn.Parameter) -> None:
     """Move ``weight.grad`` to the unit's buffer. Autograd also calls this hook without a gradient."""
     gradient, weight.grad = weight.grad, None
@@ -228,11 +249,10 @@ def attach(
     before the backward. ``onward``: the key in ``neighbours`` of the unit to prefetch in the forward; "": none.
     ``by_entry``: the backward ends with the gradient of the input, not with that of the first weight.
     """
-    for unit in units:
-        unit.by_entry = by_entry and not unit.policy.weights_stay
 
     def begin_forward(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        for unit in units:
+        for unit in units:  # an input without a gradient: that of the first weight ends the backward
+            unit.by_entry = by_entry and not unit.policy.weights_stay and inputs[0].requires_grad
             unit.gather(onward)
         return entered(inputs, [unit.release for unit in units]) if units[0].by_entry else inputs
 

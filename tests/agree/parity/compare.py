@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from fivefold.adapter import Adapter
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import weights
+from fivefold.model.weights import adapter_weights, weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from tests.agree.parity.cases import FEW, Case, one_process, text
@@ -49,13 +50,15 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     """``told`` by each rank, against one process (or ``like``)."""
     model, layout, job = case.model, case.layout, case.job
     like = like or reference(model, job, len(told[0].norms))
-    whole = {step: assembled(like.gradients[step], model) for step in like.gradients}
+    whole = {step: assembled(like.gradients[step], model, job.adapter) for step in like.gradients}
     worst = max(
         (
             (error, f"{name} (step {step + 1})")
             for step in whole
             for name, error in errors(
-                [part for item in told for part in item.gradients[step]], whole[step], still=without_gradient(model)
+                [part for item in told for part in item.gradients[step]],
+                whole[step],
+                still=without_gradient(model) if job.adapter is None else [],
             ).items()
         )
     )
@@ -89,9 +92,10 @@ def reference(model: Model, job: Job, steps: int = FEW, seconds: float = 120.0) 
     return told
 
 
-def assembled(parts: list[Part], model: Model) -> dict[str, Array]:
-    """Whole gradients of one process by name."""
-    shapes = {weight.name: weight.shape for weight in weights(model)}
+def assembled(parts: list[Part], model: Model, adapter: Adapter | None = None) -> dict[str, Array]:
+    """Whole gradients of one process by name, of what is trained."""
+    trained = weights(model) if adapter is None else adapter_weights(model, adapter)
+    shapes = {weight.name: weight.shape for weight in trained}
     whole = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
     for part in parts:
         whole[part.name][_place(part)] = part.values

@@ -60,14 +60,15 @@ def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["p
 
 # Pairs that no legal case holds: the two exclude each other, or the engine refuses them by one line.
 IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
-    "biased experts": ("nosp", "plain mlp", "weighed inputs"),
-    "clamped experts": ("gated shared expert", "nosp", "pattern of experts", "plain mlp", "weighed inputs"),
-    "experts": ("nosp", "plain mlp"),
+    "biased experts": ("adapters", "nosp", "plain mlp", "weighed inputs"),
+    "clamped experts": ("adapters", "gated shared expert", "nosp", "pattern of experts", "plain mlp", "weighed inputs"),
+    "experts": ("adapters", "nosp", "plain mlp"),
     "full qk norm": ("unit qk norm",),
     "gated delta net": ("documents", "etp", "nosp", "ring", "tp", "ulysses"),
     "gated shared expert": ("nosp",),
-    "short convolution": ("gated delta net", "documents", "etp", "nosp", "ring", "tp", "ulysses"),
+    "short convolution": ("adapters", "documents", "etp", "gated delta net", "nosp", "ring", "tp", "ulysses"),
     "latent": (
+        "adapters",
         "full qk norm",
         "grouped",
         "learned positions",
@@ -80,6 +81,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "unit qk norm",
     ),
     "latent, odd": (
+        "adapters",
         "full qk norm",
         "grouped",
         "learned positions",
@@ -92,16 +94,17 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "unit qk norm",
     ),
     "learned positions": ("no positions",),
+    "mtp": ("adapters",),
     "not all rotate": ("learned positions", "no positions", "odd heads"),
     "parallel block": ("post norm",),
-    "pattern of experts": ("nosp", "plain mlp"),
+    "pattern of experts": ("adapters", "nosp", "plain mlp"),
     "plain mlp": ("ep", "etp", "gated shared expert"),
     "qk norm": ("full qk norm", "unit qk norm"),
     "scaled rope": ("learned positions", "no positions", "odd heads"),
     "sinks": ("unfused",),
     "sliding base": ("learned positions", "no positions", "odd heads"),
     "soft caps": ("unfused",),
-    "weighed inputs": ("nosp", "plain mlp"),
+    "weighed inputs": ("adapters", "nosp", "plain mlp"),
     "windows": ("chunks",),
 }
 

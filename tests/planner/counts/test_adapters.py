@@ -97,7 +97,11 @@ def test_flops_leave_out_the_gradients_of_frozen_weights() -> None:
     assert step.hardware_flops == step.model_flops_full
     recomputed = work(SMALL, layout=Layout.parse("dp1 ac=full"), job=job(early_stop=False))
     forward = layers * (2 * tokens * matrices + 2 * tokens * factors + attention)
-    assert recomputed.hardware_flops == 8 * (blocks + head + forward)
+    assert recomputed.hardware_flops == 8 * (blocks + head - first + forward)
+    checkpoints = job(early_stop=False, stack="fsdp2")  # whose input needs a gradient
+    assert work(SMALL, layout=Layout.parse("dp1 ac=full"), job=checkpoints).hardware_flops == 8 * (
+        blocks + head + forward
+    )
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,8 @@ class Backward:
         weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch
         if op.biases:
             self._add_biases(place, op)
+        if op.accumulates:
+            targets = tuple(name for name in targets if name not in grads)
         made_bytes = 0 if op.passes or op.in_place else sum(sizes[name] for name in targets)
         is_deferred = bool(op.gradient_widths) and op.kind != "loss" if self.graph else self.split and is_put_off(op)
         makes_weights = bool(op.gradient_widths) and not is_deferred

@@ -4,8 +4,9 @@
       └─ dropout? ── A ── a ── B ── · s ────┘
 
 A frozen linear layer computes dx alone and keeps no input; one whose input needs no gradient computes nothing in the
-backward. That is so in the first block, up to its first adapter, unless anything is recomputed: then the embedding's
-output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized before each product.
+backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
+then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized
+before each product.
 Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward; bitsandbytes@0.50.2:
 bitsandbytes/autograd/_functions.py, MatMul4Bit.
 """
@@ -37,6 +38,9 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
     if op.kind != "matmul" or not adapter.adapts(op.name) or op.name == "head.out":
         yield _frozen(op, local, adapter)
+        return
+    if local.job.stack.kernel_facts.fuses_linears:
+        yield from _in_place(op, local, adapter)
         return
     (out, size), *_ = op.writes.items()
     (rows, outof, into), (source, *_) = op.shape, op.reads
@@ -74,6 +78,31 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     yield elementwise(f"{op.name}.lora_scale", "activation", (high,), scaled, size=size)
     add = elementwise(f"{op.name}.lora_add", "add", (base, scaled), out, size=size)
     yield add._replace(reads=(*add.reads, *held), differentiates=add.reads)
+
+
+def _in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+    """Yield an operation with frozen weights and those of its adapter as our engine runs them: A, W, and B onto it.
+
+    A comes first, so that a recomputed block ends with it (``trainer/model/lora.py``).
+    """
+    (out, size), *_ = op.writes.items()
+    (rows, outof, into), (source, *_) = op.shape, op.reads
+    (base, low, high), width, kept = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b")), local.width, op
+    if adapter.dropout:
+        dropped, size_of_input = f"{out}.lora_drop", rows * into * width
+        yield dropout(f"{op.name}.lora_dropout", source, dropped, size=size_of_input, mask=rows * into)
+        source, kept = dropped, op._replace(keeps=(dropped,), backward_scratch=0, regathered=0)
+    factor = matmul(f"{op.name}.lora_a", source, low, rows=rows, into=into, outof=adapter.rank, width=width)
+    yield factor._replace(
+        keeps=kept.keeps, backward_scratch=kept.backward_scratch, regathered=kept.regathered, accumulates=True
+    )
+    frozen = _frozen(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
+    yield frozen._replace(
+        writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates=True
+    )
+    factor = matmul(f"{op.name}.lora_b", low, high, rows=rows, into=adapter.rank, outof=outof, width=width)
+    yield factor._replace(writes={high: 0}, gradients={high: size})
+    yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
 
 
 def _cast(name: str, source: str, out: str, *, size: int) -> Op:
@@ -122,7 +151,7 @@ def _differentiated(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     kept_inputs = {name for op in ops if op.regathered for name in op.reads}
     return [
         op._replace(message=op.message._replace(regather=""))
-        if op.message and op.message.regather and kept_inputs.isdisjoint(op.writes)
+        if op.message and op.message.forward and op.message.regather and kept_inputs.isdisjoint(op.writes)
         else op
         for op in result
     ]

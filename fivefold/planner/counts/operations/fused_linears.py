@@ -85,6 +85,7 @@ def _fused(ops: Sequence[Op], *, width: int) -> Op:
         backward_scratch=backward,
         product_bytes=product,
         recomputed=first.recomputed,
+        differentiates=(gather or first).differentiates,
         delivers=True,
         scratch_of_casts=_casts_backward(linears, width=width),
     )

@@ -95,6 +95,7 @@ class Op(NamedTuple):
     moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
     scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
     backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
+    accumulates: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
     delivers: bool = False  # accumulates its weight gradients one after another before it frees anything
 
 

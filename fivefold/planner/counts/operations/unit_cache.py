@@ -73,7 +73,8 @@ class Built:
     def _unit(self, part: LocalDegrees, name: Kind | str) -> Unit:
         if isinstance(name, Kind):
             ops, local = self._block(part, name, layer=self.example[name]), self.local(part)
-            return block_unit(adapted(ops, local, input_gradient=not name.leads or bool(part.recomputed)), local)
+            checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
+            return block_unit(adapted(ops, local, input_gradient=not name.leads or checkpoints), local)
         if name == "head":
             unit = self._head(part, named=True)
             return unit._replace(ops=tuple(adapted(unit.ops, self.local(part), input_gradient=True)))

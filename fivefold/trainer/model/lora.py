@@ -1,0 +1,128 @@
+"""Low-rank adapters (LoRA) next to frozen linear layers, in two operations on one input.
+
+    low_i = x A_iᵀ   [R, rank]            (``lower``: saves x)
+    y_i   = x W_iᵀ + b_i + s · low_i B_iᵀ  (``raise_``: saves low)
+
+    backward   dlow = s · g B   ·   dB = s · gᵀ low   ·   dA = dlowᵀ x   ·   dx = g W + dlow A
+
+W and b are frozen parameters (``requires_grad`` is False): no gradient of them is computed, and dx only where a trained
+layer lies below. Under tensor parallelism A is sharded like the input of its layer and B like the output, so that the
+update is part of the sum that the layer sends anyway; a factor that is whole gets partial gradients, which are reduced
+with those of data parallelism (``layout/sharding.py``). Source: arXiv:2106.09685 §4.1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.adapter import Adapter
+from fivefold.trainer.model.linear import Linear, accumulate_grad, fused_linears, is_recomputing
+from fivefold.trainer.model.operation import Run
+
+
+def attach(blocks: nn.Module, adapter: Adapter) -> None:
+    """Add factors A and B, not initialized, to the linear layers of ``blocks`` that ``adapter`` targets."""
+    for block in blocks.children():
+        for name, linear in block.named_modules():
+            if isinstance(linear, Linear) and adapter.adapts(name):
+                out, into = linear.matrix.shape
+                linear.lora_a = nn.Parameter(torch.empty(adapter.rank, into))
+                linear.lora_b = nn.Parameter(torch.empty(out, adapter.rank))
+                linear.lora_scale = adapter.scale
+
+
+def project(run: Run, name: str, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+    """Run ``linears`` on rows ``x`` [R, in], with their adapters, as the operation ``name``.
+
+    With adapters it is two operations, because a recomputed block may end before the second: see ``RecomputedLayer``.
+    """
+    adapted = tuple(linear for linear in linears if linear.lora_a is not None)
+    outs: tuple[Tensor, ...]
+    if adapted:
+        rows, *lows = run(f"{name}.lora_a", lower, x, *adapted)
+        outs = run(name, raise_, linears, x, rows, *lows)
+    else:
+        outs = run(name, fused_linears, x, *linears)
+    return outs
+
+
+def lower(x: Tensor, *adapted: Linear) -> tuple[Tensor, ...]:
+    """Return the rows of all ranks that the layers read, without a gradient, and low_i = x A_iᵀ [R, rank] of each."""
+    factor = None if x.requires_grad else adapted[0].lora_a
+    out: tuple[Tensor, ...] = _Lower.apply(x, factor, adapted)  # type: ignore[no-untyped-call]
+    return out
+
+
+def raise_(linears: tuple[Linear, ...], x: Tensor, rows: Tensor, *lows: Tensor) -> tuple[Tensor, ...]:
+    """Return the outputs of ``linears`` on ``x``, of which ``rows`` are those of all ranks, with their adapters."""
+    outs: tuple[Tensor, ...] = _Raise.apply(x, rows, linears, *lows)  # type: ignore[no-untyped-call]
+    return outs
+
+
+class _Lower(torch.autograd.Function):
+    """Products with A. The gradient of x through them is part of that of ``_Raise``, which adds it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, _factor: Tensor | None, adapted: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+        rows = adapted[0].hooks.enter(x)
+        ctx.adapted, ctx.entered = adapted, is_recomputing()
+        ctx.save_for_backward(rows if ctx.entered else x)
+        rows = rows.view_as(rows) if rows is x else rows
+        ctx.mark_non_differentiable(rows)
+        return (rows, *(rows @ _factors(linear)[0].t() for linear in adapted))
+
+    @staticmethod
+    def backward(ctx: Any, _rows: Tensor, *gradients: Tensor) -> tuple[None, None, None]:
+        (saved,) = ctx.saved_tensors
+        rows = saved if ctx.entered else ctx.adapted[0].hooks.begin_reenter(saved)()
+        for linear, gradient in zip(ctx.adapted, gradients, strict=True):
+            accumulate_grad(_factors(linear)[0], gradient.t() @ rows)
+        return None, None, None
+
+
+class _Raise(torch.autograd.Function):
+    """Frozen products, to which those with B are added in place before they are reduced over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, linears: tuple[Linear, ...], *lows: Tensor) -> tuple[Tensor, ...]:
+        ctx.linears, hooks, outs, remaining = linears, linears[0].hooks, list[Tensor](), list(lows)
+        ctx.save_for_backward(*lows)
+        for linear in linears:
+            y = linears[0].gemms.fprop(rows, linear.matrix, None if hooks.partial else linear.bias)
+            if linear.lora_a is not None:
+                y.addmm_(remaining.pop(0), _factors(linear)[1].t(), alpha=linear.lora_scale)
+            y = hooks.leave(y)
+            outs.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
+        if not ctx.needs_input_grad[0]:
+            constant = [y for linear, y in zip(linears, outs, strict=True) if linear.lora_a is None]
+            ctx.mark_non_differentiable(*constant)
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        linears: tuple[Linear, ...] = ctx.linears
+        hooks, remaining, low_gradients = linears[0].hooks, list(ctx.saved_tensors), list[Tensor]()
+        total: Tensor | None = None
+        for linear, gradient in zip(linears, gradients, strict=True):
+            inner = hooks.leave_backward(gradient)
+            if ctx.needs_input_grad[0]:
+                total = linears[0].gemms.dgrad(inner, linear.matrix, total)
+            if linear.lora_a is None:
+                continue
+            factor_a, factor_b = _factors(linear)
+            accumulate_grad(factor_b, (inner.t() @ remaining.pop(0)).mul_(linear.lora_scale))
+            low_gradients.append((inner @ factor_b).mul_(linear.lora_scale))
+            if total is not None:
+                total.addmm_(low_gradients[-1], factor_a)
+        wait = None if total is None else hooks.begin_enter_backward(total)
+        del total
+        return (None if wait is None else wait(), None, None, *low_gradients)
+
+
+def _factors(linear: Linear) -> tuple[nn.Parameter, nn.Parameter]:
+    assert linear.lora_a is not None
+    assert linear.lora_b is not None
+    return linear.lora_a, linear.lora_b

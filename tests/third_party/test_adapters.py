@@ -1,0 +1,123 @@
+"""The engine's adapters against peft's around transformers' Llama: losses, gradients and factors of ten steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.adapter import TARGETS, Adapter
+from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.catalog import resolve
+from fivefold.trainer.build import build
+from fivefold.trainer.checkpoint import huggingface_import
+from fivefold.trainer.engine import Engine
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+STEPS, BATCH, TOKENS, VOCAB = 10, 8, 24, 251
+
+
+def batches() -> Tensor:
+    return torch.randint(0, VOCAB, (STEPS, BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(5))
+
+
+def job_of(adapter: Adapter) -> Job:
+    return Job(
+        sequence=TOKENS,
+        global_batch=BATCH,
+        precision=recipe("fp32"),
+        adapter=adapter,
+        optimizer=Optimizer(clip=0, epsilon=1e-5),
+        learning_rate=LearningRate(kind="constant", peak=1e-3),
+    )
+
+
+def ours(name: str) -> str:
+    """Of peft's base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight."""
+    parts = name.split(".")
+    return f"blocks.{parts[4]}.{TARGETS[parts[6]]}.{parts[7].lower()}"
+
+
+def with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[list[float], list[dict[str, Tensor]], object]:
+    """Losses, gradients of every step, and the model at the end."""
+    adapter = job.adapter
+    assert adapter is not None
+    config = peft.LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha or 2 * adapter.rank,
+        use_rslora=adapter.rank_stabilized,
+        target_modules="all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets),
+    )
+    base = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = peft.get_peft_model(base, config)
+    trained = {ours(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained.keys() == start.keys()
+    with torch.no_grad():
+        for name, weight in trained.items():
+            weight.copy_(start[name])
+    optimizer = torch.optim.AdamW(trained.values(), lr=1e-3, betas=job.optimizer.betas, eps=1e-5, weight_decay=0.1)
+    losses, gradients = [], []
+    for tokens in batches():
+        logits = model(tokens[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        gradients.append({name: weight.grad.clone() for name, weight in trained.items()})
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, gradients, model
+
+
+def train(folder: Path, text: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor], object]:
+    """Losses, gradients, the factors before and after; of one process."""
+    model, layout = resolve(str(folder / "config.json")), Layout.parse(text)
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    huggingface_import.start(folder, built=built, model=model)
+    engine, losses, gradients = Engine(built, model=model, layout=layout, job=job), [], []
+    start = {shard.name: shard.weight.detach().clone() for shard in built.shards}
+    for tokens in batches():
+        losses.append(engine.step(tokens.view(layout.micro_batches(job), layout.mbs, -1)).loss)
+        gradients.append({shard.name: shard.weight.grad.clone() for shard in built.shards})  # type: ignore[union-attr]
+        engine.zero_grad()
+    return losses, gradients, start, {shard.name: shard.weight.detach().clone() for shard in built.shards}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A small Llama with random weights, as transformers saves it."""
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        intermediate_size=100,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [Adapter(rank=4, alpha=12), Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)],
+    ids=("all-linear", "some"),
+)
+def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
+    job = job_of(adapter)
+    ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
+    theirs, their_gradients, model = with_peft(base, job, start)
+    assert losses == pytest.approx(theirs, rel=1e-6)
+    for step, (mine, there) in enumerate(zip(gradients, their_gradients, strict=True)):
+        for name in there:
+            assert (mine[name] - there[name]).norm() <= 1e-5 * there[name].norm(), (step, name)
+    final = {ours(name): weight for name, weight in model.named_parameters() if weight.requires_grad}  # type: ignore
+    for name, weight in finals.items():  # type: ignore[attr-defined]
+        assert (weight - final[name]).norm() <= 1e-5 * final[name].norm(), name

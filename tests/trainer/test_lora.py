@@ -1,0 +1,150 @@
+"""Adapters trained by the engine against LoRA written in a few lines of torch: W + s · B A in place of W."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.adapter import TARGETS, Adapter
+from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.weights import weights
+from fivefold.record import UserError
+from fivefold.trainer.build import build, initial
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.supported import check_supported
+from tests.selection import one_in
+from tests.trainer.test_parity import PLAIN, TIED, reference
+
+STEPS, BATCH, TOKENS = 10, 8, 24
+LORA = Adapter(rank=4, alpha=12)
+SOME = Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
+
+
+def batches() -> Tensor:
+    return torch.randint(0, PLAIN.vocab, (STEPS, BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(5))
+
+
+def job_of(adapter: Adapter) -> Job:
+    return Job(
+        sequence=TOKENS,
+        global_batch=BATCH,
+        precision=recipe("fp32"),
+        steps=STEPS,
+        adapter=adapter,
+        optimizer=Optimizer(
+            clip=0.5, epsilon=1e-5
+        ),  # a smaller one makes rounding of tiny gradients as large as a step
+        learning_rate=LearningRate(kind="constant", peak=1e-3),
+    )
+
+
+def in_a_few_lines(model: object, job: Job) -> tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor]]:
+    """Losses, the clipped gradients of every step, and the final factors."""
+    adapter = job.adapter
+    assert adapter is not None
+    drawn = {w.name: initial(w, model=model, seed=job.seed) for w in weights(model, adapter)}  # type: ignore[arg-type]
+    factors = {name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name}
+    targets = [TARGETS[name] for name in TARGETS if adapter.adapts(TARGETS[name])]
+    adapted = [f"blocks.{layer}.{target}" for layer in range(PLAIN.layers) for target in targets]
+    optimizer = torch.optim.AdamW(
+        factors.values(), lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1
+    )
+    scale = adapter.alpha / 4 if adapter.alpha else 2 * adapter.rank / adapter.rank**0.5
+    losses, gradients = [], []
+    for tokens in batches():
+        updates = {f"{at}.weight": scale * factors[f"{at}.lora_b"] @ factors[f"{at}.lora_a"] for at in adapted}
+        updated = {name: value + updates.get(name, 0) for name, value in drawn.items() if ".lora_" not in name}
+        loss = reference(model, updated, tokens)  # type: ignore[arg-type]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(factors.values(), job.optimizer.clip)
+        gradients.append({name: factor.grad.clone() for name, factor in factors.items() if factor.grad is not None})
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, gradients, {name: factor.detach() for name, factor in factors.items()}
+
+
+Box = tuple[str, tuple[int, ...], Tensor]
+
+
+def train(model: object, text: str, job: Job) -> tuple[list[float], list[list[Box]], list[Box], int]:
+    """Losses, this rank's boxes of the gradients of every step and of the final factors, and gradients' elements."""
+    layout = Layout.parse(text)
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))  # type: ignore[arg-type]
+    engine = Engine(built, model=model, layout=layout, job=job)  # type: ignore[arg-type]
+    losses, gradients = [], []
+
+    def boxes(of: str) -> list[Box]:
+        found = []
+        for shard in built.shards:
+            rows = shard.weight if of == "weights" else shard.weight.grad
+            assert rows is not None
+            found += [
+                (shard.name, box.offsets, rows.detach()[box.rows].view(box.sizes).clone()) for box in shard.boxes()
+            ]
+        return found
+
+    for tokens in batches():
+        rows = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, built.ranks["dp"].rank]
+        losses.append(engine.step(rows).loss)
+        gradients.append(boxes("gradients"))
+        engine.zero_grad()
+    assert all(parameter.grad is None for parameter in built.module.parameters())
+    states = sum(len(state) for state in built.optimizer.state.values())
+    assert len(built.optimizer.state) == len({shard.name for shard in built.shards if shard.rows}), states
+    return losses, gradients, boxes("weights"), sum(shard.weight.numel() for shard in built.shards)
+
+
+def apart(ours: list[Box], theirs: dict[str, Tensor]) -> float:
+    """The largest ‖Δ‖ of a box by the norm of its weight."""
+    worst = 0.0
+    for name, offsets, part in ours:
+        there = theirs[name][tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))]
+        worst = max(worst, float((part - there).norm() / theirs[name].norm().clamp(min=1e-12)))
+    return worst
+
+
+LAYOUTS = (
+    "dp1 mbs8", "dp2 zero0 mbs2", "dp2 zero1 mbs4", "dp4 zero2 mbs1", "dp2 zero3 mbs2 ac=full", "dp4 zero3/2 mbs1",
+    "tp2 mbs4", "tp2 nosp mbs8 ac=full", "tp4 mbs4 ac=selective", "cp2 mbs4", "pp3 mbs2",
+    "dp2 pp3 zero3 mbs1 ac=norm+act", "tp2 pp2 zero1 mbs2 ac=full",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter", "model"),
+    [
+        ("dp2 zero3 mbs2", SOME, TIED),
+        ("tp2 mbs4", LORA, PLAIN),
+        *one_in(13, [(layout, adapter, PLAIN) for layout in LAYOUTS for adapter in (LORA, SOME)]),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_ten_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, model: object) -> None:
+    job = job_of(adapter)
+    losses, gradients, finals = in_a_few_lines(model, job)
+    ranks = forked(Layout.parse(text).world, train, model, text, job)
+    for ours, steps, final, _ in ranks:
+        assert ours == pytest.approx(losses, rel=1e-6)
+        assert max(apart(mine, theirs) for mine, theirs in zip(steps, gradients, strict=True)) <= 1e-5
+        assert apart(final, finals) <= 1e-5
+    trained = sum(value.numel() for value in finals.values())
+    assert sum(held for *_, held in ranks) >= trained
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "changed", "words"),
+    [
+        ("dp1", {"adapter": Adapter(base="nf4")}, "a base in nf4"),
+        ("dp1", {"adapter": Adapter(dropout=0.1)}, "dropout=0.1 of the adapter's input"),
+        ("dp1", {"compile": True}, "compiled blocks"),
+        ("dp1", {"precision": recipe("tf32")}, "precision tf32"),
+        ("dp1 ac=mlp+norm", {}, "ac=mlp"),
+    ],
+)
+def test_what_is_not_trained_is_refused_by_name(text: str, changed: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_supported(Layout.parse(text), job_of(LORA).replace(**changed), model=PLAIN)
