@@ -226,7 +226,7 @@ def _run(
             f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint"
         )
     rows = [_gradient(shard.weight) for shard in built.shards]
-    for name, gradient in gather_full(built, rows, model=model).items():
+    for name, gradient in gather_full(built, rows).items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else None
         short = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
         probe.take(("weight", layer, short), 0, gradient)

@@ -287,6 +287,9 @@ class Loop:
     def _resume(self) -> tuple[int, list[str]]:
         """Load the newest readable checkpoint, or initial weights; return the step to continue from, and log events."""
         events: list[str] = []
+        base = self.run.start.weights
+        if base is not None and self.job.adapter is not None:  # a checkpoint holds the adapters alone
+            huggingface_import.start(base, built=self.built, model=self.model)
         while newest := checkpoint.latest(self.run.folder / "checkpoints"):
             try:
                 progress = self._load(newest)
@@ -300,8 +303,8 @@ class Loop:
             self.saver.newest, self.samples = newest, progress.samples
             self.guard.restore(progress.facts, going_back=False)
             return progress.step, events
-        if self.run.start.weights is not None:
-            huggingface_import.start(self.run.start.weights, built=self.built, model=self.model)
+        if base is not None and self.job.adapter is None:
+            huggingface_import.start(base, built=self.built, model=self.model)
         return 0, events
 
     def _load(self, path: Path) -> checkpoint.Progress:

@@ -107,6 +107,8 @@ class Run(Record):
         """Raise ``UserError`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
         if not self.noise_scale:
             return
+        if self.job.adapter is not None:
+            raise UserError("noise_scale: is not measured of adapters yet; drop it, or [job] adapter")
         if layout.cp > 1:
             raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of whole sequences; take cp1")
         if layout.dp == 1:

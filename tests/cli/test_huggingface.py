@@ -134,3 +134,30 @@ def test_weights_of_another_model_are_refused_before_the_corpus_is_read(here: Pa
         "llama: holds another model, with width=48 instead of 64; give the run "
     )
     assert not Path("other").exists()
+
+
+def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(here: Path) -> None:
+    job = RUN["job"] | {"adapter": {"rank": 4}, "learning_rate": {"peak": 1e-2, "kind": "constant"}}
+    values = RUN | {"model": "llama/config.json", "start": {"weights": "llama"}, "job": job}
+
+    def train(folder: str, *, steps: int, **changes: Any) -> list[float]:
+        Path("run.toml").write_text(emit(values | {"folder": folder, "job": job | {"steps": steps}} | changes))
+        done = subprocess.run([sys.executable, "-m", "fivefold", "train", "run.toml"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [line["loss"] for line in read_lines(Path(folder) / "log.jsonl") if "loss" in line]
+
+    straight = train("straight", steps=4)
+    train("half", steps=2)
+    assert train("half", steps=4, sample="document ", sample_tokens=3) == straight
+    assert straight[3] != straight[2]
+
+    alone = "holds adapters of rank 4 without the weights under them, and only `train` goes on from it; give a "
+    assert alone in refusal("export", "half", "--to", "out")
+    assert alone in refusal("generate", "half", "--prompt", "document")
+    assert refusal("numerics", "run.toml").startswith("numerics: does not compare adapters yet; take [job] adapter out")
+    Path("run.toml").write_text(emit(values | {"folder": "half", "noise_scale": True}))
+    assert refusal("train", "run.toml").startswith("noise_scale: is not measured of adapters yet; drop it")
+    Path("run.toml").write_text(emit(values | {"folder": "half", "job": job | {"adapter": {"rank": 5}}}))
+    done = subprocess.run([sys.executable, "-m", "fivefold", "train", "run.toml"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "was trained with adapter " in done.stderr

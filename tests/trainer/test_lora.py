@@ -12,6 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.weights import weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build, initial
+from fivefold.trainer.checkpoint.full_weights import full_weights
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.supported import check_supported
 from tests.selection import one_in
@@ -148,3 +149,24 @@ def test_ten_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter
 def test_what_is_not_trained_is_refused_by_name(text: str, changed: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         check_supported(Layout.parse(text), job_of(LORA).replace(**changed), model=PLAIN)
+
+
+def merged(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
+    """Full weights after two steps (on rank 0), and the loss of the next batch: of the engine, and of these weights."""
+    layout, tokens = Layout.parse(text), batches()[2]
+    built = build(model=PLAIN, layout=layout, job=job, device=torch.device("cpu"))
+    engine = Engine(built, model=PLAIN, layout=layout, job=job)
+    for batch in (*batches()[:2], tokens):
+        full = full_weights(built, model=PLAIN)
+        rows = batch.view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, built.ranks["dp"].rank]
+        loss = engine.step(rows).loss
+        engine.zero_grad()
+    return full, loss, float(reference(PLAIN, full, tokens)) if full else loss
+
+
+@pytest.mark.parametrize("text", ["dp2 zero3 mbs2", "tp2 pp3 mbs2"])
+def test_full_weights_have_the_adapters_merged(forked, text: str) -> None:
+    (full, loss, expected), *others = forked(Layout.parse(text).world, merged, text, job_of(SOME))
+    assert full.keys() == {weight.name for weight in weights(PLAIN)}
+    assert not any(rest for rest, *_ in others)
+    assert loss == pytest.approx(expected, rel=1e-6)

@@ -53,7 +53,7 @@ def bits(built: Built) -> Bits:
             s.weight if kind == "weight" else built.optimizer.state[s.weight][kind] if s.rows else s.weight
             for s in built.shards
         ]
-        for name, whole in gather_full(built, rows, model=MODEL).items():
+        for name, whole in gather_full(built, rows).items():
             result.setdefault(name, []).append(whole)
     return result
 

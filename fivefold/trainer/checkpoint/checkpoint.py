@@ -181,6 +181,12 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
             f"{path}: holds moments of optimizer.kind={old}, which {new} cannot go on with; set optimizer.kind={old} "
             f"or start a new run"
         )
+    if checkpoint.job.adapter != job.adapter:
+        saved, wanted = checkpoint.job.adapter or "none", job.adapter or "none"
+        raise UserError(
+            f"{path}: was trained with adapter {saved}, and the job has adapter {wanted}; set [job] adapter as it was, "
+            "or start a new run"
+        )
     for name in ("sequence", "global_batch", "ramp", "seed"):
         old, new = getattr(checkpoint.job, name), getattr(job, name)
         if old != new:

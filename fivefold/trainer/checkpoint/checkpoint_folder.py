@@ -187,6 +187,17 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint.read(values, origin=str(manifest))
 
 
+def read_full(path: Path) -> Checkpoint:
+    """Read the manifest of a checkpoint that holds all weights; raises ``UserError`` if it holds adapters only."""
+    checkpoint = read(path)
+    if checkpoint.job.adapter is not None:
+        raise UserError(
+            f"{path}: holds adapters of rank {checkpoint.job.adapter.rank} without the weights under them, and only "
+            "`train` goes on from it; give a checkpoint of a run without [job] adapter"
+        )
+    return checkpoint
+
+
 def verify(path: Path, files: tuple[File, ...]) -> None:
     """Check size and SHA-256 of ``files`` in ``path``; raises ``UserError`` if one is missing, cut short or changed."""
     for file in files:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.model.spec import Model
-from fivefold.model.weights import block_name, weights
+from fivefold.model.weights import block_name
 from fivefold.trainer.build import Built
+from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.transformer import Transformer
+from fivefold.trainer.parallel.mesh import Ranks
+from fivefold.trainer.parallel.shard import Shard
 
 
 def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     """Gather the full weights by name: fp32 on CPU, cast from the optimizer's copy, with the routing biases of experts.
 
+    Adapters are merged into the weights that they change: W + s · B A.
     Every rank calls it (gather_object to rank 0); other ranks get an empty dictionary.
     """
-    tensors = gather_full(built, [shard.weight for shard in built.shards], model=model)
+    shards = [shard for unit in built.units for shard in (*unit.shards, *unit.frozen)]
+    tensors = _gather(shards, [shard.weight for shard in shards], ranks=built.ranks)
+    for name in [name for name in tensors if name.endswith(".lora_a")]:  # W + s · B A
+        linear = name.removesuffix(".lora_a")
+        scale = cast(Linear, built.module.get_submodule(linear)).lora_scale
+        tensors[f"{linear}.weight"] += scale * tensors.pop(f"{linear}.lora_b") @ tensors.pop(name)
     local_biases = {f"{block_name(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
     biases_of_ranks: list[Any] | None = [local_biases] * built.ranks.world if built.ranks.rank == 0 else None
     if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight
@@ -28,22 +37,25 @@ def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     return tensors | {name: bias for biases in biases_of_ranks or () for name, bias in biases.items()}
 
 
-def gather_full(built: Built, rows: list[Tensor], *, model: Model) -> dict[str, Tensor]:
+def gather_full(built: Built, rows: list[Tensor]) -> dict[str, Tensor]:
     """Gather ``rows``, one tensor per shard (weights or gradients), into full fp32 tensors on rank 0; elsewhere {}."""
+    return _gather(built.shards, rows, ranks=built.ranks)
+
+
+def _gather(shards: list[Shard], rows: list[Tensor], *, ranks: Ranks) -> dict[str, Tensor]:
+    """Gather ``rows``, one tensor per shard, into full fp32 tensors by name on rank 0; elsewhere {}."""
     local_boxes = [
-        (shard.name, box.offsets, local_rows.detach()[box.rows].cpu().view(box.sizes))
-        for shard, local_rows in zip(built.shards, rows, strict=True)
+        (shard.name, shard.local_weight.weight.shape, box.offsets, local_rows.detach()[box.rows].cpu().view(box.sizes))
+        for shard, local_rows in zip(shards, rows, strict=True)
         for box in shard.boxes()
     ]
-    boxes_of_ranks: list[Any] | None = [local_boxes] * built.ranks.world if built.ranks.rank == 0 else None
-    if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight
-        dist.gather_object(local_boxes, boxes_of_ranks)
-    if boxes_of_ranks is None:
-        return {}
-    tensors = {weight.name: torch.zeros(weight.shape) for weight in weights(model)}
-    for name, offsets, part in (box for boxes in boxes_of_ranks for box in boxes):
+    boxes_of_ranks: list[Any] = [local_boxes] * ranks.world if ranks.rank == 0 else []
+    if ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight
+        dist.gather_object(local_boxes, boxes_of_ranks or None)
+    tensors: dict[str, Tensor] = {}
+    for name, shape, offsets, part in (box for boxes in boxes_of_ranks for box in boxes):
         slices = tuple(slice(start, start + size) for start, size in zip(offsets, part.shape, strict=True))
-        tensors[name][slices] = part
+        tensors.setdefault(name, torch.zeros(shape))[slices] = part
     return tensors
 
 

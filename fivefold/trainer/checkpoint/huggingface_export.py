@@ -69,7 +69,7 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
     """
     if folder.exists():
         raise UserError(f"{folder} exists already; remove it or give another folder")
-    manifest = checkpoint_folder.read(checkpoint)
+    manifest = checkpoint_folder.read_full(checkpoint)
     config = to_config(manifest.model) | {"torch_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype]}
     for number, file in enumerate(manifest.files):
         report("checks", number, len(manifest.files))

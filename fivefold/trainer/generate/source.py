@@ -64,7 +64,7 @@ class Source:
             folder = Folder.open(path)
             return cls(path, folder.model, folder.model.positions or WINDOW, folder)
         checkpoint = find(path)
-        manifest = checkpoint_folder.read(checkpoint)
+        manifest = checkpoint_folder.read_full(checkpoint)
         return cls(checkpoint, manifest.model, manifest.job.sequence, None)
 
     def tokenizer(self, named: Path | None = None) -> Tokenizer:
