@@ -19,6 +19,9 @@ from fivefold.trainer.engine import Engine
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
+# peft calls what transformers has renamed
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
+
 STEPS, BATCH, TOKENS, VOCAB = 10, 8, 24, 251
 
 
