@@ -64,8 +64,8 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "clamped experts": ("adapters", "gated shared expert", "nosp", "pattern of experts", "plain mlp", "weighed inputs"),
     "experts": ("adapters", "nosp", "plain mlp"),
     "full qk norm": ("unit qk norm",),
-    "gated delta net": ("documents", "etp", "nosp", "ring", "tp", "ulysses"),
-    "gated shared expert": ("nosp",),
+    "gated delta net": ("adapters", "documents", "etp", "nosp", "ring", "tp", "ulysses"),
+    "gated shared expert": ("adapters", "nosp"),
     "short convolution": ("adapters", "documents", "etp", "gated delta net", "nosp", "ring", "tp", "ulysses"),
     "latent": (
         "adapters",
@@ -96,6 +96,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "learned positions": ("no positions",),
     "mtp": ("adapters",),
     "not all rotate": ("learned positions", "no positions", "odd heads"),
+    "output gate": ("adapters",),
     "parallel block": ("post norm",),
     "pattern of experts": ("adapters", "nosp", "plain mlp"),
     "plain mlp": ("ep", "etp", "gated shared expert"),
