@@ -181,6 +181,8 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
     kinds = ("column", "row", "router", "head")
     active = sum(weight.numel for weight in weights(model) if weight.kind in kinds and len(weight.shape) == 2)
     if model.moe:
+        if model.moe.shared_gate:  # one number of each token, in the operation that multiplies by it
+            active -= model.layers * model.width
         routed = sum(
             weight.numel for weight in weights(model) if weight.kind.startswith("expert") and len(weight.shape) == 3
         )
