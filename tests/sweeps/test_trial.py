@@ -118,8 +118,8 @@ def test_a_job_with_a_ramp_and_a_warm_up_is_measured_at_its_whole_batch(tmp_path
 
 def test_a_trial_ends_with_who_started_it(tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path; from tests.sweeps.test_trial import asked; "
-        f"asked('dp2 mbs2', steps=100_000, within=Path({str(tmp_path)!r}))"
+        "from pathlib import Path; from tests.sweeps.test_trial import run_trial; "
+        f"run_trial('dp2 mbs2', steps=100_000, within=Path({str(tmp_path)!r}))"
     )
     parent = subprocess.Popen([sys.executable, "-c", script])
     end = time.monotonic() + 60

@@ -65,7 +65,7 @@ def test_two_real_processes(tmp_path: Path) -> None:
     assert result.ranks[1].state.endswith(" collective 1, all_reduce [4, 3] float, of default_pg")
     (bare,) = explain_files(sorted(tmp_path.glob("*.json")))  # the JSON has no stacks
     assert bare.verdict.startswith("rank 1 did not come to collective 2, all_reduce")
-    with pytest.raises(UserError, match="rank 1 has another dump"):
+    with pytest.raises(UserError, match="rank 1 has a second dump"):
         explain_files([tmp_path / "trace_1", tmp_path / "dump_rank1.json"])
 
 

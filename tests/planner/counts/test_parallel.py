@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job
@@ -245,7 +245,7 @@ def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[
 
 
 @pytest.mark.parametrize("name", names())
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st.DataObject) -> None:
     model = build_model(name)
