@@ -156,8 +156,8 @@ DRAWN = {
 }
 
 
-# Since models with gates are drawn, this seed is another space, in which bounds of memory exceed the peak by up to 0.9 %
-# (a dense model of 4 layers, 30 tokens over cp=3, 12 ranks). It is not known yet which bound.
+# Since models with gates are drawn, this seed is another space, in which bounds of memory exceed the peak by up to
+# 0.9 % (a dense model of 4 layers, 30 tokens over cp=3, 12 ranks). It is not known yet which bound.
 OPEN = pytest.mark.xfail(reason="bounds of memory exceed the peak by up to 0.9 %", strict=True)
 
 
