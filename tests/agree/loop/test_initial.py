@@ -130,9 +130,10 @@ def test_each_seed_draws_others() -> None:
 
 
 INITIAL = "trainer.build:initial"
+GENERATOR = "trainer.build:_generator"
 MUTATIONS = [
-    Mutation("the seed is ignored", INITIAL, 'f"{seed} {weight.name}"', "weight.name"),
-    Mutation("all weights are drawn alike", INITIAL, 'f"{seed} {weight.name}"', 'f"{seed}"'),
+    Mutation("the seed is ignored", GENERATOR, 'f"{seed} {weight.name}"', "weight.name"),
+    Mutation("all weights are drawn alike", GENERATOR, 'f"{seed} {weight.name}"', 'f"{seed}"'),
     Mutation("outputs are not scaled", INITIAL, 'weight.kind in ("row", "expert_row")', "False"),
     Mutation("experts' outputs are not scaled", INITIAL, '("row", "expert_row")', '("row",)'),
     Mutation("outputs are scaled by L", INITIAL, "math.sqrt(2 * model.layers)", "math.sqrt(model.layers)"),

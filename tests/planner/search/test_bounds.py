@@ -157,7 +157,7 @@ DRAWN = {
 
 
 # Since models with gates are drawn, this seed is another space, in which bounds of memory exceed the peak by up to
-# 0.9 % (a dense model of 4 layers, 30 tokens over cp=3, 12 ranks). It is not known yet which bound.
+# 0.9 % (a dense model of 4 layers, 12 ranks, in four layouts of one micro-batch). It is not known yet why.
 OPEN = pytest.mark.xfail(reason="bounds of memory exceed the peak by up to 0.9 %", strict=True)
 
 
