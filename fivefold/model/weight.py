@@ -21,11 +21,14 @@ Kind = Literal[
     "conv",
 ]
 
+# log rates: the logarithms of decay rates from 1 to 16 (Mamba-2, arXiv:2405.21060)
+Initial = Literal["by kind", "ones", "log rates"]
+
 FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
 
 
 class Weight(NamedTuple):
-    """One tensor of a model. ``kind`` decides sharding and weight decay.
+    """One tensor of a model. ``kind`` decides sharding and weight decay, and with ``initial`` the initial values.
 
     Kind ``lora``: a factor of an adapter that every rank of tensor parallelism holds in full.
     """
@@ -33,6 +36,7 @@ class Weight(NamedTuple):
     name: str
     shape: tuple[int, ...]
     kind: Kind
+    initial: Initial = "by kind"
 
     @property
     def numel(self) -> int:

@@ -138,13 +138,13 @@ def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
             return torch.zeros(weight.shape)
         limit = 1 / math.sqrt(weight.shape[1])
         return torch.empty(weight.shape).uniform_(-limit, limit, generator=_generator(weight, seed=seed))
-    if weight.kind == "norm":
-        zero = weight.name.endswith("bias") or (model.norm_plus_one and ".mixer." not in weight.name)
-        return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)
-    if weight.name.endswith("mixer.a_log"):  # decay rates from 1 to 16 (Mamba-2, arXiv:2405.21060)
-        return torch.linspace(1, 16, *weight.shape).log_()
-    if weight.name.endswith("mixer.dt_bias"):
+    if weight.initial == "ones":
         return torch.ones(weight.shape)
+    if weight.initial == "log rates":
+        return torch.linspace(1, 16, *weight.shape).log_()
+    if weight.kind == "norm":
+        zero = weight.name.endswith("bias") or model.norm_plus_one
+        return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)
     if weight.kind in ("bias", "vector") or weight.name.endswith("bias"):
         return torch.zeros(weight.shape)
     std = 0.02 / math.sqrt(2 * model.layers) if weight.kind in ("row", "expert_row") else 0.02

@@ -48,12 +48,11 @@ class GatedDeltaNet(Record):
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
-        for name, outputs in (("q", self.key_width), ("k", self.key_width), ("v", self.value_width)):
-            yield Weight(f"mixer.{name}.weight", (outputs, width), "column")
-        for name, outputs in (("z", self.value_width), ("b", self.value_heads), ("a", self.value_heads)):
+        widths = {"q": self.key_width, "k": self.key_width, "v": self.value_width, "z": self.value_width}
+        for name, outputs in (widths | {"b": self.value_heads, "a": self.value_heads}).items():
             yield Weight(f"mixer.{name}.weight", (outputs, width), "column")
         yield Weight("mixer.conv.weight", (2 * self.key_width + self.value_width, self.taps), "conv")
-        yield Weight("mixer.a_log", (self.value_heads,), "vector")
-        yield Weight("mixer.dt_bias", (self.value_heads,), "vector")
-        yield Weight("mixer.norm.weight", (self.value_dim,), "norm")
+        yield Weight("mixer.a_log", (self.value_heads,), "vector", initial="log rates")
+        yield Weight("mixer.dt_bias", (self.value_heads,), "vector", initial="ones")
+        yield Weight("mixer.norm.weight", (self.value_dim,), "norm", initial="ones")
         yield Weight("mixer.out.weight", (width, self.value_width), "row")
