@@ -6,7 +6,7 @@ torch operation → ALLOC and FREE of storages · KERNEL · START and WAIT of a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -25,7 +25,6 @@ from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT
 from fivefold.trainer.measure.meter import GROUPED_WIDE, operation_flops, tensors
 
 SCALAR, RESIZE = torch.ops.aten._local_scalar_dense.default, torch.ops.inductor.resize_storage_bytes_.default
-IN_PLACE = (torch.ops.aten.add_.Tensor, torch.ops.aten.copy_.default)  # the sums of gradients
 HIDDEN = -1  # id of a storage whose ALLOC and FREE are not recorded
 NOWHERE = Site("", "", "")
 
@@ -59,7 +58,6 @@ class Recorder(TorchDispatchMode):
         self._fused: Fused | None = None
         self.live_bytes = 0
         self._hiding = False
-        self._checked: set[Hashable] = set()  # in-place operations that were run, with their shapes and dtypes
         self.silent = False
 
     # The tape
@@ -184,7 +182,8 @@ class Recorder(TorchDispatchMode):
         if func is RESIZE:
             self._resize(args[0], args[1])
             return None
-        out = self._run(func, args, kwargs or {})
+        fake = func in GROUPED_WIDE and isinstance(args[0], FakeTensor)
+        out = by_group(*args) if fake else func(*args, **(kwargs or {}))
         if self._hiding:
             for tensor in tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
@@ -203,21 +202,6 @@ class Recorder(TorchDispatchMode):
         if not func.is_view and func._opname not in NO_WORK:
             self._kernel(func, args, out, outputs, frame)
         return out
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operation.
-
-        In place on fake tensors it only checks them, so it runs once for operands of the same shapes and dtypes.
-        """
-        is_fake = isinstance(args[0], FakeTensor) if args else False
-        if is_fake and func in GROUPED_WIDE:
-            return by_group(*args)
-        if is_fake and func in IN_PLACE and not kwargs:
-            key = (func, *((arg.shape, arg.dtype) if isinstance(arg, Tensor) else arg for arg in args))
-            if key in self._checked:
-                return args[0]
-            self._checked.add(key)
-        return func(*args, **kwargs)
 
     def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
         kind, shape = kind_of(func, args, out)

@@ -104,9 +104,6 @@ class Gradients:
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None  # the accumulation buffer
         self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
-        self._targets: dict[
-            int, tuple[Tensor, ...]
-        ] = {}  # by weight: its full rows of _columns, and the last one's part
         self._received = [0] * len(shards)  # since the last reduction
         self._begun = 0  # reductions of this step
         self._reducing: Pending | None = None
@@ -126,7 +123,7 @@ class Gradients:
     def updated(self) -> None:
         """Drop the gradients, which the optimizer has used."""
         self._sums = self.reduced = None
-        self._columns, self._targets, self._begun = (), {}, 0
+        self._columns, self._begun = (), 0
         self._received = [0] * len(self.shards)
         for shard in self.shards:
             shard.weight.grad = None
@@ -161,8 +158,8 @@ class Gradients:
         return self._columns[index]
 
     def holds_sum(self, index: int) -> bool:
-        """Return whether the next gradient of a weight is added to earlier ones, and no reduction is waited for."""
-        return self._received[index] > 0 and self._sums is not None and self._reducing is None
+        """Return whether the next gradient of a weight is added to earlier ones."""
+        return self._received[index] > 0
 
     def accumulate(self, index: int, gradient: Tensor | Cast | None) -> None:
         """Add one weight's gradient to the reduce_scatter buffer [ranks, numel], whose row r is rank r's chunk."""
@@ -172,13 +169,9 @@ class Gradients:
         if isinstance(gradient, Cast):
             add_cast_(columns, gradient, fresh=not self._received[index])
             return
-        numel, chunk = gradient.numel(), self.sizes[index]
-        full = numel // chunk  # rows that are filled; the last ranks may have less, or nothing
-        targets = self._targets.get(index)
-        if targets is None:
-            partial = (columns[full, : numel % chunk],) if numel % chunk else ()
-            targets = self._targets[index] = (columns[:full], *partial) if full else partial
-        parts = [gradient] if len(targets) == 1 else gradient.reshape(-1).split([full * chunk, numel % chunk])
+        full, rest = divmod(gradient.numel(), self.sizes[index])  # rows that are filled, and numbers of the next one
+        targets = ([columns[:full]] if full else []) + ([columns[full, :rest]] if rest else [])
+        parts = [gradient] if len(targets) == 1 else gradient.reshape(-1).split([targets[0].numel(), rest])
         for target, part in zip(targets, parts, strict=True):
             same_shape = part.reshape(target.shape)
             target.add_(same_shape) if self._received[index] else target.copy_(same_shape)
@@ -216,7 +209,7 @@ class Gradients:
         self._reducing = None
         if not self.stay:
             resize(self._sums, 0)
-            self._sums, self._columns, self._targets = None, (), {}
+            self._sums, self._columns = None, ()
         if self._begun < self.times:
             return
         if self.shard.size > 1:

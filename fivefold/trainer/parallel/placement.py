@@ -120,7 +120,7 @@ class Placement:
     def _zero_units(self, unit: Unit, backwards: int, *, every_micro_batch: bool = True) -> list[ZeroUnit]:
         """Build the ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both.
 
-        ``each``: whether gradients may be reduced after every backward.
+        ``every_micro_batch``: whether gradients may be reduced after every backward.
         """
         dense = [weight for weight in unit.weights if not weight.kind.startswith("expert")]
         experts = [weight for weight in unit.weights if weight.kind.startswith("expert")]
