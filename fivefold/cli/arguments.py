@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show
 from fivefold.record import UserError
-from fivefold.requests.configs import add_notes, build_request, describe_notes, load_config
+from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.job import load_job
 from fivefold.requests.machines import load_machine
 
@@ -62,13 +63,17 @@ def read_config(
     }
 
 
-@contextmanager
-def shows_notes(notes: ConfigNotes | list[ConfigNotes] | None, *, json: bool) -> Iterator[None]:
-    """Print notes on a config's keys to stderr, and add them to the JSON that a command prints."""
-    for config in notes if isinstance(notes, list) else [notes] if notes else []:
+def say_notes(notes: Sequence[ConfigNotes] | ConfigNotes | None) -> None:
+    """Print notes on a config's keys to stderr."""
+    for config in notes if isinstance(notes, Sequence) else [notes] if notes else []:
         for line in describe_notes(config):
             say(f"fivefold: {line}")
-    if not notes or not json:
+
+
+@contextmanager
+def adds_fields(fields: Mapping[str, Any]) -> Iterator[None]:
+    """Add ``fields`` to the JSON object that a command prints, or to each object of a list; none: leave it as it is."""
+    if not fields:
         yield
         return
     printed = io.StringIO()
@@ -77,7 +82,9 @@ def shows_notes(notes: ConfigNotes | list[ConfigNotes] | None, *, json: bool) ->
             yield
     finally:
         if text := printed.getvalue().strip():
-            show(add_notes(text, notes))
+            values = json.loads(text)
+            answer = [{**value, **fields} for value in values] if isinstance(values, list) else {**values, **fields}
+            show(json.dumps(answer, indent=2))
 
 
 def machine_of(gpus: str, world: int) -> Machine:

@@ -13,11 +13,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fivefold.cli.arguments import read_config, read_words, resolve_words, shows_notes
+from fivefold.cli.arguments import adds_fields, read_config, read_words, resolve_words, say_notes
+from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
-from fivefold.cli.user_settings import apply_prices, apply_settings, shows_settings
+from fivefold.cli.user_settings import apply_prices, apply_settings
 from fivefold.record import UserError
 from fivefold.requests.commands import ConfigOptions, JobRequest
+from fivefold.requests.configs import list_fields
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.schema import Request
 
@@ -38,8 +40,11 @@ def takes_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callab
             request, settings = apply_prices(request, machines, settings)
             prints_json = getattr(request, "as_json", False)
             notes = records.pop("notes", None)
-            with shows_settings(settings, json=prints_json), shows_notes(notes, json=prints_json):
+            say_notes(notes)
+            with adds_fields(list_fields(notes) | settings.list_fields() if prints_json else {}):
                 command(request, **records)
+            if not (prints_json or settings.is_empty):
+                show(settings.describe())
 
         parameters = list(make_parameters(schema))
         typer_function: Any = with_request  # typer reads the signature and annotations of a function

@@ -6,31 +6,26 @@ They apply to commands that predict; dry runs and trainings take theirs from arg
 
 from __future__ import annotations
 
-import io
-import json as json_module
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from fivefold.cli.options import show
 from fivefold.record import UserError, read_file
 from fivefold.requests.commands import CompareOptions, ConfigOptions, JobOptions, MachineRequest
 from fivefold.requests.machines import load_machine
 from fivefold.requests.schema import Request
-from fivefold.requests.settings import AppliedSettings, load_settings, settings_file
+from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings, load_settings, settings_file
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
 
-PREDICTING = ("predict", "search", "plan", "compare", "ratios", "ask")  # commands that the settings apply to
 Asked = TypeVar("Asked", bound=Request)
 
 
 def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
     """Return the request with stack and machine of the user's settings where it names none, and what was applied."""
     applied = AppliedSettings(file=_show_path(settings_file()))
-    if request.command in PREDICTING:
+    if request.command in COMMANDS_WITH_SETTINGS:
         settings = load_settings()
         if (machine := settings.machine) and (changes := _place_machine(request, machine)):
             request, applied = request.model_copy(update=changes), applied.replace(machine=machine)
@@ -60,32 +55,6 @@ def apply_prices(
         return request, applied
     words = (*(f"{name}={_plain(price)}/h" for name, price in prices.items()), *given)
     return request.model_copy(update={"price": words}), applied.replace(prices=prices)
-
-
-@contextmanager
-def shows_settings(applied: AppliedSettings, *, json: bool) -> Iterator[None]:
-    """Print the applied settings below an answer, or add them to its JSON as ``settings``; none: print nothing."""
-    if applied == AppliedSettings(file=applied.file):
-        yield
-        return
-    if not json:
-        yield
-        show(applied.describe())
-        return
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed):
-            yield
-    finally:
-        if text := printed.getvalue().strip():
-            show(add_settings(text, applied))
-
-
-def add_settings(text: str, applied: AppliedSettings) -> str:
-    """Add the applied settings to a JSON object, or to each object of a list."""
-    values, field = json_module.loads(text), {"settings": applied.model_dump(exclude_defaults=True)}
-    answer = [{**value, **field} for value in values] if isinstance(values, list) else {**values, **field}
-    return json_module.dumps(answer, indent=2)
 
 
 def _show_path(path: Path) -> str:

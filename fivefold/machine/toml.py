@@ -16,15 +16,20 @@ from fivefold.record import RunFailure, read_file
 
 
 def write(machine: Machine, path: Path) -> None:
-    """Write ``machine`` to ``path`` through a temporary file next to it, so that readers never see a partial file."""
+    """Write ``machine`` to ``path``; raises ``RunFailure`` if that is not possible."""
+    write_file(emit(machine.model_dump(exclude_none=True)), path, what="the machine")
+
+
+def write_file(text: str, path: Path, *, what: str) -> None:
+    """Write ``text`` through a temporary file next to ``path``, so that readers never see a partial file."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(emit(machine.model_dump(exclude_none=True)), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         raise RunFailure(
-            f"{path}: cannot write the machine: {error.strerror}; free some space or name another path"
+            f"{path}: cannot write {what}: {error.strerror}; free some space or name another path"
         ) from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -6,10 +6,9 @@ Keys without effect, and keys read as the nearest setting that is modelled, are 
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.record import UserError
 from fivefold.requests.machines import load_machine
@@ -132,13 +131,13 @@ def describe_notes(notes: ConfigNotes) -> Iterator[str]:
         yield f"{notes.origin}: without effect on a training step: {', '.join(key.key for key in notes.harmless)}"
 
 
-def add_notes(text: str, notes: Sequence[ConfigNotes] | ConfigNotes | None) -> str:
-    """Add the notes on its config to a JSON object, as the field ``config``."""
+def list_fields(notes: Sequence[ConfigNotes] | ConfigNotes | None) -> dict[str, Any]:
+    """Return the notes as the field ``config`` of an answer's JSON; empty without notes."""
     if not notes:
-        return text
-    several = isinstance(notes, Sequence)
-    dumped = [note.model_dump(mode="json") for note in (notes if isinstance(notes, Sequence) else [notes])]
-    return json.dumps({**json.loads(text), "config": dumped if several else dumped[0]}, indent=2)
+        return {}
+    if isinstance(notes, Sequence):
+        return {"config": [note.model_dump(mode="json") for note in notes]}
+    return {"config": notes.model_dump(mode="json")}
 
 
 def describe_defaults(job: Job) -> str:

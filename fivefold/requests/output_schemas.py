@@ -13,6 +13,7 @@ from operator import or_
 from typing import Any, NamedTuple
 
 from fivefold.record import nearest
+from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -73,9 +74,7 @@ def write_schema(command: str) -> dict[str, Any]:
         kinds.append(list[reduce(or_, map(_import_record, output.entries))])  # type: ignore[misc]
     answer = TypeAdapter(reduce(or_, kinds)).json_schema(mode="serialization")
     definitions = answer.pop("$defs", {})
-    if command in WITH_SETTINGS:
-        from fivefold.requests.settings import AppliedSettings
-
+    if command in COMMANDS_WITH_SETTINGS:
         definitions["AppliedSettings"] = _describe(AppliedSettings, definitions)
     if command in WITH_CONFIG:
         from fivefold.results.reading import ConfigNotes
@@ -96,7 +95,6 @@ def write_schema(command: str) -> dict[str, Any]:
     return schema
 
 
-WITH_SETTINGS = ("predict", "search", "plan", "compare", "ratios", "ask")  # answers that name the user's settings
 WITH_CONFIG = ("predict", "search", "plan", "compare", "dryrun")  # answers with notes on the keys of --from
 
 
@@ -115,7 +113,7 @@ def _describe(record: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 def _with_notes(answer: dict[str, Any], command: str) -> dict[str, Any]:
     """Add the fields that the command line adds to any answer: ``settings``, and ``config`` of ``--from``."""
     notes: dict[str, Any] = {}
-    if command in WITH_SETTINGS:
+    if command in COMMANDS_WITH_SETTINGS:
         notes["settings"] = {"$ref": "#/$defs/AppliedSettings"}
     if command in WITH_CONFIG:
         one = {"$ref": "#/$defs/ConfigNotes"}

@@ -14,9 +14,9 @@ A setting stands in for an option that was not given. Every answer names the set
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -48,6 +48,7 @@ class UserSettings(Record):
     output: OutputSettings = OutputSettings()
 
 
+COMMANDS_WITH_SETTINGS = ("predict", "search", "plan", "compare", "ratios", "ask")  # whose answers name them
 KEYS = {
     "stack": "training software, where neither --stack nor a job names one",
     "machine": "machine, where none is named",
@@ -65,6 +66,15 @@ class AppliedSettings(Record):
     machine: str | None = None
     prices: dict[str, float] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether no setting took effect."""
+        return self == AppliedSettings(file=self.file)
+
+    def list_fields(self) -> dict[str, Any]:
+        """Return the settings as the field ``settings`` of an answer's JSON; empty if none took effect."""
+        return {} if self.is_empty else {"settings": self.model_dump(exclude_defaults=True)}
+
     def describe(self) -> str:
         """Return the settings in one line."""
         values = {"stack": self.stack, "machine": self.machine}
@@ -81,7 +91,13 @@ def settings_file() -> Path:
 def load_settings() -> UserSettings:
     """Read the user's settings; without a file, none is set. Raises ``UserError`` for a file that is not valid."""
     path = settings_file()
-    return UserSettings.read(read_file(path), origin=str(path)) if path.exists() else UserSettings()
+    return _read_settings(path, path.stat().st_mtime_ns) if path.exists() else UserSettings()
+
+
+@lru_cache(maxsize=1)
+def _read_settings(path: Path, _modified_ns: int) -> UserSettings:
+    """Read a file once, as every line that is printed asks for the settings."""
+    return UserSettings.read(read_file(path), origin=str(path))
 
 
 def list_settings(settings: UserSettings) -> dict[str, str | float]:
@@ -123,17 +139,12 @@ def change_setting(settings: UserSettings, key: str, text: str | None) -> UserSe
 
 def save_settings(settings: UserSettings) -> Path:
     """Write the user's settings and return the path; the file is replaced in one step."""
-    path = settings_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    values = settings.model_dump(exclude_none=True)
-    lines = ["# Written by `fivefold config set`, which does not keep comments."]
-    lines += [f"{name} = {json.dumps(value)}" for name, value in values.items() if not isinstance(value, Mapping)]
-    for name, table in values.items():
-        if isinstance(table, Mapping) and table:
-            lines += ["", f"[{name}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    draft.replace(path)
+    from fivefold.machine import toml
+
+    path, values = settings_file(), settings.model_dump(exclude_none=True)
+    tables = {key: value for key, value in values.items() if value or not isinstance(value, dict)}  # no empty heading
+    heading = "# Written by `fivefold config set`, which does not keep comments.\n"
+    toml.write_file(heading + toml.emit(tables), path, what="the settings")
     return path
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from fivefold.cli.arguments import shows_notes
+from fivefold.cli.arguments import adds_fields, say_notes
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
 from fivefold.record import UserError
 from fivefold.requests.cases import cases, jobs_of
 from fivefold.requests.commands import CompareOptions
-from fivefold.requests.configs import LoadedConfig, build_request, load_config
+from fivefold.requests.configs import LoadedConfig, build_request, list_fields, load_config
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ def compare(request: CompareOptions, job: Job) -> None:
             risk=request.risk,
         )
     comparison = run(selected_cases, risk=request.risk)
-    with shows_notes([config.notes for config in configs], json=request.as_json):
+    notes = [config.notes for config in configs]
+    say_notes(notes)
+    with adds_fields(list_fields(notes) if request.as_json else {}):
         show(comparison.model_dump_json(indent=2) if request.as_json else page.page(comparison))
     if charts:
         if charts.exists() and not charts.is_dir():
