@@ -122,6 +122,7 @@ def test_the_base_answers_with_nothing_else_installed(words: tuple[str, ...], sa
     [
         (("dryrun", "nano", "h100:2", "dp2"), "torch, of the extra train"),
         (("draw", "masks"), "the extra show"),
+        (("mcp",), "the extra mcp"),
     ],
 )
 def test_missing_extra_is_named_in_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
