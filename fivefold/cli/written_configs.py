@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivefold.atomic_file import replace_file
 from fivefold.cli.options import say, show
 from fivefold.record import UserError
 from fivefold.requests.configs import describe_defaults
@@ -31,7 +32,8 @@ def put(written: Written, output: Path | None) -> None:
     (output if several else output.parent).mkdir(parents=True, exist_ok=True)
     for name, text in written.files.items():
         path = output / name if several else output
-        path.write_text(text, encoding="utf-8")
+        with replace_file(path, contents="the config") as file:
+            file.write_text(text, encoding="utf-8")
         suffix = Path(name).suffix
         say(f"wrote {path}" + (f", which its software reads as a {suffix} file" if path.suffix != suffix else ""))
 

@@ -6,33 +6,19 @@ One measured point is one line. Fields that are None are omitted, as TOML has no
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fivefold.atomic_file import replace_file
 from fivefold.machine.spec import Machine
-from fivefold.record import RunFailure, read_file
+from fivefold.record import read_file
 
 
 def write(machine: Machine, path: Path) -> None:
     """Write ``machine`` to ``path``; raises ``RunFailure`` if that is not possible."""
-    write_file(emit(machine.model_dump(exclude_none=True)), path, what="the machine")
-
-
-def write_file(text: str, path: Path, *, what: str) -> None:
-    """Write ``text`` through a temporary file next to ``path``, so that readers never see a partial file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise RunFailure(
-            f"{path}: cannot write {what}: {error.strerror}; free some space or name another path"
-        ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replace_file(path, contents="the machine") as file:
+        file.write_text(emit(machine.model_dump(exclude_none=True)), encoding="utf-8")
 
 
 def read(path: Path) -> Machine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fivefold.atomic_file import replace_file
 from fivefold.layout.mesh import Group, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -206,11 +206,5 @@ def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
 def write_steps(path: Path, *steps: Step) -> None:
     """Write steps of one run to ``path``, each under its kind; raises ``RunFailure`` if the file cannot be written."""
     records = {step.kind: step.model_dump(mode="json") for step in steps}
-    partial = path.with_suffix(".partial")
-    try:
-        partial.write_text(json.dumps(records, indent=2) + "\n")
-        os.replace(partial, path)
-    except OSError as error:
-        raise RunFailure(f"{path}: cannot be written: {error.strerror}; the run itself is saved") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with replace_file(path, contents="the comparison", advice="the run itself is saved") as file:
+        file.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from fivefold.record import RunFailure, UserError
+from fivefold.atomic_file import replace_file
+from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, colour, heading
 from fivefold.rendering.step_view import MEMORY_PARTS, list_memory_parts
@@ -117,10 +118,8 @@ def save(chart: Chart | PictureFile, path: Path) -> None:
     content = (
         _convert_file(chart, path.suffix) if isinstance(chart, PictureFile) else _convert_chart(chart, path.suffix)
     )
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise RunFailure(f"{path}: the chart cannot be written: {error.strerror}") from None
+    with replace_file(path, contents="the chart") as file:
+        file.write_bytes(content)
 
 
 def _convert_file(picture: PictureFile, suffix: str) -> bytes:

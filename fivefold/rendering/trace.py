@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fivefold.record import RunFailure
+from fivefold.atomic_file import replace_file
 from fivefold.results.spans import RankStep, RankTrace, Span
 
 
@@ -122,11 +122,8 @@ def save(rows: Sequence[Sequence[Span]], path: Path, *, about: dict[str, str]) -
 
 def write(event_dicts: Iterable[dict[str, Any]], path: Path, *, about: dict[str, str]) -> None:
     """Write events one by one, so that they are never all in memory; raise ``RunFailure`` if writing fails."""
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            file.write('{"traceEvents":[')
-            for index, trace_event in enumerate(event_dicts):
-                file.write((",\n" if index else "\n") + json.dumps(trace_event, separators=(",", ":")))
-            file.write(f'\n],"displayTimeUnit":"ms","otherData":{json.dumps(about)}}}\n')
-    except OSError as error:
-        raise RunFailure(f"{path}: the trace cannot be written: {error.strerror}") from None
+    with replace_file(path, contents="the trace") as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write('{"traceEvents":[')
+        for index, trace_event in enumerate(event_dicts):
+            file.write((",\n" if index else "\n") + json.dumps(trace_event, separators=(",", ":")))
+        file.write(f'\n],"displayTimeUnit":"ms","otherData":{json.dumps(about)}}}\n')

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from fivefold.atomic_file import replace_file
 from fivefold.record import Record, UserError, nearest, read_file
 from fivefold.requests.machines import load_machine
 
@@ -144,7 +145,8 @@ def save_settings(settings: UserSettings) -> Path:
     path, values = settings_file(), settings.model_dump(exclude_none=True)
     tables = {key: value for key, value in values.items() if value or not isinstance(value, dict)}  # no empty heading
     heading = "# Written by `fivefold config set`, which does not keep comments.\n"
-    toml.write_file(heading + toml.emit(tables), path, what="the settings")
+    with replace_file(path, contents="the settings file") as file:
+        file.write_text(heading + toml.emit(tables), encoding="utf-8")
     return path
 
 

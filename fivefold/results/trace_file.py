@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import ROWS_BYTES, read_bytes
-from fivefold.record import RunFailure, UserError
+from fivefold.record import UserError
 from fivefold.results.spans import Message, RankStep, RankTrace, Span
 
 FOLDER, PLANNED = "trace", "planned.json"  # in the run's folder
@@ -21,21 +22,15 @@ AGAIN = "train again with --trace"
 def write(trace: RankTrace, folder: Path) -> Path:
     """Write one rank's trace into its run's ``folder``, over an earlier one; raises ``RunFailure`` on failure."""
     path = folder / FOLDER / f"rank{trace.rank}.json"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(trace._asdict() | {"steps": [step._asdict() for step in trace.steps]}))
-    except OSError as error:
-        raise RunFailure(f"{path}: the trace cannot be written: {error.strerror}; the run itself is saved") from None
+    with replace_file(path, contents="the trace", advice="the run itself is saved") as file:
+        file.write_text(json.dumps(trace._asdict() | {"steps": [step._asdict() for step in trace.steps]}))
     return path
 
 
 def write_planned(rows: Mapping[str, Sequence[Sequence[Span]]], folder: Path) -> None:
     """Write the spans of the predicted and the dry-run step by pipeline rank, for pictures with the traces."""
-    path = folder / FOLDER / PLANNED
-    try:
-        path.write_text(json.dumps(rows))
-    except OSError as error:
-        raise RunFailure(f"{path}: cannot be written: {error.strerror}") from None
+    with replace_file(folder / FOLDER / PLANNED, contents="the planned spans") as file:
+        file.write_text(json.dumps(rows))
 
 
 def read_planned(folder: Path) -> dict[str, list[list[Span]]]:

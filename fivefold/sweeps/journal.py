@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import drop_torn_line
 from fivefold.record import RunFailure, UserError, read_lines
 
@@ -53,12 +54,11 @@ class Journal:
         if not kept:
             self.path.unlink()
             return
-        partial = self.path.with_suffix(".partial")
         lines = (
             json.dumps({"kind": kept_kind, "key": key, "value": value}) for (kept_kind, key), value in kept.items()
         )
-        partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(partial, self.path)
+        with replace_file(self.path, contents="the journal") as file:
+            file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any, get_args
 
+from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import ROWS_BYTES
-from fivefold.record import RunFailure, UserError, read_lines, read_text
+from fivefold.record import UserError, read_lines, read_text
 from fivefold.results.sweep_row import Row
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
@@ -31,18 +30,8 @@ def check(path: Path) -> None:
 def write(rows: Sequence[Row], path: Path) -> None:
     """Write ``rows`` with one column per field; raises ``RunFailure`` if the disk is full."""
     values = [row.model_dump() for row in rows]
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[path.suffix](values, partial)
-        os.replace(partial, path)
-    except OSError as error:
-        raise RunFailure(
-            f"{path}: cannot be written: {error.strerror or error}; name another file with --out"
-        ) from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+    with replace_file(path, contents="the table", advice="name another file with --out") as file:
+        {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[path.suffix](values, file)
 
 
 def _jsonl(values: list[dict[str, Any]], path: Path) -> None:

@@ -83,7 +83,7 @@ def test_any_table_reads_back(values):
 def test_a_failed_write_leaves_the_old_file_and_says_so_in_one_line(tmp_path):
     path = tmp_path / "local.toml"
     path.mkdir()  # a folder in the way
-    with pytest.raises(RunFailure, match=r"local\.toml: cannot write the machine: ") as fault:
+    with pytest.raises(RunFailure, match=r"local\.toml: the machine cannot be written: ") as fault:
         toml.write(make_calibrated_machine(tmp_path), path)
     assert "\n" not in str(fault.value)
     assert [file.name for file in tmp_path.iterdir()] == ["local.toml"]

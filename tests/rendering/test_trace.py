@@ -36,9 +36,10 @@ def test_a_trace_in_microseconds_with_a_process_per_rank(tmp_path: Path) -> None
     assert names == ["pipeline rank 0", "pipeline rank 1"]
 
 
-def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RunFailure, match="the trace cannot be written: No such file or directory"):
-        trace.save(ROWS, tmp_path / "none" / "t.json", about={})
+def test_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFailure, match="the trace cannot be written: File exists"):
+        trace.save(ROWS, tmp_path / "file" / "t.json", about={})
 
 
 def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Path) -> None:

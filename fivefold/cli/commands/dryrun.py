@@ -6,9 +6,6 @@ For a job that would fail, it prints what would go wrong first and exits with 3.
 from __future__ import annotations
 
 import json as json_module
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,8 +154,7 @@ def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         for suffix in (".svg", ".html"):
-            with _replace_atomically(folder / f"{name}{suffix}") as partial:
-                charts.save(picture, partial)
+            charts.save(picture, folder / f"{name}{suffix}")
     say(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 
@@ -198,17 +194,5 @@ def _save_trace(rehearsal: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> 
         "step_seconds": f"{step.time.step_seconds:.6g}",
         "drawn": "dry run, time estimated and not measured",
     }
-    with _replace_atomically(path) as partial:
-        save(rehearsal.played, partial, ranks=ranks, about=about)
+    save(rehearsal.played, path, ranks=ranks, about=about)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")
-
-
-@contextmanager
-def _replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces ``path`` at the end; an interruption leaves no partial file."""
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        yield partial
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

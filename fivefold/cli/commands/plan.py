@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivefold.atomic_file import replace_file
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
 from fivefold.record import UserError
@@ -41,7 +42,8 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
     )
     show(plan_result.model_dump_json(indent=2) if request.as_json else page.page(plan_result))
     if write:
-        write.write_text(plan_result.run_file, encoding="utf-8")
+        with replace_file(write, contents="the run file") as temporary:
+            temporary.write_text(plan_result.run_file, encoding="utf-8")
         say(f"wrote {write}")
         write_model(model, plan_result, write)
         for line in plan_result.typed.get("fivefold", ())[:1]:
@@ -57,5 +59,6 @@ def write_model(model: Model, book: Playbook, file: Path) -> None:
 
     files = run_file.files(Plan(model, Layout.parse(book.step.layout), Job(), machine=f"{book.machine}:1"))
     if "model.toml" in files:
-        (file.parent / "model.toml").write_text(files["model.toml"], encoding="utf-8")
+        with replace_file(file.parent / "model.toml", contents="the model") as temporary:
+            temporary.write_text(files["model.toml"], encoding="utf-8")
         say(f"wrote {file.parent / 'model.toml'}")

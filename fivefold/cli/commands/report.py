@@ -12,10 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fivefold.atomic_file import replace_file
 from fivefold.cli.options import say
 from fivefold.cli.reproduce import command, job_said
 from fivefold.cli.request_options import takes_request
-from fivefold.record import RunFailure, UserError
+from fivefold.record import UserError
 from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.machines import load_machine
@@ -93,16 +94,8 @@ def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
 def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> None:
     from fivefold.rendering.report import document
 
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(document(title, parts, asked=_describe_provenance(commands)), encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise RunFailure(f"{path}: the report cannot be written: {error.strerror}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+    with replace_file(path, contents="the report") as file:
+        file.write_text(document(title, parts, asked=_describe_provenance(commands)), encoding="utf-8")
 
 
 def _describe_provenance(commands: list[str]) -> Provenance:

@@ -9,17 +9,16 @@ them is "unknown".
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fivefold.atomic_file import replace_file
 from fivefold.dry_run.memory.breakdown import birth_categories
 from fivefold.dry_run.memory.caching_allocator import Allocator, Block
 from fivefold.dry_run.memory.reserved import changes, initial_allocations
 from fivefold.dry_run.record.tape import Site, Tape
-from fivefold.record import RunFailure
 
 PROTOCOL = 4
 UNKNOWN = "unknown"  # the viewer's name for no category, used for temporary storages
@@ -29,18 +28,8 @@ Frames = list[dict[str, Any]]
 def save(tapes: Sequence[Tape], path: Path, *, expandable: bool, capacity_bytes: int | None = None) -> None:
     """Write the snapshot of one rank's ``tapes`` to ``path``, atomically; raise ``RunFailure`` if that fails."""
     contents = snapshot(tapes, expandable=expandable, capacity_bytes=capacity_bytes)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            pickle.dump(contents, file, protocol=PROTOCOL)
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise RunFailure(
-            f"{path}: cannot write the snapshot: {error.strerror}; free some space or name another path"
-        ) from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replace_file(path, contents="the snapshot") as temporary, temporary.open("wb") as file:
+        pickle.dump(contents, file, protocol=PROTOCOL)
 
 
 def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None) -> dict[str, Any]:

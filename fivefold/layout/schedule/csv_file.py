@@ -13,18 +13,17 @@ import csv
 from itertools import product
 from pathlib import Path
 
+from fivefold.atomic_file import replace_file
 from fivefold.layout.schedule.action import format_part, parse, parts
 from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import RunFailure, UserError, read_text
+from fivefold.record import UserError, read_text
 
 
 def write_table(table: Table, path: Path) -> None:
     """Write the table to a file that ``read_table`` reads; ``RunFailure`` if it cannot be written."""
-    try:
-        path.write_text("".join(",".join(map(str, row)) + "\n" for row in table.rows), encoding="utf-8")
-    except OSError as error:
-        raise RunFailure(f"{path}: the schedule cannot be written: {error.strerror}") from None
+    with replace_file(path, contents="the schedule") as file:
+        file.write_text("".join(",".join(map(str, row)) + "\n" for row in table.rows), encoding="utf-8")
 
 
 def read_table(path: Path) -> Table:

@@ -150,7 +150,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fivefold.dry_run.memory.snapshot.pickle.dump", full)
-    with pytest.raises(RunFailure, match="cannot write the snapshot: No space left on device; free some space"):
+    with pytest.raises(RunFailure, match="the snapshot cannot be written: No space left on device; free some space"):
         save(tapes(), path, expandable=False)
     assert [item.name for item in tmp_path.iterdir()] == ["rank0.pickle"]
     assert path.read_bytes() == b"former"
