@@ -186,6 +186,8 @@ class Machine(Record):
 
     @model_validator(mode="after")
     def _legal(self) -> Self:
+        if not self.name.strip():  # its first word names the machine in options and messages
+            raise ValueError("name is empty; give one such as 'mine'")
         spans = [link.span for link in self.links]
         if spans != sorted(spans):
             raise ValueError(f"links must go from near to far, but their spans are {spans}")

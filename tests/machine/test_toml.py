@@ -95,3 +95,12 @@ def test_a_damaged_file_is_named(tmp_path):
     path.write_text(path.read_text().replace("ranks_per_node", "ranks_per_nod"))
     with pytest.raises(UserError, match=r"local\.toml: .*ranks_per_node"):
         toml.read(path)
+
+
+def test_a_machine_without_a_name_is_one_line(tmp_path):
+    """Its first word names it in options and messages."""
+    path = tmp_path / "mine.toml"
+    toml.write(resolve("h100:8", local=tmp_path), path)
+    path.write_text(path.read_text().replace('name = "h100:8"', 'name = " "').replace('name = "h100"', 'name = " "', 1))
+    with pytest.raises(UserError, match=r"mine\.toml: .*name is empty; give one such as 'mine'"):
+        toml.read(path)

@@ -199,9 +199,9 @@ class Estimates(Tables):
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, figures, units].
 
-        The figures: at rest, gradients between micro-batches, gradients at the update, gathered weights, updated
-        elements, weights gathered ahead of the backward, gradients that are reduced in each backward, gradients at the
-        end of the first backward.
+        The figures: at rest, gradients between micro-batches, gradients at the update, gathered weights at the peak of
+        a unit (at least), updated elements, weights gathered ahead of the backward, gradients that are reduced in each
+        backward, gradients at the end of the first backward.
         """
         s = self.partials.take(candidates.partial)
         columns = [
@@ -228,7 +228,8 @@ class Estimates(Tables):
             ends = state.sums if keeps.gradients_stay else state.reduced
             rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
             during = ends if often or keeps.gradients_stay else state.sums
-            gathered = 0 if keeps.weights_stay else state.whole
+            by_weights = self.counts.job.stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
+            gathered = 0 if keeps.weights_stay or by_weights else state.whole
             rows[name] = (
                 rest,
                 during,

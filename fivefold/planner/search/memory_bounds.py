@@ -165,7 +165,7 @@ class MemoryBounds:
         pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
         kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit, bare=bare), 1, 0)
         state_bytes = estimates.states(candidates) if states is None else states
-        rest, during, ends, gathered, _, ahead, fresh, made = np.moveaxis(state_bytes, 1, 0)
+        rest, during, ends, gathered, _, ahead, fresh, _ = np.moveaxis(state_bytes, 1, 0)
         split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
         deferred = np.zeros_like(kept)
         if len(split):  # what a B needs grows with the micro-batch by fits and starts
@@ -184,7 +184,9 @@ class MemoryBounds:
         first, least = np.take_along_axis(peak, pipe.block, axis=1), _least_of(pipe.held, peak)
         first = first + np.take_along_axis(ahead, pipe.next, axis=1)
         stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
-        opening = peak if states is not None or limit else self._opening(candidates, estimates, peak, kept, gathered)
+        opening = peak
+        if states is None and not limit:
+            opening = self._opening(candidates, estimates, m[:, 0], peak=peak, above=gathered - kept)
         begins = np.take_along_axis(opening, pipe.block, axis=1) + np.take_along_axis(ahead, pipe.next, axis=1)
         of_head = np.where(m > 1, during, ends)[:, None, HEAD] * (pipe.held[:, :, HEAD] > 0)
         begins = np.where(splitting, first, begins + of_head)
@@ -217,44 +219,40 @@ class MemoryBounds:
             own = kept + above
             if states is None and not limit:
                 own = self._backward_bytes(candidates, estimates, own, micro_batches)
-            reduced, whole = (
-                np.where((m == 1) | (np.arange(made.shape[1]) == EMBED), made, fresh),
-                stays & (states is None),
-            )
-            last = np.maximum(
-                last, self._closing(pipe, m, states=state_bytes, own=own + gathered, reduced=reduced, stays=whole)
-            )
+            allocated = (m > 1) | (stays & self._lasting & (states is None))
+            closing = self._closing(pipe, states=state_bytes, own=own + gathered, allocated=allocated)
+            last = np.maximum(last, closing)
         return np.asarray(np.maximum(full, base + last).max(axis=1))
 
     def _opening(
-        self, candidates: CandidateLayouts, estimates: Estimates, peak: Floats, kept: Floats, gathered: Floats
+        self, candidates: CandidateLayouts, estimates: Estimates, m: Ints, *, peak: Floats, above: Floats
     ) -> Floats:
         """Return bytes [n, units] of the first backward of a unit above what it keeps.
 
-        They include the gradients that it allocates; ``peak``: without them.
+        They include the gradients that it allocates; ``peak``: without them; ``above``: bytes [n, units] added to those
+        of the unit.
         """
         stack, stays = self.counts.job.stack, (candidates.zero < 2) | (candidates.shards == 1)
         if stack.reduce_bucket:
             return peak
         born = ~(stays & self._lasting)
-        held = born & (self._become | (~stays & (stack.comm_buffers == "retained")))
+        reduces = ~stays & ((m == 1) | estimates.reduces_often(candidates))  # in the first backward
+        held = born & (self._become | (reduces & (stack.comm_buffers == "retained")))
         opening = peak.copy()
         for birth, rows in ((AllocatedGradients.HELD, held), (AllocatedGradients.ALL, born & ~held)):
             at = np.flatnonzero(rows)
             if len(at):
-                opening[at] = estimates.births(candidates.take(at), birth) - kept[at] + gathered[at]
+                opening[at] = estimates.births(candidates.take(at), birth) + above[at]
         return opening
 
-    def _closing(
-        self, pipe: LiveUnits, m: Ints, *, states: Floats, own: Floats, reduced: Floats, stays: NDArray[np.bool_]
-    ) -> Floats:
+    def _closing(self, pipe: LiveUnits, *, states: Floats, own: Floats, allocated: NDArray[np.bool_]) -> Floats:
         """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
 
-        0 of schedules that split backwards. ``own``: of a block's backward, ``reduced``: as its gradients are reduced;
-        ``m`` and ``stays``: micro-batches, and whether whole gradients stay until the update.
+        0 of schedules that split backwards. ``own``: of a block's backward; ``allocated``: whether gradient sums are
+        allocated before the last backward begins, [n, 1].
         """
-        during, ends, ahead = states[:, 1], states[:, 2], states[:, 5]
-        allocated = (m > 1) | (stays & self._lasting)
+        during, ends, ahead, fresh, made = (states[:, at] for at in (1, 2, 5, 6, 7))
+        reduced = np.where(allocated & (np.arange(made.shape[1]) != EMBED), fresh, made)
         split = np.isin(pipe.schedule, SPLITTING)
         most = over(pipe.held, ends) + pipe.held[:, :, EMBED] * (reduced - ends)[:, None, EMBED]
         for at in range(pipe.closing.shape[2]):

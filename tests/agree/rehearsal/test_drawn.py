@@ -14,7 +14,8 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from tests.agree.drawn import AXES, FEATURES, Drawn, draw_cases, pairs_of
-from tests.agree.rehearsal.drawn import miscounted, unmet
+from tests.agree.rehearsal.compare import SCALARS, run
+from tests.agree.rehearsal.drawn import Counted, miscounted, unmet
 from tests.selection import one_in
 
 pytestmark = pytest.mark.slow
@@ -56,6 +57,16 @@ def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["p
     """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""
     model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=recipe("fp32"))
     assert miscounted(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
+
+
+@pytest.mark.parametrize("text", ["dp2 pp2 zero2 zb1p ac=full", "dp2 pp2 zero2 zb2p", "dp2 pp4 zero2 dualpipe"])
+def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str) -> None:
+    """A head with a chunked loss makes its gradient in B, so it is reduced before the W of earlier micro-batches."""
+    model = Model(name="dense", layers=8, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=2048)
+    job = Job(sequence=32, global_batch=16, loss="chunked", reduce="step")
+    verdict = run(Counted(model, Layout.parse(text), job, streams=True))
+    assert verdict.unequal == ()
+    assert all(abs(stage.planned - stage.rehearsed) <= SCALARS for stage in verdict.stages), verdict.stages
 
 
 # Pairs that no legal case holds: the two exclude each other, or the engine refuses them by one line.

@@ -105,6 +105,7 @@ Kind = Literal["F", "B", "BW", "W"]
 Reduced = Literal["never", "last", "each"]
 # The head's weights that stay gathered from F to B of the last stage: none; its own; and also a tied table.
 Heads = Literal["", "own", "tied"]
+GROUPS = 7  # counts of each stage
 COUNTED_AT_ONCE = 2**19  # elements of a counts column; ranks are counted together up to this size
 
 
@@ -136,9 +137,10 @@ class LivePass(NamedTuple):
     """A pass and the counts of what is in flight during it.
 
     ``counts`` has for each stage of the rank: other micro-batches between F and B; between B and W; 1 if gradient sums
-    are allocated; 1 if those are that only W makes; 1 if they are reduced; 1 if weights, or the head's, stay gathered
-    from an F to a B. Then streams between stages of this rank after the pass, and all streams sent or received during
-    it; with ``buffers`` for every micro-batch, gradients of inputs made so far, less those of this pass.
+    are allocated; 1 if those are that only W makes; 1 if those are reduced that no W makes; 1 if all are reduced; 1 if
+    weights, or the head's, stay gathered from an F to a B. Then streams between stages of this rank after the pass, and
+    all streams sent or received during it; with ``buffers`` for every micro-batch, gradients of inputs made so far,
+    less those of this pass.
     """
 
     own: PassKind
@@ -219,7 +221,7 @@ def _without_pipeline(micro_batches: int, rules: Rules) -> LivePasses:
     kinds, rows, previous = list[PassKind](), list[list[int]](), None
     for index in sorted({0, min(1, micro_batches - 1), micro_batches - 1}):
         last = index == micro_batches - 1
-        rows += [[0, 0, int(index > 0), int(index > 0), 0, 0, 0, 0]] * 2
+        rows += [[0, 0, int(index > 0), int(index > 0), 0, 0, 0, 0, 0]] * 2
         kinds.append(PassKind("F", 0, index == 0, False, previous, False))
         kinds.append(PassKind("BW", 0, index == 0, last, None, rules.keeps))
         previous = Before("BW", 0, last) if rules.reduced == "each" or (rules.reduced == "last" and last) else None
@@ -250,9 +252,9 @@ class Counted(NamedTuple):
         Reduced gradients count negative, as they are no larger than their sums; a first backward, which allocates its
         sums, is exceeded by one that finds them allocated.
         """
-        n_stages, state_code = self.counts.shape[1] // 6, self.before * 2 + self.held
+        n_stages, state_code = self.counts.shape[1] // GROUPS, self.before * 2 + self.held
         counts = self.counts.copy()
-        counts[:, 4 * n_stages : 5 * n_stages] *= -1
+        counts[:, 4 * n_stages : 6 * n_stages] *= -1
         group = ((self.rank * (self.stage.max() + 1) + self.stage) * len(KINDS) + self.kind) * (
             state_code.max() + 1
         ) + state_code
@@ -334,13 +336,13 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
         split_before - w_before - own_w,
     )
     has_sums, has_w_sums = (backwards_before + w_before) > 0, w_grads_before > 0
-    b_until_now, w_until_now = (
-        split_before + (is_own_stage & (kind == B)[:, None]),
-        w_grads_before + (is_own_stage & (is_w | (kind == BW))[:, None]),
+    backwards_until_now = backwards_before + own_backward
+    w_until_now = w_grads_before + (is_own_stage & (is_w | (kind == BW))[:, None])
+    remaining = np.where(
+        (kind == B)[:, None], backwards_until_now[end] - backwards_until_now, w_until_now[end] - w_until_now
     )
-    remaining = np.where((kind == B)[:, None], b_until_now[end] - b_until_now, w_until_now[end] - w_until_now)
     last = ~forward & (remaining[is_own_stage] == 0)
-    is_reduced = count_previous(last & (kind != B)) > 0
+    is_reduced_in_b, is_reduced = count_previous(last & (kind == B)) > 0, count_previous(last & (kind != B)) > 0
     has_begun = (forwards_before + backwards_before + w_before) > 0
     first = ~np.where(
         forward, has_begun[is_own_stage], np.where(is_w, has_w_sums[is_own_stage], has_sums[is_own_stage])
@@ -364,7 +366,17 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
         np.where(start == np.arange(len(rank)), 0, np.append(0, number[:-1])),
         gathered[is_own_stage] & (~is_w if rules.keeps else forward),
         np.column_stack(
-            [between_f_and_b, between_b_and_w, has_sums, has_w_sums, is_reduced, gathered_by_others, stays, messages]
+            [
+                between_f_and_b,
+                between_b_and_w,
+                has_sums,
+                has_w_sums,
+                is_reduced_in_b,
+                is_reduced,
+                gathered_by_others,
+                stays,
+                messages,
+            ]
         ).astype(np.int64),
     )
 

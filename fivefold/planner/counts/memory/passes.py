@@ -195,6 +195,15 @@ def reduced_by_w(rules: PassRules, stage: int) -> int:
     return sum(unit.run.times * (unit.state.reduced - rules.reductions.by_biases(unit)) for unit in deferred_units)
 
 
+def freed_in_b(rules: PassRules, stage: int) -> int:
+    """Return the bytes of sums, less this rank's shards of them, that the last B of a stage reduces, not its W."""
+    sums = rules.reductions
+    if sums.stays or sums.bucketed or rules.makes_all:
+        return 0
+    reduced_units = [unit for unit in rules.stages.chunks[stage].runs if not _split(rules, unit).late_bytes]
+    return sum(unit.run.times * (unit.state.sums - unit.state.reduced) for unit in reduced_units)
+
+
 def _split(rules: PassRules, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
     return rules.counts.split(unit.part, unit.run.name, born, waits=rules.reductions.waits(unit))
 
@@ -510,12 +519,8 @@ def _weights(
     rules: PassRules, units: Sequence[RunMemory], *, first: bool, last: bool, lagging: int
 ) -> Iterator[LiveBytes]:
     """Yield the moments of W; ``lagging``: bytes of sums that are reduced but not yet freed."""
-    remaining, gradient_bytes, sums = 0, 0, rules.reductions
-    for unit in units:
-        deferred = _split(rules, unit).late_bytes
-        remaining += unit.run.times * deferred
-        if not deferred and not (rules.makes_all or sums.bucketed) and sums.reduces(unit, last=last):  # reduced in B
-            gradient_bytes += unit.state.reduced - unit.state.sums
+    gradient_bytes, sums = 0, rules.reductions
+    remaining = sum(unit.run.times * _split(rules, unit).late_bytes for unit in units)
     for place in reversed(range(len(units))):
         unit, profile = units[place], _split(rules, units[place], Sums(tied=units[place].born.tied))
         if not profile.late_bytes:

@@ -35,6 +35,7 @@ from fivefold.planner.counts.memory.in_flight import (
 )
 from fivefold.planner.counts.memory.passes import (
     PassRules,
+    freed_in_b,
     late_bytes,
     pass_moments,
     pass_peak,
@@ -286,8 +287,8 @@ def _pass_moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> PassMome
 def _moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> Iterator[Moment]:
     """Yield the moments of a pass, including what is in flight during it."""
     stages, in_flight = len(held.stages[rank]), live_pass.counts * held.weights[rank]
-    other_bytes, gradient_sums = int(in_flight[: 2 * stages].sum()), int(in_flight[2 * stages : 5 * stages].sum())
-    base, gathered = held.base[rank], int(in_flight[5 * stages : 6 * stages].sum())
+    other_bytes, gradient_sums = int(in_flight[: 2 * stages].sum()), int(in_flight[2 * stages : 6 * stages].sum())
+    base, gathered = held.base[rank], int(in_flight[6 * stages : 7 * stages].sum())
     messages = int(in_flight[-1]) + held.received[rank]
     if held.rules.reductions.lasting:
         gradients = _gradients(held.rules, held.totals[rank])
@@ -337,7 +338,11 @@ def _weights(rules: PassRules, held: Sequence[int], heads: Heads, kept: Sequence
     elif rules.graph and split and not reductions.lasting:
         made_by_w = sums
     sums = [table_sums - by_w for table_sums, by_w in zip(sums, made_by_w, strict=True)]
-    freed_by_reduce = [_gradients(rules, chunk.states) - _during(rules, chunk.states) for chunk in chunks]
+    freed_by_b = [-freed_in_b(rules, stage) if rules.layout.pipeline.splits_backward else 0 for stage in held]
+    freed_by_reduce = [
+        _gradients(rules, chunk.states) - _during(rules, chunk.states) - freed
+        for chunk, freed in zip(chunks, freed_by_b, strict=True)
+    ]
     if reductions.table.adds and {0, len(rules.stages.chunks) - 1} <= {*held} and len(held) > 1:
         # the head allocates the table's sums with its first gradient
         table = reductions.table.states
@@ -350,7 +355,7 @@ def _weights(rules: PassRules, held: Sequence[int], heads: Heads, kept: Sequence
     shared = reductions.table.states.whole if reductions.table.here else 0
     of_heads = [head_bytes(chunk.runs, table=shared) if heads else 0 for chunk in chunks]
     gathered = [held_bytes(chunk.runs) for chunk in chunks] if rules.keeps else of_heads
-    return [*in_flight, *deferred, *sums, *made_by_w, *freed_by_reduce, *gathered, 0, rules.stream]
+    return [*in_flight, *deferred, *sums, *made_by_w, *freed_by_b, *freed_by_reduce, *gathered, 0, rules.stream]
 
 
 def _own_bytes(held: HeldByRanks, kind: str, stage: int) -> int:

@@ -14,6 +14,7 @@ from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, Sched
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES as SCHEDULE_NAMES
 from fivefold.planner.counts.memory import in_flight
 from fivefold.planner.counts.memory.in_flight import (
+    GROUPS,
     Before,
     Heads,
     LivePass,
@@ -51,14 +52,14 @@ def test_one_forward_one_backward_by_hand() -> None:
         ("BW", 0, False, False),
         ("BW", 0, False, True),
     ]
-    # others until B, until W, sums born, those of W, reduced, weights held, and streams that stay here: none in a line
-    assert [live_pass.counts[:7] for live_pass in order] == [
-        (0, 0, 0, 0, 0, 0, 0),
-        (1, 0, 0, 0, 0, 0, 0),
-        (1, 0, 0, 0, 0, 0, 0),
-        (1, 0, 1, 1, 0, 0, 0),
-        (1, 0, 1, 1, 0, 0, 0),
-        (0, 0, 1, 1, 0, 0, 0),
+    # until B, until W, sums allocated, those of W, reduced by B, all reduced, weights held, and streams that stay here
+    assert [live_pass.counts[:8] for live_pass in order] == [
+        (0, 0, 0, 0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 0, 0, 0),
+        (1, 0, 0, 0, 0, 0, 0, 0),
+        (1, 0, 1, 1, 0, 0, 0, 0),
+        (1, 0, 1, 1, 0, 0, 0, 0),
+        (0, 0, 1, 1, 0, 0, 0, 0),
     ]
     backward, end = Before("BW", 0, False), Before("BW", 0, True)
     assert [live_pass.own.before for live_pass in order] == [None, None, None, backward, None, backward]
@@ -66,7 +67,20 @@ def test_one_forward_one_backward_by_hand() -> None:
     assert [live_pass.own.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
     assert end not in [live_pass.own.before for live_pass in order]  # nothing comes after the last
     # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
-    assert [live_pass.counts[7] for live_pass in order][:2] == [0, 2]
+    assert [live_pass.counts[8] for live_pass in order][:2] == [0, 2]
+
+
+def test_what_no_w_makes_is_reduced_once_no_backward_is_left() -> None:
+    """A backward that is not split may follow those that are: in DualPipe a stage begins and ends so."""
+    zero_bubble = in_order(schedule("zb1p", pp=2, v=1, micro_batches=3), 1, Rules("last"))
+    assert [(live_pass.own.kind, live_pass.own.last, live_pass.counts[4]) for live_pass in zero_bubble][-3:] == [
+        ("B", True, 0),
+        ("W", False, 1),
+        ("W", True, 1),
+    ]
+    both_ways = list(in_order(schedule("dualpipe", pp=4, v=1, micro_batches=8), 0, Rules("last")))
+    ends = [(item.own.kind, item.own.last) for item in both_ways if item.own.stage == 3 and item.own.kind != "F"]
+    assert ends == [("B", False), ("W", False), ("BW", False), ("BW", False), ("BW", True)]
 
 
 def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
@@ -81,7 +95,7 @@ def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward(
         False,
     ]
     several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
-    assert [(item.own.kind, item.own.stage, item.own.held, item.counts[10:12]) for item in several[:5]] == [
+    assert [(item.own.kind, item.own.stage, item.own.held, item.counts[12:14]) for item in several[:5]] == [
         ("F", 0, False, (0, 0)),
         ("F", 0, True, (0, 0)),
         ("F", 2, False, (1, 0)),
@@ -89,7 +103,7 @@ def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward(
         ("BW", 2, True, (1, 0)),
     ]
     assert not any(
-        live_pass.own.held or any(live_pass.counts[10:12])
+        live_pass.own.held or any(live_pass.counts[12:14])
         for live_pass in in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules())
     )
 
@@ -128,7 +142,9 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
         assert len(row) <= len(every)
         for _ in range(20):
             kept, late, sums, made, left, whole = some.integers(0, 1000, (6, held))
-            weights = [*kept, *late, *sums, *made, *-np.minimum(sums, left), *whole, 0, some.integers(0, 50)]
+            by_b = np.minimum(sums, left) // 3
+            freed = [*-by_b, *(by_b - np.minimum(sums, left))]
+            weights = [*kept, *late, *sums, *made, *freed, *whole, 0, some.integers(0, 50)]
             walks: dict[object, int] = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
             walks |= {item.own[4:]: int(some.integers(0, 500)) for item in every}
 
@@ -140,8 +156,8 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
 
 def exceeds(one: LivePass, other: LivePass) -> bool:
     """Alike in what it brings to life, or the plainer; and no count below, of what is reduced none above."""
-    held = len(one.counts) // 6
-    signs = [-1 if 4 * held <= place < 5 * held else 1 for place in range(len(one.counts))]
+    held = len(one.counts) // GROUPS
+    signs = [-1 if 4 * held <= place < 6 * held else 1 for place in range(len(one.counts))]
     plain = one.own.kind != "F" and not (one.own.first or one.own.last or other.own.last)
     return (
         (one.own[2:4] == other.own[2:4] or plain)

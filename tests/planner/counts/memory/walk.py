@@ -12,6 +12,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.planner.counts.memory.in_flight import Before, Kind, LivePass, PassKind, Rules
 
 Pass = tuple[Kind, int, int]  # stage, micro-batch
+PARTS = {"F": "", "B": "B", "BW": "BW", "W": "W"}
 
 
 def walked(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
@@ -29,8 +30,9 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
     """``sent``: the rank's sent messages that still live at each action."""
     held, row = table.rank_stages[rank], [_passes(action) for action in table.rows[rank]]
     place = {stage: at for at, stage in enumerate(held)}
-    left = Counter((kind == "B", stage) for action in row for kind, stage, _ in action if kind != "F")
-    until_b, until_w, born, made, reduced, begun, whole = ([0] * len(held) for _ in range(7))
+    passes = [(kind, stage) for action in row for kind, stage, _ in action]
+    left = Counter((part, stage) for kind, stage in passes for part in PARTS[kind])  # gradients to come
+    until_b, until_w, born, made, reduced_in_b, reduced, begun, whole = ([0] * len(held) for _ in range(8))
     here = 0  # streams from a stage of this rank to another
     for at, action in enumerate(row):
         ahead = sum(_entry(table, item) not in (None, rank) for item in (row[at + 1] if at + 1 < len(row) else ()))
@@ -40,15 +42,15 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
             here -= entry == rank
             until_b[mine] -= kind in ("B", "BW")
             until_w[mine] -= kind == "W"
-            left[kind == "B", stage] -= kind != "F"
+            left.subtract((part, stage) for part in PARTS[kind])
             waits = sum(_entry(table, item) not in (None, rank) for item in action[number + 1 :])
             first = not {"F": begun, "W": made}.get(kind, born)[mine]
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
-            last = kind != "F" and not left[kind == "B", stage]
+            last = kind != "F" and not left["B" if kind == "B" else "W", stage]
             others = whole if kind == "W" else [int(index != mine and some) for index, some in enumerate(whole)]
             if rules.heads == "tied" and (kind, stage) == ("F", 0) and not rules.keeps:
                 others = [0] * len(held)  # the table, which it gathers itself
-            counts = (*until_b, *until_w, *born, *made, *reduced, *others, stays, messages)
+            counts = (*until_b, *until_w, *born, *made, *reduced_in_b, *reduced, *others, stays, messages)
             there = kind != "W" if rules.keeps else kind == "F"
             yield LivePass(PassKind(kind, stage, first, last, None, there and bool(whole[mine])), counts)
             begun[mine] = 1
@@ -58,7 +60,7 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
             until_w[mine] += kind == "B"
             born[mine] |= kind != "F"
             made[mine] |= kind in ("W", "BW")
-            reduced[mine] |= last and kind != "B"
+            (reduced_in_b if kind == "B" else reduced)[mine] |= last
             here = stays
             gone += target not in (None, rank)
 
