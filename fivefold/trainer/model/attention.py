@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.model.weights import norm_shape
 from fivefold.trainer.model.attention_mask import AttentionMask
-from fivefold.trainer.model.chunked_attention import apart_keys, last_chunk, split_chunks, together
+from fivefold.trainer.model.chunked_attention import last_chunk, split_chunks, together
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -91,7 +91,6 @@ class _Attention(nn.Module):
             else:
                 q, k, v = (split_chunks(x, chunk=self.chunk) for x in (q, k, v))
                 documents = None if documents is None else split_chunks(documents, chunk=self.chunk, fill=-1)
-                keys = None if keys is None else apart_keys(keys, chunks=len(q) // len(keys))
         del heads
         out_BTNH: Tensor
         if isinstance(self.core, Unfused):

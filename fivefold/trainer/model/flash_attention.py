@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fivefold.record import UserError
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads
+from fivefold.trainer.model.chunked_attention import apart_keys
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.operation import outside_graphs
 from fivefold.trainer.model.sliding_window_attention import band_attention, band_attention_backward
@@ -53,6 +54,12 @@ class Noise(NamedTuple):
     key: int = 0
     gap_at: int = 0  # on a ring rank, positions from this token on are ``gap`` higher; 0: there is no gap
     gap: int = 0
+    chunks: int = 1  # that each sequence is split into before the core; their keys are made when they are used
+
+    @property
+    def chunk_keys(self) -> Tensor:
+        """Return the keys of the sequences that the core gets, [B · chunks]."""
+        return self.keys if self.chunks == 1 else apart_keys(self.keys, chunks=self.chunks)
 
     def for_span(self, span: Span, *, queries: int, keys: int) -> Noise:
         """Return the dropout for a span of sequences with ``queries`` queries and ``keys`` keys each."""
@@ -60,7 +67,8 @@ class Noise(NamedTuple):
         query, key = (
             position + (self.gap if self.gap_at and position >= self.gap_at else 0) for position in (query, key)
         )
-        return self._replace(keys=self.keys[sequence : sequence + 1], query=self.query + query, key=self.key + key)
+        keys = self.chunk_keys[sequence : sequence + 1]
+        return self._replace(keys=keys, query=self.query + query, key=self.key + key, chunks=1)
 
 
 class Flash:
@@ -81,8 +89,8 @@ class Flash:
         """Attend: q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; keeps q, k, v, the output and lse.
 
         ``documents_BT``: a document id per token, on the CPU if possible (it is read there). ``sinks_N``: a logit for
-        each head; with Ulysses, for the heads of all ranks. ``keys_B``: keys of the sequences for dropout; None: no
-        dropout.
+        each head; with Ulysses, for the heads of all ranks. ``keys_B``: keys of the sequences for dropout, fewer than
+        q's if these are chunks of sequences; None: no dropout.
         """
         rule = self.rule.apply_dropout(q_BTNH.shape[1], training=keys_B is not None)
         # SDPA has a flash kernel for these; on CPU it materializes the scores if q and v differ in head dim
@@ -100,7 +108,8 @@ class Flash:
         noise = None
         if rule.dropout and keys_B is not None:
             place = place_in(rule.layer, PROBABILITIES)
-            noise = Noise(keys_B, rule.dropout, place, self.heads.first(q_BTNH.shape[2]))
+            chunks = len(q_BTNH) // len(keys_B)
+            noise = Noise(keys_B, rule.dropout, place, self.heads.first(q_BTNH.shape[2]), chunks=chunks)
         out: Tensor = self._by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
         return out
 
@@ -325,7 +334,7 @@ def _backward(
 
 def _dropout_arguments(noise: Noise | None) -> tuple[Tensor | None, float, list[int]]:
     """Return the dropout arguments of ``band_attention``."""
-    return (None, 0.0, []) if noise is None else (noise.keys, noise.rate, list(noise[2:6]))
+    return (None, 0.0, []) if noise is None else (noise.chunk_keys, noise.rate, list(noise[2:6]))
 
 
 def _kernel_dim(q: Tensor, v: Tensor) -> int:

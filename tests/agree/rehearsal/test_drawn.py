@@ -59,6 +59,15 @@ def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["p
     assert miscounted(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
+@pytest.mark.parametrize("documents", ["joined", "apart"])
+def test_dropout_of_chunks_keeps_no_keys(documents: Literal["joined", "apart"]) -> None:
+    """Keys of the chunks of a sequence are made from that of the sequence whenever they are used."""
+    model = MIXTURE.replace(moe=None, window=3, window_kind="chunks", dropout=0.1)
+    job = Job(sequence=12, global_batch=4, precision=recipe("fp32"), documents=documents)
+    for number in (0, 1):  # on CPUs, on GPUs
+        assert miscounted(Drawn(number, model, Layout.parse("dp1 mbs2"), job)) == []
+
+
 @pytest.mark.parametrize("text", ["dp2 pp2 zero2 zb1p ac=full", "dp2 pp2 zero2 zb2p", "dp2 pp4 zero2 dualpipe"])
 def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str) -> None:
     """A head with a chunked loss makes its gradient in B, so it is reduced before the W of earlier micro-batches."""
