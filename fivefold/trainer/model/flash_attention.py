@@ -67,8 +67,8 @@ class Noise(NamedTuple):
         query, key = (
             position + (self.gap if self.gap_at and position >= self.gap_at else 0) for position in (query, key)
         )
-        keys = self.chunk_keys[sequence : sequence + 1]
-        return self._replace(keys=keys, query=self.query + query, key=self.key + key, chunks=1)
+        own_keys = self.chunk_keys[sequence : sequence + 1]
+        return self._replace(keys=own_keys, query=self.query + query, key=self.key + key, chunks=1)
 
 
 class Flash:
