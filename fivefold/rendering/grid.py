@@ -98,8 +98,8 @@ class Grid:
         for index, heading in enumerate(self.headings):
             if heading in self.words:
                 table.add_column(heading, overflow="fold")
-            else:  # rich would take the longest word of a cell for its least width
-                width = max((_plain(row[index]).cell_len for row in self.rows), default=0)
+            else:  # rich would take the longest word of a cell, and of the heading, for its least width
+                width = max(cell.cell_len for cell in (Text(heading), *(_plain(row[index]) for row in self.rows)))
                 table.add_column(heading, justify="right", no_wrap=True, min_width=width)
         for row in self.rows:
             table.add_row(*map(_plain, row))

@@ -56,3 +56,12 @@ def test_many_rows_keep_the_columns_that_fit_and_name_the_others() -> None:
     for cards in (to_text(grid, width=16), to_text(Grid(headings, (cells,), words=("source",)), width=32)):
         assert "not shown" not in cards
         assert "regret" in cards
+
+
+def test_headings_of_two_words_count_in_full() -> None:
+    headings = ("source", *(f"left out {at}" for at in range(6)))
+    grid = Grid(headings, (("kempnerforge", *["1.4%"] * 6),) * 3, words=("source",))
+    lines = to_text(grid, width=60).splitlines()
+    assert len(lines) == 2 + 3 + 1  # every row on one line
+    assert lines[0].split() == ["source", *" ".join(headings[1:4]).split()]
+    assert lines[2].split()[0] == "kempnerforge"
