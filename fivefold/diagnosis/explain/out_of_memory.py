@@ -17,6 +17,7 @@ from fivefold.diagnosis.explain.frames import Frame, from_traceback, phase, user
 from fivefold.results.explanation import Explanation, HeldMemory
 from fivefold.units import GIB, KIB, MIB, show_bytes
 
+SPARE = 0.01  # share of a device in no tensor below which it is full, and not fragmented
 UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(bytes|B|[KMGT]iB|[KMG]B)\b"
 FOUND = re.compile(
@@ -158,7 +159,7 @@ def _sum_memory(message: Message) -> HeldMemory:
     parts = Counter({"tensors": allocated, "reserved, but in no tensor": unused or 0, "other processes": 0})
     parts["other processes"] = message.get("others") or 0
     pytorch_bytes = allocated + (unused or 0)
-    if "process" in message.sizes:
+    if "process" in message.sizes and message.sizes["process"] <= (message.get("capacity") or message.sizes["process"]):
         parts["the rest of this process"] = max(0, message.sizes["process"] - pytorch_bytes)
     elif (
         (capacity := message.get("capacity")) is not None and free_bytes is not None and "allowed" not in message.sizes
@@ -210,7 +211,8 @@ def _findings(message: Message) -> list[str]:
     findings = []
     if capacity is not None and requested > capacity:
         return [f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps"]
-    if unused + (free_bytes or 0) >= requested > (free_bytes or 0):
+    is_full = capacity is not None and unused + (free_bytes or 0) < SPARE * capacity
+    if unused + (free_bytes or 0) >= requested > (free_bytes or 0) and not is_full:
         findings.append(
             f"fragmentation: {show_bytes(unused)} are reserved and in no tensor, in pieces too small for "
             f"{show_bytes(requested)}; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

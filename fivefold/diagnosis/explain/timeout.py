@@ -1,13 +1,18 @@
 """Explain lines of NCCL's watchdog in a log: which collective each rank waited for, and which rank is behind.
 
 A rank that waits for an earlier collective than the others is behind; a rank without a line has ended or is missing.
+Ranks that wait in the same place, but for different operations or sizes, call different collectives. Sizes may differ
+from rank to rank in one group only in an all-to-all, so different groups are named as the other possibility.
 Text of PyTorch 2.x: c10d's ProcessGroupNCCL.cpp, ``WorkNCCL(SeqNum=…, OpType=…, NumelIn=…, …, Timeout(ms)=…)``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
+from fivefold.record import join_names
 from fivefold.results.explanation import Explanation, RankAt
 
 LINE = re.compile(
@@ -19,24 +24,74 @@ NEXT = (
     "flight recorders tell which rank never came: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
     "then fivefold explain /tmp/nccl_trace_rank_*"
 )
+MAX_NAMED = 8  # ranks that a sentence names
+
+
+class Wait(NamedTuple):
+    """A collective for which a rank waited; ``numel``: elements of its input, "" if the line has none."""
+
+    sequence: int
+    operation: str
+    numel: str
+    seconds: float
+
+    def describe(self) -> str:
+        """Return the collective with its sequence number and size."""
+        return f"{self.operation} {self.sequence}" + (f" of {int(self.numel):,} numbers" if self.numel else "")
 
 
 def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     """Explain who waited for what, by the first line of each rank; None if the log has no timeout."""
-    first_by_rank: dict[int, tuple[int, str, int]] = {}
+    waits: dict[int, Wait] = {}
     for rank, sequence, operation, numel, milliseconds in LINE.findall(text):
-        collective = f"{operation.lower().strip('_')} {sequence}" + (f" of {int(numel):,} numbers" if numel else "")
-        first_by_rank.setdefault(int(rank), (int(sequence), collective, int(milliseconds)))
-    if not first_by_rank:
+        wait = Wait(int(sequence), operation.lower().strip("_"), numel, int(milliseconds) / 1000)
+        waits.setdefault(int(rank), wait)
+    if not waits:
         return None
-    last_rank = min(first_by_rank, key=lambda rank: (first_by_rank[rank][0], rank))
-    least_sequence, collective, waited = first_by_rank[last_rank]
-    verdict = f"rank {last_rank} waited {waited / 1000:g} s for {collective}, and not all of its group came"
-    ahead_count = sum(sequence > least_sequence for sequence, _, _ in first_by_rank.values())
-    findings = (
-        [f"{ahead_count} of {len(first_by_rank)} ranks wait for a later one, if theirs is the same group"]
-        if ahead_count
-        else []
-    )
-    ranks = tuple(RankAt(rank=str(rank), state=first_by_rank[rank][1]) for rank in sorted(first_by_rank))
-    return Explanation(kind="timeout", files=files, verdict=verdict, findings=(*findings, NEXT), ranks=ranks)
+    behind = min(waits, key=lambda rank: (waits[rank].sequence, rank))
+    first = waits[behind]
+    verdict = f"rank {behind} waited {first.seconds:g} s for {first.describe()}, which did not finish"
+    other = _find_other(waits, first)
+    if other is not None:
+        verdict = (
+            f"ranks call different collectives: rank {behind} waited for {first.describe()}, rank {other} for "
+            f"{waits[other].describe()}"
+        )
+    ranks = tuple(RankAt(rank=str(rank), state=waits[rank].describe()) for rank in sorted(waits))
+    findings = (*_list_findings(waits, first, is_other=other is not None), NEXT)
+    return Explanation(kind="timeout", files=files, verdict=verdict, findings=findings, ranks=ranks)
+
+
+def _find_other(waits: Mapping[int, Wait], first: Wait) -> int | None:
+    """Return a rank that waits in the place of ``first`` for another operation or size; None if there is none."""
+    for rank in sorted(waits):
+        wait = waits[rank]
+        is_other_size = wait.numel != first.numel and first.operation != "alltoall"
+        if wait.sequence == first.sequence and (wait.operation != first.operation or is_other_size):
+            return rank
+    return None
+
+
+def _list_findings(waits: Mapping[int, Wait], first: Wait, *, is_other: bool) -> Iterator[str]:
+    """Yield what the lines of all ranks say together."""
+    if is_other:
+        yield (
+            "a branch that not all ranks take, such as saving or logging on one rank, or sizes that depend on a rank's "
+            "data; or the two are of different process groups"
+        )
+    ahead = [rank for rank, wait in waits.items() if wait.sequence > first.sequence]
+    if ahead:
+        is_other_operation = any(waits[rank].operation != first.operation for rank in ahead)
+        others = ", and for another operation" if is_other_operation else ""
+        yield f"{len(ahead)} of {len(waits)} ranks wait for a later one{others}, if theirs is the same group"
+    missing = sorted({*range(max(waits))} - {*waits})
+    if missing and not is_other and not ahead:
+        names = join_names([str(rank) for rank in missing[:MAX_NAMED]], "and")
+        names += f" and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+        plural = "s" if len(missing) > 1 else ""
+        yield f"the log has no line of rank{plural} {names}, which may not have come; look there first"
+    if not missing and not is_other and not ahead and len(waits) > 1:
+        yield (
+            f"all ranks from 0 to {max(waits)} wait in it: a rank above these did not come, or all came and it did not "
+            "finish (the network, a GPU, or earlier work on the stream); this log cannot tell which"
+        )
