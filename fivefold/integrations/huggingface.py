@@ -10,7 +10,6 @@ the prediction. Once enough steps are measured, or at the end, it prints both an
 from __future__ import annotations
 
 import json
-import logging
 import re
 import tempfile
 from collections.abc import Iterable
@@ -22,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 from transformers import TrainerCallback
 
 from fivefold.api.job_words import JobWords
+from fivefold.integrations.reporting import list_errors, list_figures, logger, print_steps
 from fivefold.record import UserError
 from fivefold.requests.configs import describe_notes, load_config
 from fivefold.requests.job import FIELDS
-from fivefold.units import GIB
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
@@ -33,10 +32,8 @@ if TYPE_CHECKING:
     from fivefold.profiling.watch_loop import Watched
     from fivefold.step import Step
 
-logger = logging.getLogger("fivefold")
 LENGTH_KEYS = ("max_length", "max_seq_length")  # the sequence length in the arguments of TRL
 ALWAYS_GIVEN = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16")
-LOG_PREFIX = "fivefold"
 
 
 class PredictionCallback(TrainerCallback):
@@ -85,10 +82,8 @@ class PredictionCallback(TrainerCallback):
         except UserError as error:
             logger.warning("no prediction: %s", _in_python(str(error)))
         if self.predicted is not None and state.is_world_process_zero:
-            from fivefold.rendering.table import step as page
-
-            _print(page(self.predicted))
-        self._log(_figures("predicted", self.predicted))
+            print_steps(self.predicted)
+        self._log(list_figures("predicted", self.predicted))
         from fivefold.profiling.watch_loop import watch
 
         self._hook = self.trainer.model.register_forward_pre_hook(self._note_length, with_kwargs=True)
@@ -148,19 +143,14 @@ class PredictionCallback(TrainerCallback):
             watched.save(self.folder)
         if self.trainer.is_world_process_zero():
             self._print_rows()
-        self._log(_figures("measured", self.measured) | self._errors())
+        self._log(list_figures("measured", self.measured) | list_errors(self.predicted, self.measured))
 
     def _print_rows(self) -> None:
         """Print the table of both steps, or the measured step alone."""
-        from fivefold.rendering.compare import table
-        from fivefold.rendering.table import step as page
-        from fivefold.results.step_comparison import compare
-
         assert self.measured is not None
+        print_steps(self.predicted, self.measured)
         if self.predicted is None:
-            _print(page(self.measured))
             return
-        _print(table(compare(self.predicted, self.measured)))
         sequence = int(str(self.predicted.job["sequence"]))
         if other_lengths := self._lengths - {sequence}:
             lengths = f"{min(other_lengths)} to {max(other_lengths)}"
@@ -171,16 +161,6 @@ class PredictionCallback(TrainerCallback):
                 lengths,
                 max(self._lengths),
             )
-
-    def _errors(self) -> dict[str, float]:
-        """Return the relative errors of step time and peak memory."""
-        if self.predicted is None or self.measured is None or not self.measured.time.step_seconds:
-            return {}
-        seconds, peak = self.measured.time.step_seconds, self.measured.memory.peak_bytes
-        return {
-            f"{LOG_PREFIX}/error_step_time": self.predicted.time.step_seconds / seconds - 1,
-            f"{LOG_PREFIX}/error_peak_memory": self.predicted.memory.peak_bytes / peak - 1,
-        }
 
     def _log(self, figures: dict[str, float]) -> None:
         """Give figures to the loggers of the trainer (TensorBoard, W&B, …) and to its history."""
@@ -251,22 +231,3 @@ def _changed_arguments(args: Any) -> dict[str, Any]:
         if field.init and (value != default or field.name in ALWAYS_GIVEN) and value is not None:
             changed[field.name] = value
     return changed
-
-
-def _figures(kind: str, step: Step | None) -> dict[str, float]:
-    """Return the key figures of a step by the names under which they are logged."""
-    if step is None:
-        return {}
-    figures = {
-        "step_seconds": step.time.step_seconds,
-        "peak_memory_gib": step.memory.peak_bytes / GIB,
-        "tokens_per_second_per_gpu": step.tokens_per_second_per_gpu,
-        "mfu": step.mfu.causal,
-    }
-    return {f"{LOG_PREFIX}/{kind}_{name}": figure for name, figure in figures.items() if figure}  # 0: not known
-
-
-def _print(table: Any) -> None:
-    from rich.console import Console
-
-    Console().print(table)
