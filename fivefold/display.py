@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from os import PathLike
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -19,9 +21,10 @@ Frame = Literal["pandas", "arrow"]
 
 
 class Shown(Record):
-    """A record with a one-line ``repr``, an HTML page for notebooks, and ``to_frame``."""
+    """A record with a one-line ``repr``, an HTML page for notebooks, ``to_frame``, ``plot`` and ``save``."""
 
     drawn_by: ClassVar[str]
+    charted_by: ClassVar[str] = ""  # the function that returns its chart, as ``module:function``; "": it has none
 
     def line(self) -> str:
         """Return a summary in a few words."""
@@ -40,8 +43,35 @@ class Shown(Record):
         return render_html(self.drawn_by, self)
 
     def to_frame(self, kind: Frame | None = None) -> Any:
-        """Return a pandas ``DataFrame``, or a pyarrow ``Table`` if pandas is not installed (or ``kind="arrow"``)."""
+        """Return a pandas ``DataFrame`` (extra ``pandas``); without pandas, or by "arrow", a pyarrow ``Table``."""
         return frame(self.table(), kind=kind)
+
+    def plot(self) -> Any:
+        """Return the record's main chart, which notebooks show; raises ``UserError`` if it has none.
+
+        A step: its memory by part. A search: memory against time. A comparison: step times by cause.
+        """
+        if not self.charted_by:
+            raise UserError(f"a {type(self).__name__} has no chart; in a notebook it shows as a page")
+        return _call(self.charted_by, self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the record: its page as ``.html``, its data as ``.json``, its chart as ``.svg``, ``.png`` or ``.pdf``.
+
+        Raises ``UserError`` for another suffix or a missing folder.
+        """
+        file = Path(path)
+        if not file.parent.is_dir():
+            raise UserError(f"{file}: there is no folder {file.parent}")
+        if file.suffix == ".html":
+            file.write_text(_call("fivefold.rendering.report:page", self.line(), self._repr_html_()), encoding="utf-8")
+        elif file.suffix == ".json":
+            file.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        elif file.suffix in (".svg", ".png", ".pdf"):
+            _call("fivefold.rendering.charts:save", self.plot(), file)
+        else:
+            suffix = file.suffix or "no suffix"
+            raise UserError(f"{file}: a record is saved as .html, .json, .svg, .png or .pdf, not {suffix}")
 
 
 class Rows(tuple[Item, ...]):
@@ -64,8 +94,13 @@ class Rows(tuple[Item, ...]):
 
 def render_html(drawn_by: str, what: object) -> str:
     """Return the HTML that the function named ``drawn_by`` writes for ``what``."""
-    module, _, function = drawn_by.partition(":")
-    return str(getattr(import_module(module), function)(what))
+    return str(_call(drawn_by, what))
+
+
+def _call(name: str, *arguments: object) -> Any:
+    """Call the function named ``module:function``, which is imported only now."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)(*arguments)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -93,8 +128,9 @@ def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> An
         except ImportError:
             continue
         return library.DataFrame(columns) if name == "pandas" else library.table(columns)
-    wanted = {"pandas": "pandas", "arrow": "pyarrow"}.get(kind or "", "pandas or pyarrow")
-    raise UserError(f"to_frame needs {wanted}: pip install {wanted.split()[0]}")
+    if kind == "arrow":
+        raise UserError("to_frame needs pyarrow: pip install pyarrow")
+    raise UserError("to_frame needs pandas: pip install 'fivefold[pandas]'")
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

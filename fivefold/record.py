@@ -68,6 +68,12 @@ class Record(BaseModel):
         values = self.__dict__  # fields and cached properties
         return kind.model_validate({name: values[name] for name in kind.__pydantic_fields__} | changes)
 
+    def __dir__(self) -> list[str]:
+        """Return the names of fields, properties and methods that are defined here, without those of pydantic."""
+        own = [kind for kind in type(self).__mro__ if issubclass(kind, Record)]
+        names = {name for kind in own for name in (*vars(kind), *kind.__annotations__) if name[0] != "_"}
+        return sorted(names - type(self).__class_vars__ - {"model_config"})
+
     @classmethod
     def read(cls, values: dict[str, Any], *, origin: str) -> Self:
         """Validate ``values``; a ``UserError`` names ``origin``, the field and the nearest known field."""

@@ -172,6 +172,7 @@ class Step(Shown):
     """One training step of ``model`` on ``machine`` under ``layout`` and ``job``."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:step"
+    charted_by: ClassVar[str] = "fivefold.rendering.charts:memory_bars"
 
     kind: Kind
     model: str

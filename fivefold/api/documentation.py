@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 from fivefold.api.job_words import JobWords
 from fivefold.requests.commands import JobOptions
@@ -23,11 +23,13 @@ ENTRY = re.compile(r"^\*{0,2}(\w+)(?: : .*)?\n((?:    .*\n?)+)", flags=re.MULTIL
 def documented(*schemas: type[Request]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Add a section of parameters to a function's docstring: types of its signature, help texts of its request.
 
-    A function that takes a job gets the job's options too. Entries in the docstring's own section win.
+    A function that takes a job gets the job's options too, also in the signature that help and editors show. Entries in
+    the docstring's own section win.
     """
 
     def document(function: Callable[P, T]) -> Callable[P, T]:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
+        parameters = signature.parameters
         takes_job = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
         names = {*parameters, *(JobOptions.model_fields if takes_job else ())} - {"set"}
         stated: tuple[type[Request], ...] = (JobOptions, *schemas)
@@ -40,9 +42,26 @@ def documented(*schemas: type[Request]) -> Callable[[Callable[P, T]], Callable[P
         sections = {"Parameters": "\n".join(entries), **sections} if entries else sections
         parts = [f"{title}\n{'-' * len(title)}\n{text}" for title, text in sections.items()]
         function.__doc__ = "\n\n".join([summary, *parts])
+        if takes_job:
+            shown: Any = function
+            shown.__signature__ = signature.replace(parameters=list(add_job_options(parameters.values())))
         return function
 
     return document
+
+
+def add_job_options(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of a function with the job's options before its ``**job``."""
+    known = list(parameters)
+    names = {parameter.name for parameter in known}
+    for parameter in known:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            for name in JobOptions.model_fields:
+                if name in JobWords.__annotations__ and name not in names:
+                    kind = JobWords.__annotations__[name]
+                    text = str(getattr(kind, "__forward_arg__", kind))
+                    yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=text)
+        yield parameter
 
 
 def split_sections(docstring: str) -> tuple[str, dict[str, str]]:

@@ -61,7 +61,7 @@ def describe_shared(comparison: Comparison) -> list[str]:
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
     """Return the charts by file name: seconds of a step and bytes of the fullest rank, a bar for each variant."""
-    return {"time": _time_chart(comparison), "memory": _memory_chart(comparison)}
+    return {"time": draw_times(comparison), "memory": _memory_chart(comparison)}
 
 
 def _words(variant: Variant) -> str:
@@ -206,7 +206,8 @@ def _bytes(size: float) -> str:
 FORMATS: dict[str, Callable[[float], str]] = {"seconds": show_seconds, "bytes": _bytes}
 
 
-def _time_chart(comparison: Comparison) -> Chart:
+def draw_times(comparison: Comparison) -> Chart:
+    """Chart the seconds of a step by cause, a bar for each variant."""
     bars, texts = {}, []
     for name, step in _list_steps(comparison):
         time = step.time

@@ -68,7 +68,11 @@ def document(title: str, parts: Sequence[str], *, asked: Provenance) -> str:
         heading("Environment", level=2),
         table(("", " "), list(asked.environment.items()), left=("", " ")),
     ]
-    body = "".join([heading(title, level=1), *parts, *reproduction])
+    return page(title, "".join([heading(title, level=1), *parts, *reproduction]))
+
+
+def page(title: str, body: str) -> str:
+    """Return HTML as a page of its own."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

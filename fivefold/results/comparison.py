@@ -79,6 +79,7 @@ class Comparison(Shown):
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:comparison"
+    charted_by: ClassVar[str] = "fivefold.rendering.comparison:draw_times"
 
     common: tuple[str, ...]
     variants: tuple[Variant, ...]

@@ -173,6 +173,7 @@ class SearchResult(Shown):
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:search"
+    charted_by: ClassVar[str] = "fivefold.rendering.point_charts:draw_front_file"
 
     by: Aim
     proposal: Proposal | None = None  # for a search by time or cost that was asked for one

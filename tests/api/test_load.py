@@ -153,5 +153,5 @@ def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "import_module", without("pandas"))
     assert step.to_frame().num_rows == 1
     monkeypatch.setattr(display, "import_module", without("pandas", "pyarrow"))
-    with pytest.raises(ff.UserError, match="to_frame needs pandas or pyarrow: pip install pandas"):
+    with pytest.raises(ff.UserError, match=r"to_frame needs pandas: pip install 'fivefold\[pandas\]'"):
         Rows[Row]().to_frame()

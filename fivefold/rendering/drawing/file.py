@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fivefold.rendering.drawing.style import css, file_css
-from fivefold.rendering.drawing.svg import element, join_elements, legend, titled
+from fivefold.rendering.drawing.svg import element, image, join_elements, legend, titled
 from fivefold.rendering.elements import Raw, words
 from fivefold.rendering.palette import break_lines
 
@@ -59,6 +59,9 @@ class PictureFile(NamedTuple):
             height=height,
             viewBox=f"0 0 {WIDTH} {height}",
         )
+
+    def _repr_html_(self) -> str:
+        return f"<b>{words(self.title)}</b><br>{image(self.chart, height=self.height, label=self.title)}"
 
     def to_html(self) -> str:
         """Return the picture as a page that fetches nothing."""

@@ -1,0 +1,68 @@
+"""What a record offers in an editor and a notebook: its own names, a chart, files."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import fivefold as ff
+from fivefold.api.job_words import JobWords
+from fivefold.results.search_result import SearchResult
+from fivefold.step import Step
+
+
+@pytest.fixture(scope="module")
+def step() -> Step:
+    return ff.predict("nano", "h100:2", "dp2", gbs=8)
+
+
+@pytest.fixture(scope="module")
+def found() -> SearchResult:
+    return ff.search("nano", "h100:2", gbs=8, where="dp=2 ac=none mbs=1 order=default", front=2)
+
+
+def test_names_of_a_record_are_its_own(step: Step) -> None:
+    names = set(dir(step))
+    assert set(Step.model_fields) | {"to_frame", "plot", "save", "replace"} <= names
+    assert not {name for name in names if name.startswith(("model_", "_")) or name in ("dict", "json", "copy")}
+    assert {"fits", "peak_bytes"} <= set(dir(step.memory))
+
+
+def test_help_shows_the_options_of_a_job_with_their_types() -> None:
+    parameters = inspect.signature(ff.predict).parameters
+    assert parameters["seq"].annotation == "int | None"
+    assert parameters["seq"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert {"stack", "gbs", "precision", "adapter", "attention"} <= set(parameters)
+    assert {"seq", "gbs"} <= set(JobWords.__annotations__)
+
+
+def test_a_record_is_saved_as_page_and_data(step: Step, found: SearchResult, tmp_path: Path) -> None:
+    for record in (step, found):
+        record.save(tmp_path / "x.html")
+        page = (tmp_path / "x.html").read_text()
+        assert page.startswith("<!doctype html>")
+        assert step.layout in page
+        record.save(str(tmp_path / "x.json"))
+        assert type(record).model_validate_json((tmp_path / "x.json").read_text()) == record
+    assert json.loads((tmp_path / "x.json").read_text())["by"] == "time"
+    with pytest.raises(ff.UserError, match=r"saved as \.html, \.json, \.svg, \.png or \.pdf, not \.txt"):
+        step.save(tmp_path / "x.txt")
+    with pytest.raises(ff.UserError, match="there is no folder"):
+        step.save(tmp_path / "none" / "x.json")
+
+
+def test_a_record_is_drawn(step: Step, found: SearchResult, tmp_path: Path) -> None:
+    pytest.importorskip("altair", reason="charts need the extra show")
+    comparison = ff.compare("nano", "h100:2", "dp2", "tp2", gbs=8)
+    for record in (step, found, comparison):
+        record.save(tmp_path / "x.svg")
+        assert (tmp_path / "x.svg").read_text().startswith("<svg")
+        record.save(tmp_path / "x.png")
+        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert "<img" in found.plot()._repr_html_()
+    walk = ff.walk("nano", "h100:2", "dp2", gbs=8)
+    with pytest.raises(ff.UserError, match="a Walk has no chart"):
+        walk.plot()
