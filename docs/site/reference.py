@@ -22,6 +22,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from man_page import write_man_page
+
 DOCS = Path(__file__).parents[1]
 RESULTS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", "fivefold.results.sweep_row:Row")
 KINDS = {
@@ -478,6 +480,7 @@ PAGES = {
     "models.md": write_models,
     "machine-catalog.md": write_machines,
     "keys.md": write_keys,
+    "fivefold.1": lambda: write_man_page(list_commands()),
 }
 """The pages of ``docs/reference`` that are generated, with the functions that write them."""
 

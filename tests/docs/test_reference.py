@@ -29,17 +29,21 @@ def reference() -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["commands", "configuration", "results", "python", "models", "machine-catalog", "keys"]
+    "name",
+    [
+        *(f"{name}.md" for name in ("commands", "configuration", "results", "python", "models")),
+        *("machine-catalog.md", "keys.md", "fivefold.1"),
+    ],
 )
 def test_a_generated_page_is_up_to_date(reference: Any, name: str) -> None:
-    page, text = DOCS / "reference" / f"{name}.md", reference.PAGES[f"{name}.md"]()
+    page, text = DOCS / "reference" / name, reference.PAGES[name]()
     if os.environ.get("FIVEFOLD_FREEZE"):
         page.write_text(text, encoding="utf-8")
     assert page.read_text(encoding="utf-8") == text, "run python docs/site/reference.py"
 
 
 def test_every_page_is_tested(reference: Any) -> None:
-    assert len(reference.PAGES) == 7
+    assert len(reference.PAGES) == 8
 
 
 def test_every_command_option_and_function_is_listed(reference: Any) -> None:
