@@ -14,7 +14,7 @@ from fivefold.record import UserError, read_file
 from fivefold.requests.commands import CompareOptions, ConfigOptions, JobOptions, MachineRequest
 from fivefold.requests.machines import load_machine
 from fivefold.requests.schema import Request
-from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings, load_settings, settings_file
+from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings, load_settings, show_settings_file
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
@@ -24,7 +24,7 @@ Asked = TypeVar("Asked", bound=Request)
 
 def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
     """Return the request with stack and machine of the user's settings where it names none, and what was applied."""
-    applied = AppliedSettings(file=_show_path(settings_file()))
+    applied = AppliedSettings(file=show_settings_file())
     if request.command in COMMANDS_WITH_SETTINGS:
         settings = load_settings()
         if (machine := settings.machine) and (changes := _place_machine(request, machine)):
@@ -55,12 +55,6 @@ def apply_prices(
         return request, applied
     words = (*(f"{name}={_plain(price)}/h" for name, price in prices.items()), *given)
     return request.model_copy(update={"price": words}), applied.replace(prices=prices)
-
-
-def _show_path(path: Path) -> str:
-    """Return a path with the home folder as ``~``."""
-    home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
 def _plain(price: float) -> str:

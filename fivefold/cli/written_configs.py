@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.atomic_file import replace_file
 from fivefold.cli.options import say, show
@@ -53,8 +53,17 @@ def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
     )
 
 
-def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path) -> None:
-    """Write the first of ``layouts`` that the job's stack can express, and print why it is not the first of all."""
+class Choice(NamedTuple):
+    """The first layout of a ranking that a software's config can express, and why it is not the first of all."""
+
+    layout: str
+    format: str
+    written: Written
+    why: str
+
+
+def choose_written(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job) -> Choice:
+    """Return the first of ``layouts`` that the config of the job's software can express; raises ``UserError``."""
     from fivefold.interop.format import Plan
     from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
@@ -64,15 +73,42 @@ def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: J
     for text in dict.fromkeys(layouts):
         plan = Plan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
         try:
-            written = run(plan, to=format_name)
+            return Choice(text, format_name, run(plan, to=format_name), why)
         except UserError as refusal:
             why = why or str(refusal)
-            continue
-        say(f"fivefold: {text} as {format_name}" + (f"; not the first of the ranking: {why}" if why else ""))
-        put(written, path)
-        if line := describe_defaults(job):
-            say(f"fivefold: {line}")
+    raise UserError(why or "no layout was found")
+
+
+def show_config(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job) -> None:
+    """Print the config with which the job's software runs the best layout, or what would have to change."""
+    from rich.text import Text
+
+    from fivefold.rendering.table import heading
+
+    software = job.stack.name
+    try:
+        choice = choose_written(layouts, model=model, machine=machine, job=job)
+    except UserError as error:
+        show(heading(f"With {software}"))
+        show(Text(f"not possible: {error}", overflow="fold"))
         return
-    raise UserError(
-        f"--write {path}: {why or 'no layout was found'}; narrow the search by --where 'ac=none,full zero=3'"
-    )
+    show(heading(f"With {software}", f"{choice.layout}; --write PATH writes it"))
+    if choice.why:
+        show(Text(f"not the first of the ranking: {choice.why}", style="dim", overflow="fold"))
+    for remark in choice.written.remarks:
+        show(Text(f"note: {remark}", style="dim", overflow="fold"))
+    for name, content in choice.written.files.items():
+        show(f"# {name}\n{content.rstrip()}")
+
+
+def write_best(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job, path: Path) -> None:
+    """Write the first of ``layouts`` that the job's stack can express, and print why it is not the first of all."""
+    try:
+        choice = choose_written(layouts, model=model, machine=machine, job=job)
+    except UserError as error:
+        raise UserError(f"--write {path}: {error}; narrow the search by --where 'ac=none,full zero=3'") from None
+    why = f"; not the first of the ranking: {choice.why}" if choice.why else ""
+    say(f"fivefold: {choice.layout} as {choice.format}{why}")
+    put(choice.written, path)
+    if line := describe_defaults(job):
+        say(f"fivefold: {line}")

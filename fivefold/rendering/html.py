@@ -208,7 +208,10 @@ def playbook(what: Playbook) -> str:
     from fivefold.rendering import playbook as page
 
     return block(
-        terminal(page.page(what)), *step_parts(what.step), folded("the run file", f"<pre>{words(what.run_file)}</pre>")
+        terminal(page.page(what)),
+        *step_parts(what.step),
+        *(folded(name, f"<pre>{words(text)}</pre>") for name, text in what.configs.items()),
+        folded("the run file", f"<pre>{words(what.run_file)}</pre>"),
     )
 
 

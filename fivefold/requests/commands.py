@@ -208,7 +208,9 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
 
     command = "plan"
     panel = "Plan"
-    write: Annotated[Path | None, Field(description="Write the run file for `train`.")] = None
+    write: Annotated[
+        Path | None, Field(description="Write the run file for `train`, and next to it the config of another --stack.")
+    ] = None
 
 
 class CompareRequest(JobRequest):

@@ -21,10 +21,22 @@ def load_job(
 ) -> Job:
     """Build the job from a file, options that override it, and ``--set``, which overrides both.
 
+    Raises ``UserError`` as ``collect_fields`` does, or if the job is not valid.
+    """
+    from fivefold.job import Job
+
+    values = collect_fields(job, settings, base, **options)
+    return Job.read(values, origin=str(job) if job else "job")
+
+
+def collect_fields(
+    job: Path | None = None, settings: list[str] | None = None, base: dict[str, Any] | None = None, **options: Any
+) -> dict[str, Any]:
+    """Return the fields that a file, options and ``--set`` give, before they are validated.
+
     Raises ``UserError`` if an option and ``--set``, or two of ``--set``, give the same field. ``options``: by name as
     on the command line, None where the option was not given; ``base``: fields that all of these override.
     """
-    from fivefold.job import Job
     from fivefold.record import read_file
 
     values = (base or {}) | (read_file(job) if job else {})
@@ -38,7 +50,7 @@ def load_job(
         if key in source_by_field:
             raise UserError(f"{source_by_field[key]} and --set {setting!r} both set {key}; keep one")
         source_by_field[key] = f"--set {setting!r}"
-    return Job.read(values, origin=str(job) if job else "job")
+    return values
 
 
 def get_job_words(request: JobRequest) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fivefold.step import FITS_RISK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fivefold.interop.format import Plan
+    from fivefold.interop.format import Plan, Written
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -81,7 +81,8 @@ def playbook(
         step=step,
         run=run,
         run_file=content,
-        typed=_typed(model, machine, job, layout=step.layout, file=file),
+        typed=_typed(planned, machine, file=file),
+        configs=_list_configs(planned),
     )
 
 
@@ -114,29 +115,46 @@ def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]
     return (f"{first}   # {hosts_text} of {ranks_per_host} {machine.chip.name}", *other_lines)
 
 
-def _typed(model: Model, machine: Machine, job: Job, *, layout: str, file: Path) -> dict[str, tuple[str, ...]]:
+def _typed(plan: Plan, machine: Machine, *, file: Path) -> dict[str, tuple[str, ...]]:
     """Return the commands to type, by software: the job's own, or ours and those that ``write`` supports."""
-    from fivefold.interop.format import Plan
     from fivefold.interop.registry import FORMATS
-    from fivefold.interop.write import write
-    from fivefold.layout.spec import Layout
 
-    is_fivefold = job.stack.name == "fivefold"
-    world = Layout.parse(layout).world
+    own, layout = plan.job.stack.name, plan.layout
     lines_by_software: dict[str, tuple[str, ...]] = (
-        {"fivefold": _start_lines(file, machine, world=world)} if is_fivefold else {}
+        {"fivefold": _start_lines(file, machine, world=layout.world)} if own == "fivefold" else {}
     )
     writers = {form.stack: form.name for form in reversed(FORMATS) if form.emit}  # the first of several wins
-    for software in OTHERS if is_fivefold else (job.stack.name,):
+    for software in OTHERS if own == "fivefold" else (own,):
         if (form := writers.get(software)) is None:
             continue
         lines: tuple[str, ...]
         try:
-            written = write(Plan(model, Layout.parse(layout), job, machine.ranks_per_node), to=form)
+            written = _write(plan, form)
             lines = (f"fivefold write {file} --to {form} -o {form}", *(f"note: {remark}" for remark in written.remarks))
         except UserError as mistake:
-            lines = (f"not possible: {mistake}", f"to plan for {software}: fivefold plan … --stack {software}")
+            hint = f"to plan for {software}: fivefold plan … --stack {software}"
+            if software == own:
+                hint = "change that, or let `fivefold search … --write` find a layout that its config can express"
+            lines = (f"not possible: {mistake}", hint)
         lines_by_software[software] = lines
     if not lines_by_software:
-        lines_by_software[job.stack.name] = (f"set the layout by hand: {layout}; its words: docs/notation.md",)
+        lines_by_software[own] = (f"set the layout by hand: {layout}; its words: docs/notation.md",)
     return lines_by_software
+
+
+def _list_configs(plan: Plan) -> dict[str, str]:
+    """Return the files with which the job's software runs the plan; empty for Fivefold's, and where it cannot."""
+    from fivefold.interop.registry import find_stack_format
+
+    if plan.job.stack.name == "fivefold":
+        return {}
+    try:
+        return dict(_write(plan, find_stack_format(plan.job.stack.name)).files)
+    except UserError:
+        return {}
+
+
+def _write(plan: Plan, form: str) -> Written:
+    from fivefold.interop.write import write
+
+    return write(plan, to=form)

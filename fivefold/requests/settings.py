@@ -89,6 +89,12 @@ def settings_file() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "fivefold" / "config.toml"
 
 
+def show_settings_file() -> str:
+    """Return the path of the user's settings with the home folder as ``~``."""
+    path, home = settings_file(), Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
 def load_settings() -> UserSettings:
     """Read the user's settings; without a file, none is set. Raises ``UserError`` for a file that is not valid."""
     path = settings_file()

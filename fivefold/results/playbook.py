@@ -49,6 +49,7 @@ class Playbook(Shown):
     run: WholeRun
     run_file: str  # as TOML, for ``train``
     typed: dict[str, tuple[str, ...]]
+    configs: dict[str, str] = {}  # files of the job's software by name, if it is not Fivefold's and can run the plan
 
     def line(self) -> str:
         """Return the plan in a few words."""

@@ -41,11 +41,17 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
         risk=request.risk,
     )
     show(plan_result.model_dump_json(indent=2) if request.as_json else page.page(plan_result))
+    if not request.as_json:
+        for name, content in plan_result.configs.items():
+            show(f"\n# {name}\n{content.rstrip()}")
     if write:
         with replace_file(write, contents="the run file") as temporary:
             temporary.write_text(plan_result.run_file, encoding="utf-8")
         say(f"wrote {write}")
         write_model(model, plan_result, write)
+        for name, content in plan_result.configs.items():
+            (write.parent / name).write_text(content, encoding="utf-8")
+            say(f"wrote {write.parent / name}")
         for line in plan_result.typed.get("fivefold", ())[:1]:
             say(f"start: {line}")
 

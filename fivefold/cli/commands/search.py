@@ -11,7 +11,7 @@ import typer
 from fivefold.cli.across import show_offers
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import takes_request
-from fivefold.cli.written_configs import refuse_untold, write_best
+from fivefold.cli.written_configs import refuse_untold, show_config, write_best
 from fivefold.requests.across import priced, refuse_of_one
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
@@ -59,6 +59,8 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> 
         risk=request.risk,
     )
     show_found(result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json)
+    if job.stack.name != "fivefold" and not request.write and not request.as_json:
+        show_config(ranking(result), model=model, machine=machine, job=job)
     if request.write:
         write_best(ranking(result), model=model, machine=machine, job=job, path=request.write)
     if request.chart:

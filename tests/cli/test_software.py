@@ -1,0 +1,50 @@
+"""A plan and a search for another software end in the config that runs there, or say what has to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fivefold.cli import app
+from fivefold.requests.settings import change_setting, load_settings, save_settings
+
+WORDS = ["qwen3-0.6b", "h100:8", "--where", "tp=1 pp=1 cp=1 ac=none mbs<=2 order=default"]
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def by_torchtitan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whose setting is torchtitan, in an empty folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.chdir(tmp_path)
+    save_settings(change_setting(load_settings(), "stack", "torchtitan"))
+
+
+@pytest.mark.usefixtures("by_torchtitan")
+def test_a_plan_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
+    shown = run("plan", *WORDS, "--tokens", "1e10", "--write", "run.toml")
+    (config,) = tmp_path.glob("*.py")
+    assert config.read_text().rstrip() in shown
+    assert "user settings: stack=torchtitan" in shown
+    read = json.loads(run("read", str(config), "--gpus", "h100:8", "--json"))
+    assert read["layout"]["dp"] == 8
+    assert Path("run.toml").exists()
+
+
+@pytest.mark.usefixtures("by_torchtitan")
+def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
+    shown = run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2")
+    assert "With torchtitan" in shown
+    run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--write", "best.py")
+    assert Path("best.py").read_text().rstrip() in shown
+    shown = run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--set", "optimizer.kind=muon")
+    assert "not possible: --to torchtitan: of the job it can only say optimizer.kind='adamw'" in " ".join(shown.split())
+    assert "With" not in run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--stack", "fivefold")
