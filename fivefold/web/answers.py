@@ -11,6 +11,7 @@ from fivefold.machine.catalog import is_counted
 from fivefold.machine.datacenter import assumed
 from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner, planner, predict
+from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.rendering.pipeline import remark
@@ -27,6 +28,7 @@ from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion
 
 DRAWN = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
+Fitted = Callable[[EvaluatedLayout], None]
 Found = SearchResult | Walk | Offers
 
 
@@ -86,10 +88,12 @@ def search(
     machine: Callable[[str], Machine],
     report: Report,
     done: Callable[[str], None],
+    fitted: Fitted | None = None,
 ) -> Found:
     """Search: the data of ``fivefold search --json``, for layouts, single changes, or a run on several machines.
 
-    ``machine``: resolves a machine's name; ``done`` is called with each machine whose layouts are searched.
+    ``machine``: resolves a machine's name; ``done`` is called with each machine whose layouts are searched, ``fitted``
+    with every evaluated layout of one machine that fits.
     """
     if question.is_of_run:
         refuse_of_one(question)
@@ -119,10 +123,12 @@ def search(
             where=Where.parse(question.where),
             risk=question.risk,
         )
-    return layouts(question, noun, report=report)
+    return layouts(question, noun, report=report, fitted=fitted)
 
 
-def layouts(question: SearchQuestion, noun: ResolvedRequest, *, report: Report) -> SearchResult:
+def layouts(
+    question: SearchQuestion, noun: ResolvedRequest, *, report: Report, fitted: Fitted | None = None
+) -> SearchResult:
     """Search the best layouts of one machine."""
     from fivefold.job import recipe
     from fivefold.planner.search import search as run
@@ -141,6 +147,7 @@ def layouts(question: SearchQuestion, noun: ResolvedRequest, *, report: Report) 
         reduces=other_reduces(noun.job),
         two_dimensional=question.two,
         report=report,
+        fitted=fitted,
         risk=question.risk,
     )
 

@@ -29,6 +29,7 @@ from fivefold.web.question import (
     About,
     AskQuestion,
     CompareQuestion,
+    DryrunQuestion,
     PlaybookQuestion,
     Question,
     RatiosQuestion,
@@ -107,7 +108,7 @@ def _add_process_routes(api: APIRouter, site: Site) -> None:
         return JSONResponse(await _long(site, "plan", asked))
 
     @api.get("/dryrun")
-    async def dryrun(asked: Annotated[Question, Query()]) -> dict[str, Any]:
+    async def dryrun(asked: Annotated[DryrunQuestion, Query()]) -> dict[str, Any]:
         """Dry-run the training code, in a process with a time limit: ``fivefold dryrun --json``."""
         dry_run_data: dict[str, Any] = (await _long(site, "dryrun", asked))["data"]
         return dry_run_data

@@ -6,6 +6,7 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +16,8 @@ from starlette.exceptions import HTTPException
 
 import fivefold
 from fivefold.record import RunFailure, UserError, reworded
-from fivefold.rendering.drawing.style import css
+from fivefold.rendering.drawing.style import css, file_css
+from fivefold.requests.settings import load_settings
 from fivefold.web import api
 from fivefold.web.guard import Guard
 from fivefold.web.pages import compare, learn, plan, rehearse, runs, search, sweep
@@ -63,11 +65,16 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     def pictures() -> Response:
         return Response(css(), media_type="text/css", headers={"cache-control": "max-age=3600"})
 
+    @app.get("/static/picture-file.css", include_in_schema=False)
+    def picture_file() -> Response:
+        return Response(file_css(), media_type="text/css", headers={"cache-control": "max-age=3600"})
+
     app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")
 
     @app.get("/", include_in_schema=False)
     def first() -> Response:
-        return RedirectResponse(FIRST)
+        machine = load_settings().machine
+        return RedirectResponse(f"{FIRST}&machine={quote(machine, safe=':')}" if machine else FIRST)
 
     def respond_error(request: Request, code: int, line: str) -> Response:
         line = site.folder.plain(line)

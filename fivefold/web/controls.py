@@ -1,4 +1,4 @@
-"""The keywords of a layout as rows of choices, with the reason why a choice is not valid.
+"""The keywords of a layout as rows of choices, and fields of the job as lists, with why a choice is not valid.
 
     tensor  1  2  [4]  8  –16–   heads=40 is not divisible by tp=16
 A choice changes one keyword and adapts dependent ones: dp, to keep the number of ranks, and mbs, ep, v and groups, to
@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import log2
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from fivefold.adapter import ADAPTERS
 from fivefold.bounded_types import RANKS
+from fivefold.job import RECIPES, Job
 from fivefold.layout.legal import reasons
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, usual_schedule
 from fivefold.layout.spec import Layout, divisor_below, divisors
+from fivefold.planner.compare import in_precision, run_by
 from fivefold.record import UserError
+from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import Attention, Stack
+from fivefold.update import Kind as OptimizerKind
 from fivefold.web.question import ResolvedRequest
 
 MAX_BUTTONS = 8  # largest number of choices in a row
@@ -190,3 +196,69 @@ def _grown(noun: ResolvedRequest, layout: Layout, ranks: int) -> Layout:
         return changed(noun, layout, dp=dp)
     except UserError:
         return layout
+
+
+class JobChoice(NamedTuple):
+    """One value of a field of the job, and one line why it is not valid with this layout, or empty."""
+
+    value: str
+    reason: str = ""
+
+
+ADAPTER_CHOICES = tuple(f"{kind}:{rank}" for kind in ADAPTERS for rank in (8, 16, 32, 64))
+JOB_CHOICES: dict[str, tuple[str, ...]] = {
+    "stack": tuple(STACKS),
+    "precision": tuple(RECIPES),
+    "optimizer": get_args(OptimizerKind),
+    "adapter": ADAPTER_CHOICES,
+    "attention": get_args(Attention),
+    "loss": get_args(Stack.model_fields["loss"].annotation),
+    "documents": get_args(Job.model_fields["documents"].annotation),
+}
+JOB_HELP = {
+    "stack": "the software that runs the training: its kernels, what it keeps, sends and overlaps, and the layouts "
+    "that it has. `fivefold config set stack NAME` keeps yours",
+    "precision": "dtypes of matmuls, weights, gradients and optimizer states",
+    "optimizer": "update rule. adamw keeps two moments per weight, adamw8bit in 8 bits, sgd one; adafactor keeps a row "
+    "and a column; muon orthogonalizes the update of matrices",
+    "adapter": "train low-rank adapters over frozen weights. lora:16 has rank 16; qlora keeps the weights in 4 bits",
+    "attention": "attention kernel. flash keeps no scores; unfused materializes them, T×T for each head",
+    "loss": "kernel of the loss. chunked never holds all logits; fused holds them once, plain with copies in fp32",
+    "documents": "sequence packing. joined: tokens attend to all of a sequence; apart: only to their own document. "
+    "Both are counted equally",
+}
+
+
+def list_job_choices(noun: ResolvedRequest, layout: Layout) -> dict[str, list[JobChoice]]:
+    """Return the values of the fields of a job, each with the reason why it is not valid with this layout."""
+    if any(reasons(layout, model=noun.model, job=noun.job, machine=noun.machine)):
+        return list_values()  # the layout itself is not valid, with any of them
+    return {
+        field: [JobChoice(value, _check_choice(noun, layout, field, value)) for value in values]
+        for field, values in JOB_CHOICES.items()
+    }
+
+
+def list_values() -> dict[str, list[JobChoice]]:
+    """Return the values of the fields of a job without checking them."""
+    return {field: [JobChoice(value) for value in values] for field, values in JOB_CHOICES.items()}
+
+
+def _check_choice(noun: ResolvedRequest, layout: Layout, field: str, value: str) -> str:
+    try:
+        job = _change_job(noun.job, field, value)
+    except UserError as error:
+        return str(error)
+    return next(reasons(layout, model=noun.model, job=job, machine=noun.machine), "")
+
+
+def _change_job(job: Job, field: str, value: str) -> Job:
+    if field == "stack":
+        return run_by(job, value)
+    if field == "precision":
+        return in_precision(job, value)
+    if field == "optimizer":
+        return job.replace(optimizer={**job.optimizer.model_dump(), "kind": value})
+    if field in ("attention", "loss"):
+        return job.replace(stack=job.stack.replace(**{field: value}))
+    return job.replace(**{field: value})

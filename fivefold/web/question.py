@@ -32,8 +32,9 @@ from fivefold.requests.commands import (
     RatiosRequest,
     SearchRequest,
 )
-from fivefold.requests.fields import FrontLevels, LayoutText, Lines, MachineName, ModelName, ShownLayouts
+from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
 from fivefold.requests.job import get_job_words, load_job
+from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
 from fivefold.web.folder import Folder
 
 CONFIG = 60_000  # largest pasted config.json, in characters
@@ -42,18 +43,29 @@ Asked = TypeVar("Asked", bound="About")
 
 
 class ResolvedRequest(NamedTuple):
-    """The records that a question names; ``remarks``: what is valid but perhaps not intended, one line each."""
+    """The records that a question names.
+
+    ``remarks``: what is valid but perhaps not intended, one line each; ``settings``: the line that names the user's
+    settings which took effect, or empty.
+    """
 
     model: Model
     machine: Machine
     job: Job
     remarks: tuple[str, ...]
+    settings: str = ""
 
 
 class About(MachineRequest, defer_build=False):
     """Model, machine and job. ``config``: a pasted config.json, or fields of a model, instead of ``model``."""
 
+    reads_settings: ClassVar[bool] = True
     shape: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "kv_heads", "ffn", "vocab")
+    choices: ClassVar[dict[str, str]] = {  # fields of a job that the page offers as choices, and their keys
+        "optimizer": "optimizer.kind",
+        "loss": "loss",
+        "documents": "documents",
+    }
 
     model: ModelName = "llama3-8b"
     config: str = Field("", max_length=CONFIG, description="The text of a config.json, instead of model.")
@@ -66,6 +78,9 @@ class About(MachineRequest, defer_build=False):
     kv_heads: Heads | None = None
     ffn: Ffn | None = None
     vocab: Vocab | None = None
+    optimizer: Line | None = Field(None, description="Update rule: adamw, muon, …; likewise the next two fields.")
+    loss: Line | None = None
+    documents: Line | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -82,8 +97,25 @@ class About(MachineRequest, defer_build=False):
             warnings.simplefilter("always", UsageWarning)
             model = self._model(folder)
             machine = machines.resolve(self.machine, local=local, find=folder.path)
-            job = load_job(**get_job_words(self))
-        return ResolvedRequest(model, machine, job, tuple(str(warning.message) for warning in caught))
+            settings = load_settings() if self.reads_settings else UserSettings()
+            applied = AppliedSettings(file=show_settings_file())
+            stack = self.stack
+            if settings.stack and stack is None and not any(word.startswith("stack=") for word in self.set):
+                stack = settings.stack
+                applied = applied.replace(stack=stack)
+            name = machine.name.split()[0]
+            if machine.dollars_per_rank_hour is None and (price := settings.prices.get(name)):
+                machine = machine.replace(dollars_per_rank_hour=price)
+                applied = applied.replace(prices={name: price})
+            job = load_job(**get_job_words(self) | {"stack": stack, "settings": list(self.settings)})
+        remarks = tuple(str(warning.message) for warning in caught)
+        return ResolvedRequest(model, machine, job, remarks, "" if applied.is_empty else applied.describe())
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Return all fields of the job that the command line takes by ``--set``."""
+        chosen = ((key, getattr(self, name)) for name, key in self.choices.items())
+        return (*self.set, *(f"{key}={value}" for key, value in chosen if value is not None))
 
     def _model(self, folder: Folder) -> Model:
         if self.config:
@@ -127,13 +159,19 @@ class About(MachineRequest, defer_build=False):
 
 
 class Question(About, LayoutRequest, defer_build=False):
-    """A question about one layout, for ``predict`` and ``dryrun``."""
+    """A question about one layout, for ``predict``."""
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
     def chosen(self) -> Layout:
         """Parse the layout."""
         return Layout.parse(self.layout)
+
+
+class DryrunQuestion(Question, defer_build=False):
+    """A question to ``dryrun``, which reads no user settings."""
+
+    reads_settings: ClassVar[bool] = False
 
 
 class RatiosQuestion(About, RatiosRequest, defer_build=False):

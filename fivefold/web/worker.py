@@ -2,8 +2,9 @@
 
     {"begun": true} {"progress": [done, total, doing]} … {"result": …}        or {"mistake": "one line"}
 
-A search reports that it has begun: from then on SIGINT ends it early, with the best found so far as its result, or, if
-nothing has been found, with {"stopped": "one line"}.
+A search of layouts also sends those that fit, as it evaluates them: {"fitted": [[score, layout, seconds, bytes,
+precision, reduce], …]}. A search reports that it has begun: from then on SIGINT ends it early, with the best found so
+far as its result, or, if nothing has been found, with {"stopped": "one line"}.
 A memory limit protects the computer from unreasonable questions.
 """
 
@@ -13,7 +14,7 @@ import json
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,14 +23,22 @@ from typing import Any, get_args
 
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
+from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.requests.across import priced
 from fivefold.requests.commands import Question
 from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
-from fivefold.web.answers import Found, Report
+from fivefold.web.answers import Fitted, Found, Report
 from fivefold.web.folder import Folder
-from fivefold.web.question import AskQuestion, PlaybookQuestion, RatiosQuestion, ResolvedRequest, SearchQuestion
+from fivefold.web.question import (
+    AskQuestion,
+    DryrunQuestion,
+    PlaybookQuestion,
+    RatiosQuestion,
+    ResolvedRequest,
+    SearchQuestion,
+)
 
 MEMORY_BYTES = 24 * 2**30  # limit of the address space
 EVERY_SECONDS = 0.1  # between two reports of progress
@@ -43,7 +52,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, progress.stop)
         say(begun=True)
     try:
-        say(result=VERBS[verb](request, progress))
+        result = VERBS[verb](request, progress)
+        progress.say_fitted()
+        say(result=result)
     except StopSignal:
         say(stopped="Stopped before any layout was found that fits.")
     except (UserError, RunFailure) as error:
@@ -57,6 +68,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.last, self.doing, self.is_stopping = 0.0, "", False
+        self.seen: set[tuple[str, str, str]] = set()
+        self.new: list[Sequence[float | str]] = []
 
     def stop(self, *_: object) -> None:
         """Raise ``StopSignal`` at the next report: the handler of a signal."""
@@ -69,6 +82,21 @@ class Progress:
         if monotonic() - self.last >= EVERY_SECONDS or doing != self.doing:
             self.last, self.doing = monotonic(), doing
             say(progress=[done, total, doing])
+            self.say_fitted()
+
+    def fitted(self, evaluated: EvaluatedLayout) -> None:
+        """Note a layout that fits, to send it with the next report; a second search may find it again."""
+        job = evaluated.planner.job
+        key = (evaluated.text, job.precision.name, job.stack.reduce)
+        if key not in self.seen:
+            self.seen.add(key)
+            self.new.append((evaluated.score, key[0], evaluated.seconds, evaluated.peak_bytes, *key[1:]))
+
+    def say_fitted(self) -> None:
+        """Send the layouts that were noted since the last time."""
+        if self.new:
+            say(fitted=self.new)
+            self.new = []
 
 
 def say(**event: Any) -> None:
@@ -101,7 +129,7 @@ def ranked(asked: dict[str, Any], report: Report) -> Any:
     if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
         return proposed.model_dump(mode="json")
     try:
-        every = answers.layouts(question.replace(exact=True, front=1), nouns, report=report)
+        every = answers.layouts(question.replace(exact=True, front=1), nouns, report=report, fitted=_listener(report))
     except StopSignal:
         return proposed.replace(stopped=True).model_dump(mode="json")
     if every.stopped:
@@ -123,7 +151,12 @@ def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: ResolvedRe
         machine=lambda name: resolve(name, local=local, find=folder.path),
         report=report,
         done=begin,
+        fitted=_listener(report),
     )
+
+
+def _listener(report: Report) -> Fitted | None:
+    return report.fitted if isinstance(report, Progress) else None
 
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
@@ -137,7 +170,7 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
     """Plan a run: the data of ``fivefold plan --json``."""
     from fivefold.requests.playbook import playbook
 
-    question, (model, machine, job, _) = noun(asked, PlaybookQuestion)
+    question, (model, machine, job, *_) = noun(asked, PlaybookQuestion)
     plan_result = playbook(
         model,
         priced([machine], question.price)[0],
@@ -155,7 +188,7 @@ def ratios(asked: dict[str, Any], report: Report) -> Any:
     """Compute the data of ``fivefold ratios --json``."""
     from fivefold.planner.ratios import ratios as run
 
-    question, (model, machine, job, _) = noun(asked, RatiosQuestion)
+    question, (model, machine, job, *_) = noun(asked, RatiosQuestion)
     return run(model, machine=machine, layout=Layout.parse(question.layout), job=job).model_dump(mode="json")
 
 
@@ -163,9 +196,8 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     """Dry-run a step: ``data`` is that of ``fivefold dryrun --json``, ``html`` its pictures."""
     from fivefold.layout.legal import refuse
     from fivefold.planner.predict import predict
-    from fivefold.web.question import Question as Step
 
-    question, (model, machine, job, _) = noun(asked, Step)
+    question, (model, machine, job, *_) = noun(asked, DryrunQuestion)
     layout = question.chosen()
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     report(0, 0, "PyTorch and the training code are loaded")

@@ -14,6 +14,7 @@ from fivefold.units import show_seconds
 from fivefold.web import runs
 from fivefold.web.app import create
 from fivefold.web.folder import Folder
+from fivefold.web.pages.runs import smooth
 
 
 def write_run(folder: Path, *, steps: int, ended: bool = True, begun: bool = False) -> None:
@@ -124,3 +125,21 @@ def test_a_run_that_goes_on_after_its_end_is_running(tmp_path: Path) -> None:
     assert runs.find(Folder(tmp_path))[0].state == "finished"
     os.utime(tmp_path / "a" / "step.json", (1, 1))
     assert runs.find(Folder(tmp_path))[0].state == "running"
+
+
+def test_runs_are_compared(client: TestClient, folder: Path) -> None:
+    for name, steps in (("first", 30), ("second", 20)):
+        write_run(folder / "compared" / name, steps=steps)
+    names = ["compared/first", "compared/second"]
+    page = client.get("/runs", params={"compare": names, "smooth": 10}).text
+    assert page.count('<svg class="chart') == 3 + page.count("Gradient norm</h2>")
+    assert all(f">{name}</a>" in page for name in names)
+    assert "averaged over" in page
+    assert "compare 2 to 6" in client.get("/runs", params={"compare": names[:1]}).text
+    assert "holds no log.jsonl" in client.get("/runs", params={"compare": ["compared", *names]}).text
+
+
+def test_smoothing_is_the_mean_of_the_last_steps() -> None:
+    points = [(1, 4.0), (2, 2.0), (3, 0.0), (4, 6.0)]
+    assert smooth(points, 1) == points
+    assert smooth(points, 3) == [(1, 4.0), (2, 3.0), (3, 2.0), (4, pytest.approx(8 / 3))]

@@ -59,6 +59,7 @@ def search(
     within: float | None = None,
     report: Report | None = None,
     improved: Callable[[str, float], None] | None = None,
+    fitted: Callable[[EvaluatedLayout], None] | None = None,
     risk: float = FITS_RISK,
     tight: bool = True,
     using: Planner | None = None,
@@ -71,10 +72,10 @@ def search(
     ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). ``recipes``:
     precisions to try besides the job's; ``reduces``: other ways to reduce gradients. ``worlds``: numbers of ranks; by
     default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. ``improved``:
-    called with each better layout and its score. ``risk``: the probability of running out of memory up to which a
-    layout fits. With ``tight`` the best of the tight layouts beyond it is returned too, if it beats those that fit.
-    ``using``: the same as in ``fitting``. If it is interrupted after it has a layout, it returns the best so far.
-    Raises ``UserError`` if no layout is legal.
+    called with each better layout and its score; ``fitted``: with every evaluated layout that fits. ``risk``: the
+    probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight layouts beyond
+    it is returned too, if it beats those that fit. ``using``: the same as in ``fitting``. If it is interrupted after it
+    has a layout, it returns the best so far. Raises ``UserError`` if no layout is legal.
     """
     begin = time.perf_counter()
     spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
@@ -90,6 +91,7 @@ def search(
         levels=levels,
         alike=proposes,
         improved=improved,
+        fitted=fitted,
         largest_tight=largest_tight,
     )
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)

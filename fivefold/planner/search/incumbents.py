@@ -39,7 +39,8 @@ class Incumbents:
     """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
 
     ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``alike``: only the best must be
-    found, and what is within ``slack`` of it. ``improved``: told each better layout and its score.
+    found, and what is within ``slack`` of it. ``improved``: told each better layout and its score; ``fitted``: told
+    every evaluated layout that fits.
 
     ``largest_peak``: which the predicted peak of no layout exceeds that fits. ``largest_tight``: the same of those that
     are tight, of which the best is found too, if it beats all that fit; 0: they are not looked at.
@@ -56,9 +57,11 @@ class Incumbents:
         alike: bool = False,
         slack: float = 0.0,
         improved: Callable[[str, float], None] | None = None,
+        fitted: Callable[[EvaluatedLayout], None] | None = None,
         largest_tight: int = 0,
     ) -> None:
-        self.by, self.top, self.any_will_do, self.alike, self.improved = by, top, any_will_do, alike, improved
+        self.by, self.top, self.any_will_do, self.alike = by, top, any_will_do, alike
+        self.improved, self.fitted = improved, fitted
         self.slack = slack
         self.largest_peak, self.looks_at_tight = largest_peak, largest_tight > largest_peak
         self.capacity = max(largest_peak, largest_tight)  # beyond it a layout neither fits nor is tight
@@ -110,6 +113,8 @@ class Incumbents:
             self.tight = min(self.tight or evaluated, evaluated, key=lambda candidate: candidate[:4])
             return
         self.fitting.append(evaluated)
+        if self.fitted:
+            self.fitted(evaluated)
         self.rejections.count_fitting(estimate)
         within = self.budgets >= peak
         if within.any():

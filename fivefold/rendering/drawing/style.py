@@ -10,7 +10,8 @@ from fivefold.rendering.pipeline import LOOKS
 INKS = {
     "page": ("#f6f7f9", "#0f1216"), "card": ("#ffffff", "#171b21"), "sunk": ("#eef0f3", "#20262e"),
     "line": ("#dfe3e8", "#2c333d"), "text": ("#16191d", "#e8ebef"), "dim": ("#59626d", "#a0a9b5"),
-    "good": ("#0a7a55", "#3fcf9c"), "bad": ("#b3400a", "#ff9a5c"), "hatch": ("#e6e9ed", "#232a33"),
+    "good": ("#0a7a55", "#3fcf9c"), "warn": ("#8a5a00", "#f0b950"), "bad": ("#b3400a", "#ff9a5c"),
+    "hatch": ("#e6e9ed", "#232a33"),
 }  # fmt: skip
 PAGE_RULES = """
 svg.chart, svg.bar, svg.interval { display: block; width: 100%; overflow: visible; }

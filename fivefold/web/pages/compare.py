@@ -1,4 +1,4 @@
-"""The Compare page: up to six layouts, machines, stacks or precisions, with the differences first."""
+"""The Compare page: up to eight layouts, machines, stacks or precisions, with the differences first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fivefold.web.pages.render import page
 from fivefold.web.question import CompareQuestion
 from fivefold.web.site import Site
 
-MAX_VARIANTS = 6  # largest number of variants side by side
+MAX_VARIANTS = 8  # largest number of variants side by side
 
 
 def router(site: Site) -> APIRouter:
@@ -60,6 +60,7 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
         "differences": make_difference_grid(comparison, most=MAX_VARIANTS),
         "equal": list_equal(comparison),
         "shared": describe_shared(comparison),
+        "settings": site.resolve(asked).settings,
         "finding": finding(comparison),
         "why": [*why(comparison), *describe_ratios(comparison)],
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),

@@ -5,29 +5,38 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 from pydantic import Field
 
+from fivefold.interop.format import Format, Plan, Written
+from fivefold.interop.registry import FORMATS
+from fivefold.interop.write import write
 from fivefold.layout.spec import Layout
+from fivefold.machine import toml
 from fivefold.machine.spec import Machine
 from fivefold.planner import questions
 from fivefold.record import UserError
 from fivefold.rendering.drawing import interval, memory, pipeline
 from fivefold.rendering.drawing.bars import scale, stacked
 from fivefold.rendering.grid import make_grid
+from fivefold.rendering.interval import describe_basis, show_range
 from fivefold.rendering.memory import finding as memory_finding
 from fivefold.rendering.pipeline import finding
 from fivefold.rendering.question import describe_job
 from fivefold.rendering.search import CHANGES
 from fivefold.rendering.step_view import list_memory_parts, list_time_parts, view_step
 from fivefold.rendering.table import machine as machine_line
+from fivefold.requests.across import TOKENS
+from fivefold.requests.configs import describe_defaults
+from fivefold.requests.fields import Line, TokenCount
+from fivefold.requests.settings import Price
 from fivefold.results.search_result import Change
-from fivefold.step import StageMemory, Step
-from fivefold.units import show_bytes, show_seconds
+from fivefold.step import Interval, StageMemory, Step
+from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web import answers
-from fivefold.web.controls import Control, Size, controls, sizes
+from fivefold.web.controls import Control, JobChoice, Size, controls, list_job_choices, sizes
 from fivefold.web.pages.render import fragment, page
-from fivefold.web.question import Question, ResolvedRequest
+from fivefold.web.question import About, Question, ResolvedRequest
 from fivefold.web.site import Site
 
 
@@ -35,6 +44,9 @@ class PlanQuestion(Question):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
 
     rank: int | None = Field(None, description="Pipeline rank whose memory is drawn. Default: the fullest.")
+    tokens: TokenCount = Field(TOKENS, description="Training tokens of the run whose cost is shown, such as 2T.")
+    price: Price | None = Field(None, description="Dollars per GPU hour. Default: the price of the machine.")
+    to: Line = Field("", description="Format of the config that is previewed.")
 
 
 class View(NamedTuple):
@@ -45,6 +57,7 @@ class View(NamedTuple):
     sizes: list[Size] = []
     answer: dict[str, Any] | None = None
     mistake: str = ""
+    choices: dict[str, list[JobChoice]] = {}  # of the fields of the job
     start: str = ""  # a layout to start from, if that of the question cannot be parsed
 
 
@@ -57,6 +70,21 @@ def router(site: Site) -> APIRouter:
         view = await site.work.soon(lambda: look(site, asked))
         shown = site.folder.plain(view.mistake)
         return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet)
+
+    @pages.get("/plan/config")
+    async def config(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        """Return the config with which a software runs the plan, or what has to change."""
+        try:
+            written = await site.answer(asked, lambda noun: write_config(noun, asked))
+        except UserError as error:
+            return HTMLResponse(fragment("not_written.html", mistake=site.folder.plain(str(error))))
+        return HTMLResponse(fragment("config.html", files=written.files, remarks=written.remarks))
+
+    @pages.get("/plan/model")
+    async def model(asked: Annotated[About, Query()]) -> Response:
+        """Return the model of the page as a file."""
+        text = await site.answer(asked, lambda noun: toml.emit(noun.model.model_dump(exclude_none=True)))
+        return Response(text, media_type="application/toml")
 
     @pages.get("/plan/changes")
     async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -88,16 +116,25 @@ def look(site: Site, asked: PlanQuestion) -> View:
         layout = asked.chosen()
     except UserError as mistake:
         return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
-    rows, machine_sizes = controls(noun, layout), sizes(noun, layout)
+    view = View(noun, controls(noun, layout), sizes(noun, layout), choices=list_job_choices(noun, layout))
     try:
-        return View(noun, rows, machine_sizes, add_pictures(noun, layout, rank=asked.rank))
+        return view._replace(answer=add_pictures(noun, layout, asked))
     except UserError as mistake:
-        return View(noun, rows, machine_sizes, mistake=str(mistake))
+        return view._replace(mistake=str(mistake))
 
 
-def add_pictures(noun: ResolvedRequest, layout: Layout, *, rank: int | None) -> dict[str, Any]:
+def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> Written:
+    """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
+    machine = f"{noun.machine.name}:{noun.machine.ranks}"
+    plan = Plan(noun.model, asked.chosen(), noun.job, noun.machine.ranks_per_node, machine)
+    written = write(plan, to=asked.to or list_formats(noun)[0].name)
+    defaults = describe_defaults(noun.job)
+    return written._replace(remarks=(*written.remarks, *((defaults,) if defaults else ())))
+
+
+def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
     """Return the answer with its pictures."""
-    plan = answers.planned(noun, layout, rank=rank)
+    plan = answers.planned(noun, layout, rank=asked.rank)
     step, chip = plan.step, noun.machine.chip.memory_bytes
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
@@ -107,7 +144,8 @@ def add_pictures(noun: ResolvedRequest, layout: Layout, *, rank: int | None) -> 
         "drawn": plan.drawn,
         "layout": layout,
         "chip": chip,
-        "cost": cost(step, noun.machine),
+        "cost": describe_cost(step, noun.machine, tokens=asked.tokens, price=asked.price),
+        "formats": list_formats(noun),
         "stages": [(stage, stage_bar(stage, whole=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(plan.levels, rank=plan.rank, capacity_bytes=chip),
@@ -129,27 +167,42 @@ def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
     return stacked(list_memory_parts(stage), whole=whole, label=label, limit=limit)
 
 
-def cost(step: Step, machine: Machine) -> dict[str, float | None]:
-    """Return GPU hours per 1 T tokens, and their price if the machine has one."""
-    speed, price = step.tokens_per_second_per_gpu, machine.dollars_per_rank_hour
-    hours = 1e12 / speed / 3600 if speed else 0.0
-    return {"hours": hours, "dollars": None if price is None else hours * price}
+def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float | None) -> tuple[str, str, str]:
+    """Return the cost of a run as a figure: its value, its name and a remark. Dollars if there is a price."""
+    speed = step.tokens_per_second_per_gpu * step.world
+    price = machine.dollars_per_rank_hour if price is None else price
+    run = f"for {show_count(tokens).replace('.00', '')} tokens"
+    if not speed:
+        return "–", f"GPU hours {run}", ""
+    hours, days = tokens / speed / 3600 * machine.ranks, tokens / speed / 86400
+    if price is None:
+        return show_count(hours), f"GPU hours {run}", f"{days:,.1f} days; give a price for dollars"
+    return f"${show_count(hours * price)}", run, f"{days:,.1f} days, {show_count(hours)} GPU hours at ${price:g}"
 
 
-def bands(step: Step) -> list[tuple[str, Any, Any]]:
-    """Return the intervals of comparable runs, for time and for memory."""
+def list_formats(noun: ResolvedRequest) -> list[Format]:
+    """Return the formats of configs, that of the job's software first."""
+    written = [form for form in FORMATS if form.emit]
+    return sorted(written, key=lambda form: form.stack != noun.job.stack.name)
+
+
+def bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
+    """Return the intervals of comparable runs, for time and for memory: with the prediction, a picture and words."""
     interval_bands = []
     for name, band, size, show in (
         ("step time", step.time.interval, step.time.step_seconds, show_seconds),
         ("peak memory", step.memory.interval, step.memory.peak_bytes, lambda size: show_bytes(round(size))),
     ):
         if band is not None:
-            interval_bands.append((name, band, interval.band(band, predicted=size, show=show, label=name)))
+            half = show_range(show(band.low_50), show(band.high_50))
+            words = f"50 % interval {half}, 90 % interval {show_range(show(band.low_90), show(band.high_90))}"
+            picture = interval.band(band, predicted=size, show=show, label=name)
+            interval_bands.append((name, show(size), band, picture, f"{words} ({describe_basis(band)})"))
     return interval_bands
 
 
 def sheet(noun: ResolvedRequest) -> list[tuple[str, str]]:
-    """Return the model, the machine and the job in a few facts."""
+    """Return the model, the machine, the job and the user's settings in a few facts."""
     model = noun.model
     shape = (
         f"{model.layers} layers of width {model.width:,}, {model.heads} heads ({model.kv_heads} kv), ffn {model.ffn:,}"
@@ -159,4 +212,5 @@ def sheet(noun: ResolvedRequest) -> list[tuple[str, str]]:
         (model.name, f"{shape}, vocabulary {model.vocab:,}{experts}"),
         (noun.machine.name, machine_line(noun.machine)),
         ("job", describe_job(noun.job)),
+        *([("from", noun.settings)] if noun.settings else []),
     ]

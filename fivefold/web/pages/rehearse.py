@@ -9,11 +9,11 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from fivefold.web.pages.render import page
 from fivefold.web.pages.stream import Begun, Stream
-from fivefold.web.question import Question
+from fivefold.web.question import DryrunQuestion
 from fivefold.web.site import Site
 
 
-class RehearsePage(Begun, Question):
+class RehearsePage(Begun, DryrunQuestion):
     """A question to ``dryrun`` as the page asks it."""
 
 
@@ -27,6 +27,6 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/dryrun/events")
     async def events(asked: Annotated[RehearsePage, Query()]) -> StreamingResponse:
-        return stream.answer(asked.as_(Question), lambda result: stream.describe(asked) + str(result["html"]))
+        return stream.answer(asked.as_(DryrunQuestion), lambda result, _: stream.describe(asked) + str(result["html"]))
 
     return pages

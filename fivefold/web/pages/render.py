@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, get_args
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -11,14 +11,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import fivefold
-from fivefold.job import RECIPES
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.rendering.drawing.svg import legend
 from fivefold.rendering.grid import Grid, find_tone
-from fivefold.stack.catalog import STACKS
-from fivefold.stack.spec import Attention
+from fivefold.requests.settings import load_settings
 from fivefold.units import show_bytes, show_count, show_seconds
+from fivefold.web.controls import JOB_HELP, list_values
+from fivefold.web.copies import write_copies
 from fivefold.web.question import About, of_ranks, spell_value
 
 PAGES = (
@@ -70,22 +70,34 @@ environment.globals |= {
     "known": {
         "models": model_names(),
         "machines": machine_names(),
-        "precisions": list(RECIPES),
-        "stacks": list(STACKS),
-        "attentions": list(get_args(Attention)),
+        "choices": list_values(),
+        "help": JOB_HELP,
     },
+    "user_settings": load_settings,
 }
+COMMANDS = {"/plan": "predict", "/search": "search", "/compare": "compare", "/dryrun": "dryrun"}  # by page
 
 
 def page(
-    template: str, request: Request, *, asked: About, mistake: str = "", code: int = 200, **values: Any
+    template: str,
+    request: Request,
+    *,
+    asked: About,
+    command: About | None = None,
+    mistake: str = "",
+    code: int = 200,
+    **values: Any,
 ) -> HTMLResponse:
     """Render a page; a ``mistake``, in one line, takes the place of the answer.
 
+    ``command``: the question as the command line asks it, if the page has other defaults.
     Its status is 200 unless ``code`` says otherwise, because for a browser the message is an answer.
     """
+    path = request.url.path
+    if path in COMMANDS and template != "mistake.html":
+        values["copies"] = write_copies(command or asked, COMMANDS[path])
     text = environment.get_template(template).render(
-        here=request.url.path, asked=asked, about=asked.about(), mistake=mistake, **values
+        here=path, asked=asked, about=asked.about(), mistake=mistake, **values
     )
     return HTMLResponse(text, status_code=code)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -15,24 +16,29 @@ from fivefold.rendering.compare import table
 from fivefold.rendering.drawing import lines, pipeline
 from fivefold.rendering.drawing.lines import Curve
 from fivefold.rendering.losses import draw_losses, list_loss_curves, list_points
+from fivefold.requests.fields import Lines
 from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.step_comparison import Row, compare, so_far
 from fivefold.step import Step
-from fivefold.units import byte_unit, show_bytes, show_count, show_seconds
+from fivefold.units import GIB, byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs
 from fivefold.web.pages.render import page
 from fivefold.web.question import About
 from fivefold.web.site import Site
 
 LAST = 40  # number of events shown
+RUN_LOOKS = ("F", "BW", "W", "messages", "reduce", "update")  # colours of runs that are compared
+SMOOTHS = (1, 10, 50, 200)  # offered numbers of steps
 LIVE, QUIET = 2000, 5000  # polling intervals in milliseconds: while something runs, and while it may start
 
 
 class RunQuestion(About):
-    """The run to show; without one, the list."""
+    """The run to show, or the runs to compare; without any, the list."""
 
     folder: str = Field("", max_length=1000)
+    compare: Lines = Field((), description="Folders of runs to compare.")
+    smooth: int = Field(1, ge=1, le=1000, description="Steps over which losses and speeds are averaged.")
 
 
 def router(site: Site) -> APIRouter:
@@ -41,6 +47,12 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/runs")
     async def listed(request: Request, asked: Annotated[RunQuestion, Query()]) -> HTMLResponse:
+        if asked.compare and not asked.folder:
+            try:
+                shown = await site.work.soon(lambda: compare_runs(site, asked))
+            except UserError as error:
+                return page("mistake.html", request, asked=asked, mistake=site.folder.plain(str(error)))
+            return page("runs_compared.html", request, asked=asked, shown=shown, smooths=SMOOTHS)
         if not asked.folder:
             summaries = await site.work.soon(lambda: runs.find(site.folder))
             live = any(run_summary.state == "running" for run_summary in summaries)
@@ -52,6 +64,49 @@ def router(site: Site) -> APIRouter:
         return page("run.html", request, asked=asked, run=run)
 
     return pages
+
+
+def compare_runs(site: Site, asked: RunQuestion) -> dict[str, Any]:
+    """Return the curves of several runs in one picture each, and their figures."""
+    names = list(dict.fromkeys(asked.compare))
+    if not 2 <= len(names) <= len(RUN_LOOKS):
+        raise UserError(f"{len(names)} runs; compare 2 to {len(RUN_LOOKS)}")
+    logs = [[line for line in runs.log(site.folder, name) if "loss" in line] for name in names]
+    looks = list(zip(RUN_LOOKS, names, strict=False))
+
+    def draw(
+        read: Callable[[list[dict[str, Any]]], list[tuple[float, float]]], label: str, *, y_title: str = ""
+    ) -> Any:
+        curves = [
+            Curve(name, look, smooth(read(log), asked.smooth)) for (look, name), log in zip(looks, logs, strict=True)
+        ]
+        return lines.picture(curves, label=label, x_title="optimizer step", y_title=y_title)
+
+    pictures = {
+        "Loss": draw(lambda log: list_points(log, "loss"), "loss over steps", y_title="nats"),
+        "Gradient norm": draw(lambda log: list_points(log, "gradient_norm"), "gradient norm over steps"),
+        "Tokens per second": draw(list_speeds, "tokens per second over steps"),
+        "Memory of the process": draw(
+            lambda log: [(step, size / GIB) for step, size in list_points(log, "resident_bytes")],
+            "memory over steps",
+            y_title="GiB",
+        ),
+    }
+    return {
+        "pictures": {title: picture for title, picture in pictures.items() if picture},
+        "looks": looks,
+        "summaries": [runs.summary(site.folder, site.folder.path(name)) for name in names],
+        "poll": LIVE if any(runs.is_live(site.folder, name) for name in names) else 0,
+    }
+
+
+def smooth(points: Sequence[tuple[float, float]], steps: int) -> list[tuple[float, float]]:
+    """Return the mean of each point and up to ``steps`` - 1 points before it."""
+    sums = [0.0, *accumulate(value for _, value in points)]
+    return [
+        (step, (sums[index + 1] - sums[max(0, index + 1 - steps)]) / min(index + 1, steps))
+        for index, (step, _) in enumerate(points)
+    ]
 
 
 def look(site: Site, name: str) -> dict[str, Any]:
@@ -85,14 +140,18 @@ def compared(predicted: Step | None, ended: RunFolder | None, training: list[dic
     return so_far(predicted, training) if predicted is not None else []
 
 
-def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
-    """Draw tokens per second of each step, and their prediction."""
-    pairs = pairwise(training)
-    points = [
+def list_speeds(training: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return (step, tokens per second) of each logged step but the first."""
+    return [
         (after["step"], (after["tokens"] - before["tokens"]) / after["seconds"])
-        for before, after in pairs
+        for before, after in pairwise(training)
         if after.get("seconds") and "tokens" in after and "tokens" in before
     ]
+
+
+def speed(training: list[dict[str, Any]], predicted: Step | None) -> Any:
+    """Draw tokens per second of each step, and their prediction."""
+    points = list_speeds(training)
     curves = [Curve("measured", "W", points, show_count)]
     if predicted is not None and points:
         predicted_speed = predicted.tokens_per_second_per_gpu * predicted.world

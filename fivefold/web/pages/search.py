@@ -5,6 +5,8 @@ It also lists why the other layouts lost.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -13,7 +15,7 @@ from pydantic import Field, TypeAdapter
 
 from fivefold.machine.catalog import resolve
 from fivefold.rendering.drawing import scatter
-from fivefold.rendering.grid import make_grid
+from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.point_charts import draw_front
 from fivefold.rendering.robust import make_scenario_grid, regrets, worded
 from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
@@ -24,10 +26,16 @@ from fivefold.results.whole_run import Offer, Offers
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import fragment, page
-from fivefold.web.pages.stream import Begun, Stream
+from fivefold.web.pages.stream import Begun, Fit, Stream
 from fivefold.web.question import SearchQuestion, of_ranks
 from fivefold.web.site import Site
 
+SKETCHED, DRAWN = 10, 400  # layouts in the table while a search runs, and points of its picture at the end
+FITS: tuple[Column[Fit], ...] = (
+    Column("layout", attrgetter("layout"), is_text=True),
+    Column("step time", attrgetter("seconds"), show_seconds),
+    Column("peak memory", attrgetter("peak_bytes"), show_bytes),
+)
 FOUND: TypeAdapter[Found] = TypeAdapter(Found)
 
 
@@ -49,13 +57,16 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/search")
     async def search(request: Request, asked: Annotated[SearchPage, Query()]) -> HTMLResponse:
-        return page("search.html", request, asked=asked)
+        return page("search.html", request, asked=asked, command=asked.question())
 
     @pages.get("/search/events")
     async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
         return stream.answer(
             asked.question(),
-            lambda result: stream.describe(asked) + render_result(site, asked, FOUND.validate_python(result)),
+            lambda result, fits: (
+                stream.describe(asked) + render_result(site, asked, FOUND.validate_python(result), fits)
+            ),
+            sketch=lambda fits: render_best(asked, fits),
         )
 
     @pages.post("/search/events/stop")
@@ -66,8 +77,19 @@ def router(site: Site) -> APIRouter:
     return pages
 
 
-def render_result(site: Site, asked: SearchPage, result: Found) -> str:
-    """Return the result as HTML."""
+def render_best(asked: SearchPage, fits: Sequence[Fit]) -> str:
+    """Return the best layouts of a search that still runs as a table."""
+    best = fits[:SKETCHED]
+    return fragment(
+        "best_so_far.html",
+        grid=make_grid(FITS, best),
+        links=[plan_of_fit(asked, fit) for fit in best],
+        number=len(fits),
+    )
+
+
+def render_result(site: Site, asked: SearchPage, result: Found, fits: Sequence[Fit] = ()) -> str:
+    """Return the result as HTML; ``fits``: the layouts that were evaluated and fit."""
     if isinstance(result, Offers):
         links = [plan_of(site, asked, offer) for offer in result.offers if offer.run]
         return fragment(
@@ -100,7 +122,9 @@ def render_result(site: Site, asked: SearchPage, result: Found) -> str:
         figures=list_key_figures(result.proposal.choice.step) if result.proposal else (),
         links=[address(asked, item) for item in result.best],
         layouts=[item.step.layout for item in result.best],
-        front=front(asked, result) if len(result.front) > 1 else None,
+        front=front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
+        drawn=min(len(fits), DRAWN),
+        fits=len(fits),
         worded=worded(result.robust) if result.robust else "",
     )
 
@@ -126,9 +150,15 @@ def _plan(asked: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **
     return asked.about().url("/plan", layout=layout, set=settings, **changes)
 
 
-def front(asked: SearchQuestion, result: SearchResult) -> Any:
-    """Draw the Pareto front as a staircase, and the other layouts of the table as points."""
-    front_layouts = {(entry.layout, entry.reduce) for entry in result.front}
+def plan_of_fit(asked: SearchQuestion, fit: Fit) -> str:
+    """Return the URL of the plan of a layout that fits."""
+    changes = {"precision": fit.precision} if fit.precision.removesuffix("-grad16") in asked.also else {}
+    reduce = fit.reduce if fit.reduce == "step" else "micro_batch"
+    return _plan(asked, layout=fit.layout, reduce=reduce, **changes)
+
+
+def front(asked: SearchQuestion, result: SearchResult, fits: Sequence[Fit] = ()) -> Any:
+    """Draw the Pareto front as a staircase, and the other layouts that fit as points."""
     points = [
         _point(
             entry.layout,
@@ -139,7 +169,7 @@ def front(asked: SearchQuestion, result: SearchResult) -> Any:
         )
         for entry in result.front
     ]
-    points += [
+    others = [
         _point(
             entry.step.layout,
             entry.step.time.step_seconds,
@@ -149,8 +179,12 @@ def front(asked: SearchQuestion, result: SearchResult) -> Any:
             look="dot other",
         )
         for entry in result.best
-        if (entry.step.layout, entry.reduce) not in front_layouts
     ]
+    others += [
+        _point(fit.layout, fit.seconds, fit.peak_bytes, "", plan_of_fit(asked, fit), look="dot other") for fit in fits
+    ]
+    drawn = {point.href for point in points}
+    points += {point.href: point for point in others if point.href not in drawn}.values()
     return draw_front(points)
 
 

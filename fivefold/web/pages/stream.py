@@ -1,7 +1,8 @@
 """Streams long work as server-sent events.
 
 The events are ``begun`` (a name, for work that can be stopped with what it has found so far), ``progress`` (done,
-total, doing), then ``found`` (HTML), ``stopped`` or ``mistake`` (a line).
+total, doing) and ``sketch`` (HTML of what has been found so far), then ``found`` (HTML), ``stopped`` or ``mistake`` (a
+line).
 The work lives as long as the stream: closing or stopping the page ends it. The last results are kept for a while.
 """
 
@@ -9,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
 
 from pydantic import Field
 from starlette.responses import StreamingResponse
@@ -23,6 +24,17 @@ from fivefold.web.site import Site
 from fivefold.web.work import Busy
 
 KEPT = 16  # number of results kept
+
+
+class Fit(NamedTuple):
+    """A layout that fits, as a search has evaluated it; the lowest score is the best."""
+
+    score: float
+    layout: str
+    seconds: float
+    peak_bytes: int
+    precision: str
+    reduce: str
 
 
 class Begun(Record):
@@ -38,30 +50,48 @@ class Stream:
         self.site, self.verb = site, verb
         self.kept: OrderedDict[str, str] = OrderedDict()
 
-    def answer(self, asked: About, draw: Callable[[Any], str]) -> StreamingResponse:
-        """Return the events of one question, whose result ``draw`` turns into HTML."""
-        return StreamingResponse(self._events(asked, draw), media_type="text/event-stream")
+    def answer(
+        self,
+        asked: About,
+        draw: Callable[[Any, Sequence[Fit]], str],
+        sketch: Callable[[Sequence[Fit]], str] | None = None,
+    ) -> StreamingResponse:
+        """Return the events of one question.
+
+        ``draw`` turns its result, with the layouts that fit, into HTML; ``sketch`` those that are known so far.
+        """
+        return StreamingResponse(self._events(asked, draw, sketch), media_type="text/event-stream")
 
     def describe(self, asked: About) -> str:
         """Return the question as the first paragraph of an answer."""
         noun = self.site.resolve(asked)
-        return paragraph(describe_question(noun.model, noun.machine, noun.job), kind="about")
+        line = describe_question(noun.model, noun.machine, noun.job)
+        return paragraph(" · ".join(filter(None, (line, noun.settings))), kind="about")
 
-    async def _events(self, asked: About, draw: Callable[[Any], str]) -> AsyncIterator[str]:
+    async def _events(
+        self,
+        asked: About,
+        draw: Callable[[Any, Sequence[Fit]], str],
+        sketch: Callable[[Sequence[Fit]], str] | None,
+    ) -> AsyncIterator[str]:
         key = asked.model_dump_json()
         if key in self.kept:
             yield event("found", self.kept[key])
             return
-        is_ended = False
+        is_ended, fits = False, list[Fit]()
         try:
             async for event_item in self.site.events(self.verb, asked):
                 ((name, data),) = event_item.items()
                 is_ended = name in ("result", "mistake", "stopped")
                 if name == "result":
-                    text = draw(data)
+                    text = draw(data, sorted(fits))
                     if not data.get("stopped"):
                         self._keep(key, text)
                     yield event("found", text)
+                elif name == "fitted":
+                    fits += (Fit(*values) for values in data)
+                    if sketch is not None:
+                        yield event("sketch", sketch(sorted(fits)))
                 elif name == "mistake":
                     yield event("mistake", self.site.folder.plain(data))
                 else:

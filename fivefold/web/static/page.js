@@ -65,6 +65,7 @@ function restore(next, typed) {
   for (const field of form.elements) {
     const other = field.name && field !== typed && !field.closest("[data-grow]") && fresh.elements.namedItem(field.name);
     if (!other) continue;
+    if (field.tagName === "SELECT" && field.innerHTML !== other.innerHTML) field.replaceChildren(...other.cloneNode(true).childNodes);
     if (field.type === "checkbox") field.checked = other.checked;
     else if (field.value !== other.value) field.value = other.value;
   }
@@ -88,6 +89,7 @@ function swap(next, { quiet, isBack }) {
     dress(old);
     later(old);
     again();
+    if (old.id === "answer") remember();
   }
   if (focused) document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
@@ -99,7 +101,9 @@ function remembered(root) {
   const sorted = [...root.querySelectorAll("th[aria-sort]")].map((each) => [each.textContent, each.getAttribute("aria-sort")]);
   const words = named(root.querySelectorAll("[data-filter]"), (each) => each.dataset.filter);
   const scrolled = named(root.querySelectorAll(".scroll"), (each) => each.getAttribute("aria-label")).map(([name, each]) => [name, each.scrollLeft, each.scrollTop]);
+  const ticked = [...root.querySelectorAll("form input[type=checkbox]:checked")].map((each) => each.value);
   return () => {
+    for (const box of root.querySelectorAll("form input[type=checkbox]")) if (ticked.includes(box.value)) { box.checked = true; count(box.form); }
     for (const each of root.querySelectorAll("details > summary")) if (open.includes(each.textContent)) each.parentElement.open = true;
     for (const [text, order] of sorted) for (const each of root.querySelectorAll("th[data-sort]")) if (each.textContent === text) sort(each, order);
     for (const [table, old] of words) {
@@ -191,8 +195,153 @@ document.addEventListener("focusin", (event) => {
 });
 document.addEventListener("scroll", hideTip, { passive: true });
 
+// Save text or bytes as a file.
+function save(name, data, type = "text/plain") {
+  const link = Object.assign(document.createElement("a"), { download: name, href: URL.createObjectURL(new Blob([data], { type })) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy], [data-save]");
+  if (!button) return;
+  if (button.dataset.save) return save(button.dataset.save, button.closest(".file").querySelector("pre").textContent);
+  const box = button.getBoundingClientRect(), text = button.dataset.copy || location.href;
+  let isCopied = true;
+  try { await navigator.clipboard.writeText(text); } catch { isCopied = false; }
+  tell({ dataset: { tip: isCopied ? "copied" : text } }, box.left, box.bottom - 12);
+});
+
+// Every table can be saved as CSV and JSON, every picture as SVG and PNG. Numbers are saved in full: bytes and seconds.
+function offer(root) {
+  const button = (text, action, label) => {
+    const each = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+    each.setAttribute("aria-label", `save ${label} as ${text}`);
+    each.addEventListener("click", action);
+    return each;
+  };
+  const bar = (below, buttons) => {
+    const line = document.createElement("div");
+    line.className = "saves";
+    line.append(...buttons);
+    below.after(line);
+  };
+  const forTable = (table, label) => [
+    button("CSV", () => save(`${fileName(label)}.csv`, csv(records(table)), "text/csv"), label),
+    button("JSON", () => save(`${fileName(label)}.json`, JSON.stringify(records(table), null, 2), "application/json"), label),
+  ];
+  for (const region of root.querySelectorAll(".scroll[aria-label]")) {
+    const table = region.querySelector("table"), label = region.getAttribute("aria-label");
+    if (!table?.tHead || region.closest(".book") || region.nextElementSibling?.className === "saves") continue;
+    bar(region, forTable(table, label));
+  }
+  for (const table of root.querySelectorAll("table.parts")) {
+    const above = table.previousElementSibling, heading = above?.tagName === "H3" ? above : table.closest("details, .card")?.querySelector("summary, h2");
+    const label = heading?.firstChild?.textContent.trim() ?? "table";
+    if (table.nextElementSibling?.className !== "saves") bar(table, forTable(table, label));
+  }
+  for (const figure of root.querySelectorAll("figure")) {
+    const picture = figure.querySelector("svg.chart"), label = picture?.getAttribute("aria-label") || "picture";
+    if (!picture || figure.nextElementSibling?.className === "saves") continue;
+    const name = fileName(figure.closest("section")?.querySelector("h2, h3")?.firstChild?.textContent ?? label);
+    bar(figure, [
+      button("SVG", async () => save(`${name}.svg`, (await standalone(picture)).text, "image/svg+xml"), label),
+      button("PNG", async () => save(`${name}.png`, await painted(picture), "image/png"), label),
+    ]);
+  }
+}
+const fileName = (text) => text.trim().toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "").slice(0, 60) || "fivefold";
+function records(table) {
+  const names = [...(table.tHead?.rows[0].cells ?? [])].map((each) => each.textContent.trim());
+  if (!table.tHead) names.push("name", "value", "share");
+  return [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => Object.fromEntries(
+    [...row.cells].flatMap((cell, place) => {
+      if (cell.querySelector("input")) return [];
+      const { value } = cell.dataset;
+      return [[names[place] || "name", value !== undefined && value !== "" ? Number(value) : cell.textContent.trim()]];
+    })));
+}
+function csv(rows) {
+  const quote = (value) => (/[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+  const names = Object.keys(rows[0] ?? {});
+  return [names, ...rows.map((row) => names.map((name) => row[name]))].map((cells) => cells.map(quote).join(",")).join("\r\n") + "\r\n";
+}
+
+// Return a picture as the text of an SVG file with its style sheet, and its size.
+async function standalone(picture) {
+  const rules = await (await fetch("/static/picture-file.css")).text();
+  const { x, y, width, height } = picture.getBBox(), size = picture.getBoundingClientRect(), edge = 12;
+  const copy = picture.cloneNode(true);
+  for (const each of copy.querySelectorAll("[data-tip]")) {
+    const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
+    title.textContent = each.dataset.tip;
+    each.append(title);
+    each.removeAttribute("data-tip");
+  }
+  for (const [name, value] of Object.entries({ x: edge - x, y: edge - y, width: size.width, height: size.height, overflow: "visible" })) copy.setAttribute(name, value);
+  const [wide, high] = [Math.ceil(width + 2 * edge), Math.ceil(height + 2 * edge)];
+  const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${wide}" height="${high}"><style><![CDATA[${rules}]]></style>`
+    + `<rect class="ground" width="100%" height="100%"/>${new XMLSerializer().serializeToString(copy)}</svg>`;
+  return { text, wide, high };
+}
+async function painted(picture) {
+  const { text, wide, high } = await standalone(picture), image = new Image(), scale = 2;
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  await image.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: wide * scale, height: high * scale });
+  canvas.getContext("2d").drawImage(image, 0, 0, wide * scale, high * scale);
+  return new Promise((done) => canvas.toBlob(done, "image/png"));
+}
+
+// The browser keeps saved plans, by name, and the last ones; nothing of them is sent anywhere.
+const RECENT = 10;
+const stored = (key) => { try { return JSON.parse(localStorage.getItem(`fivefold.${key}`)) ?? []; } catch { return []; } };
+function store(key, plans) {
+  try { localStorage.setItem(`fivefold.${key}`, JSON.stringify(plans)); } catch { /* a private window */ }
+  list();
+}
+function planName() {
+  const more = [...new URLSearchParams(location.search)].filter(([name]) => !["model", "machine", "layout", "rank", "config"].includes(name));
+  const name = `${document.title.split(" – ")[0]}: ${form.elements.namedItem("layout").value}`;
+  return [name, ...more.map(([name, value]) => `${name}=${value}`)].join(" ");
+}
+function remember() {
+  if (!document.getElementById("plans") || document.querySelector("#answer .mistake")) return;
+  const url = location.pathname + location.search, name = planName();
+  const isEdited = (each) => each.url === url || each.name === name;
+  store("recent", [{ name, url }, ...stored("recent").filter((each) => !isEdited(each))].slice(0, RECENT));
+  const field = document.querySelector("#saving [name=name]");
+  if (document.activeElement !== field) field.value = name.slice(0, 200);
+}
+function list() {
+  for (const key of ["saved", "recent"]) {
+    const lines = stored(key).map(({ name, url }) => {
+      const line = document.createElement("li"), link = document.createElement("a");
+      link.textContent = name;
+      link.setAttribute("href", url);
+      line.append(link);
+      if (key === "saved") {
+        const drop = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
+        drop.setAttribute("aria-label", `forget ${name}`);
+        drop.addEventListener("click", () => store("saved", stored("saved").filter((each) => each.name !== name)));
+        line.append(drop);
+      }
+      return line;
+    });
+    document.getElementById(key)?.replaceChildren(...lines);
+  }
+}
+document.getElementById("saving")?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const name = event.target.elements.namedItem("name").value.trim(), url = location.pathname + location.search;
+  if (name) store("saved", [{ name, url }, ...stored("saved").filter((each) => each.name !== name)]);
+});
+addEventListener("storage", list); // another tab
+remember();
+list();
+
 // Tables: headings sort, text filters, boxes select up to a limit; in a narrow window each cell shows its heading.
 function dress(root) {
+  offer(root);
   for (const table of root.querySelectorAll("table.cards")) {
     const names = [...table.tHead.rows[0].cells].map((each) => each.textContent);
     for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.name = names[place]; });
@@ -291,9 +440,13 @@ function begin() {
     doing = name || `${done.toLocaleString("en")} of ${total.toLocaleString("en")} ${worker.dataset.of}`;
     tick();
   });
+  stream.addEventListener("sketch", (event) => {
+    found.replaceChildren(...parser.parseFromString(JSON.parse(event.data), "text/html").body.childNodes);
+  });
   stream.addEventListener("found", (event) => {
     found.replaceChildren(...parser.parseFromString(JSON.parse(event.data), "text/html").body.childNodes);
     dress(found);
+    later(found);
     recall();
     end();
   });
@@ -326,6 +479,7 @@ function later(root) {
       fetch(part.dataset.later).then((answer) => answer.text()).then((text) => {
         const { body } = parser.parseFromString(text, "text/html"), mistake = body.querySelector("main .mistake");
         part.replaceChildren(...(mistake ? [mistake] : body.childNodes));
+        dress(part);
       }, () => { part.textContent = ""; delete part.dataset.asked; });
     };
     part.closest("details").addEventListener("toggle", open);

@@ -1,0 +1,169 @@
+"""The question of a page as a command line and as Python, to copy.
+
+    fivefold predict llama3-8b h100:8 'dp8 zero3 mbs1' --seq 8192 --gbs 64
+    ff.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=8192, gbs=64)
+
+Both give the answer of the page. A model that is pasted or changed on the page is a file in them, which the page saves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from fivefold.api import verbs
+from fivefold.record import UserError
+from fivefold.requests.commands import (
+    CompareOptions,
+    DryrunOptions,
+    JobRequest,
+    PredictOptions,
+    SearchOptions,
+)
+from fivefold.requests.job import FIELDS, collect_fields
+from fivefold.requests.schema import Option, Request
+from fivefold.requests.settings import load_settings
+from fivefold.web.question import About, CompareQuestion, Question, SearchQuestion, spell_value
+
+MODEL_FILE = "model.toml"  # the model of a page that has no name
+LINE = 100  # characters of a line of Python
+COMMANDS: dict[str, type[Request]] = {
+    "predict": PredictOptions,
+    "dryrun": DryrunOptions,
+    "search": SearchOptions,
+    "compare": CompareOptions,
+}
+
+
+class Copies(NamedTuple):
+    """The texts that a page offers to copy. ``file``: the name of the model's file that both need, or empty."""
+
+    command: str
+    python: str
+    file: str
+
+
+def write_copies(asked: About, command: str) -> Copies:
+    """Return the question as text; raises ``UserError`` if its job gives a field twice."""
+    file = MODEL_FILE if _needs_file(asked) else ""
+    return Copies(_write_command(asked, command), _write_python(asked, command), file)
+
+
+def _needs_file(asked: About) -> bool:
+    return bool(asked.config) or any(getattr(asked, name) is not None for name in asked.shape)
+
+
+def _model(asked: About) -> str:
+    return MODEL_FILE if _needs_file(asked) else asked.model
+
+
+def _write_command(asked: About, command: str) -> str:
+    words = [_model(asked), asked.machine]
+    if isinstance(asked, CompareQuestion):
+        words += [*asked.machines, *asked.layout]
+    elif isinstance(asked, SearchQuestion):
+        words += asked.machines
+    elif isinstance(asked, Question):
+        words.append(asked.layout)
+    schema = COMMANDS[command]
+    options = [text for name, value in _list_options(asked, schema) for text in _spell_option(schema, name, value)]
+    settings = [text for setting in asked.settings for text in ("--set", setting)]
+    return shlex.join(["fivefold", command, *words, *options, *settings])
+
+
+def _list_options(asked: About, schema: type[Request]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of ``schema`` that are options and differ from its defaults, without those of ``--set``."""
+    for name, field in schema.model_fields.items():
+        if name not in type(asked).model_fields or name in ("model", "machine", "machines", "layout", "set"):
+            continue
+        if (value := getattr(asked, name)) != field.default:
+            yield name, value
+
+
+def _spell_option(schema: type[Request], name: str, value: Any) -> list[str]:
+    field = schema.model_fields[name]
+    option = next((item for item in field.metadata if isinstance(item, Option)), Option())
+    flag = option.names[0] if option.names else "--" + name.replace("_", "-")
+    if value is True:
+        return [flag]
+    if isinstance(value, tuple):
+        values = [option.separator.join(value)] if option.separator else list(value)
+        return [text for entry in values for text in (flag, entry)]
+    return [flag, spell_value(value)]
+
+
+def _write_python(asked: About, command: str) -> str:
+    arguments: list[Any] = [_model(asked), asked.machine]
+    function, keywords = command, dict(_list_options(asked, COMMANDS[command]))
+    if isinstance(asked, CompareQuestion):
+        arguments += [*asked.machines, *asked.layout]
+    elif isinstance(asked, SearchQuestion):
+        function, arguments, keywords = _name_search(asked, arguments, keywords)
+    elif isinstance(asked, Question):
+        arguments.append(asked.layout)
+    job = {name: keywords.pop(name) for name in JobRequest.model_fields if name in keywords}
+    try:
+        fields = collect_fields(None, list(asked.settings), **job)
+    except UserError:  # a field that is given twice, as the answer says
+        fields = job
+    if asked.reads_settings and (stack := load_settings().stack):  # functions read no settings
+        fields.setdefault("stack", stack)
+    short = {name: option for option, name in FIELDS.items()}
+    keywords |= {short.get(name, name): _plain(value) for name, value in fields.items()}
+    return f"import fivefold as ff\n\nanswer = ff.{function}{_write_arguments(arguments, keywords)}"
+
+
+def _name_search(
+    asked: SearchQuestion, arguments: list[Any], keywords: dict[str, Any]
+) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return the function for the kind of search, its arguments, and the keywords that it takes.
+
+    What it does not take is a setting of the machine.
+    """
+    function = "across" if asked.is_of_run else "walk" if asked.keep else "search"
+    keep = keywords.pop("keep", "")
+    price, memory = keywords.get("price", ()), keywords.get("memory")
+    settings = f" memory={memory}" if memory and function == "across" else ""
+    if price and function != "across":
+        settings += f" price={price[-1].rpartition('=')[2].removesuffix('/h')}"
+    machines = [machine + settings for machine in (asked.machine, *asked.machines)]
+    taken = (*inspect.signature(getattr(verbs, function)).parameters, *JobRequest.model_fields)
+    keywords = {name: value for name, value in keywords.items() if name in taken}
+    if function == "across":
+        return function, [arguments[0], machines], keywords
+    return function, [arguments[0], machines[0], *([keep] if keep else [])], keywords
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of ``--set``, which is text, as the number or truth that it spells."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value in ("true", "false"):
+        return value == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _write_arguments(arguments: Sequence[Any], keywords: dict[str, Any]) -> str:
+    """Return a list of arguments in brackets, on one line if it is short."""
+    words = [*map(_write_value, arguments), *(f"{name}={_write_value(value)}" for name, value in keywords.items())]
+    line = f"({', '.join(words)})"
+    return line if len(line) <= LINE else "(\n" + "".join(f"    {word},\n" for word in words) + ")"
+
+
+def _write_value(value: Any) -> str:
+    """Return a value as a formatter of Python writes it."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_write_value, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_write_value(key)}: {_write_value(item)}" for key, item in value.items()) + "}"
+    text = spell_value(value) if isinstance(value, float) and value >= 1e6 else repr(value)
+    return f'"{text[1:-1]}"' if text.startswith("'") and '"' not in text else text

@@ -1,0 +1,131 @@
+"""What a team does on the Plan page every day, in one visit: choose, copy, export, write a config, keep a plan."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.web.browser import NEEDS_CHROMIUM, PLAN, fits_the_window, serious
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
+
+
+def save(page: Any, button: Any, folder: Path) -> Path:
+    """Click and return the file that the browser saves."""
+    with page.expect_download() as waiting:
+        button.click()
+    path = folder / waiting.value.suggested_filename
+    waiting.value.save_as(path)
+    return path
+
+
+@NEEDS_CHROMIUM
+def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
+    expect = playwright.expect
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(PLAN)
+
+    def copied(name: str) -> str:
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.locator("#tip")).to_have_text("copied")
+        return str(page.evaluate("navigator.clipboard.readText()"))
+
+    # the software comes first; a choice that the layout does not have says so, and the answer why
+    software = page.get_by_label("which software runs it")
+    assert page.locator("form#asking select, form#asking input").first.get_attribute("name") == "stack"
+    assert "does not support zero3" in software.locator("option[value=megatron-core]").inner_text()
+    software.select_option("megatron-core")
+    expect(page.get_by_role("alert")).to_contain_text("megatron-core does not support zero3")
+    page.go_back()
+    expect(software).to_have_value("")
+    software.select_option("torchtitan")
+    expect(page.locator("#answer .about")).to_contain_text("software torchtitan")
+
+    # fields of the job are lists, with help on hover and focus
+    page.locator("select[name=optimizer]").focus()
+    expect(page.locator("#tip")).to_contain_text("muon orthogonalizes")
+    before = page.locator(".figures").inner_text()
+    page.locator("select[name=optimizer]").select_option("adamw8bit")
+    expect(page.locator(".figures")).not_to_have_text(before)
+    page.wait_for_url(re.compile("optimizer=adamw8bit"))
+
+    # the cost of a run, with a price
+    page.get_by_label("$ per GPU and hour").fill("2")
+    expect(page.locator(".figures")).to_contain_text("GPU hours at $2")
+    page.get_by_label("tokens of the run").fill("2T")
+    expect(page.locator(".figures")).to_contain_text("for 2 T tokens")
+    assert page.locator("svg.interval").count() == 2
+    assert page.locator(".figure.good").count() == 1
+
+    # copy
+    assert copied("Copy as command") == (
+        "fivefold predict llama3-8b h100:8 'dp8 zero3 mbs1' --stack torchtitan --seq 8192 --gbs 64 "
+        "--set optimizer.kind=adamw8bit"
+    )
+    assert 'optimizer={"kind": "adamw8bit"}' in copied("Copy as Python")
+    assert copied("Copy link") == page.url
+
+    # the config of the software: shown, copied and saved; what another one cannot run is said
+    page.locator("summary", has_text="Config for torchtitan").click()
+    expect(page.locator("details .mistake")).to_contain_text("optimizer.kind='adamw' instead of 'adamw8bit'")
+    page.locator("select[name=optimizer]").select_option("")
+    config = page.locator(".file pre").first
+    expect(config).to_contain_text("data_parallel_shard_degree=8")
+    assert save(page, page.locator("[data-save]").first, tmp_path).suffix == ".py"
+    page.locator("summary", has_text=re.compile("^megatron$")).click()
+    expect(page.locator("details .mistake")).to_contain_text("megatron-core does not support zero3")
+    assert serious(page) == []
+
+    # tables as data, with numbers in full; pictures as files
+    table = save(page, page.get_by_label("save communication as CSV", exact=True), tmp_path)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["collective"] for row in rows][:2] == ["all_gather", "reduce_scatter"]
+    assert float(rows[0]["sent"]) > 1e11
+    parts = json.loads(save(page, page.get_by_label("save Memory as JSON"), tmp_path).read_text())
+    assert [part["name"] for part in parts][:2] == ["parameters", "gradients"]
+    picture = save(page, page.get_by_role("button", name=re.compile("as SVG")).first, tmp_path).read_text()
+    assert picture.startswith("<svg")
+    assert "var(--" not in picture
+    image = save(page, page.get_by_role("button", name=re.compile("as PNG")).first, tmp_path).read_bytes()
+    assert image.startswith(b"\x89PNG")
+    assert len(image) > 10_000
+
+    # plans are kept by the browser, across a new visit
+    page.locator("summary", has_text="Saved and recent plans").click()
+    page.get_by_label("name of this plan").fill("baseline")
+    page.locator("#saving button").click()
+    saved_url = page.url
+    page.get_by_role("link", name="Reset").click()
+    expect(page.locator("select[name=optimizer]")).to_have_value("")
+    page.locator("summary", has_text="Saved and recent plans").click()
+    assert page.locator("#recent a").count() >= 3
+    page.locator("#saved").get_by_role("link", name="baseline").click()
+    page.wait_for_url(saved_url)
+    page.locator("summary", has_text="Saved and recent plans").click()
+    page.get_by_role("button", name="forget baseline").click()
+    assert page.locator("#saved a").count() == 0
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert fits_the_window(page)
+    assert serious(page) == []
+
+
+def test_risk_has_three_colours(client: TestClient) -> None:
+    asked = {"machine": "h100:8", "layout": "dp8 zero3 mbs1", "seq": 8192, "gbs": 64}
+    for memory, tone in (("79GiB", "good"), ("64GiB", "warn"), ("40GiB", "bad")):
+        text = client.get("/plan", params=asked | {"machine": f"h100:8 memory={memory}"}).text
+        assert f'<div class="figure {tone}"><dt>peak memory' in text
+        assert re.search(r"(fits|tight|does not fit): (&lt; |&gt; )?[\d.]+ % risk", text)
+
+
+def test_config_of_a_plan_is_what_write_prints(client: TestClient) -> None:
+    asked = {"layout": "dp8 zero3 mbs1", "seq": 8192, "gbs": 64, "stack": "torchtitan"}
+    assert "data_parallel_shard_degree" in client.get("/plan/config", params=asked).text
+    other = client.get("/plan/config", params=asked | {"to": "megatron"})
+    assert "megatron-core does not support zero3" in other.text
+    assert "did you mean" in client.get("/plan/config", params=asked | {"to": "megatro"}).text
