@@ -348,6 +348,7 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         (model.mla is not None, f"latent attention of {model.name}", "a model with grouped-query attention"),
         (model.mtp is not None, f"multi-token prediction of {model.name}", "mtp=none"),
         (bool(model.other_mixers), f"{', '.join(model.other_mixers)} layers", "a model that only attends"),
+        (bool(model.feed_forwards), f"layers of {model.name} without a feed-forward", "a model whose layers have both"),
         (model.output_gate, f"the output gate of attention of {model.name}", "a model without one"),
         (layout.tp_inner > 1, "2D tensor parallelism", f"{str(layout.replace(tp_inner=1))!r}"),
         (layout.pipeline.splits_backward, f"{layout.schedule}, whose backward is split", "1f1b"),

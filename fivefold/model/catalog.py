@@ -204,6 +204,7 @@ _DEFAULTS = """
     internlm3-8b internlm3 internlm3 InternLM3Config
     iquest-coder-40b iquestcoder iquestcoder IQuestCoderConfig
     jais2-8b jais2 jais2 Jais2Config
+    jamba-v0.1 jamba jamba JambaConfig
     kolibri1-78b-a4b kolibri1 kolibri1 Kolibri1Config
     llama4-scout llama4_text llama4 Llama4TextConfig
     mellum2-12b-a2.5b mellum mellum MellumConfig
@@ -358,6 +359,15 @@ CATALOG: dict[str, Entry] = {
             "moe_intermediate_size": 512,
             "shared_expert_intermediate_size": 512,
         },
+    ),
+    "nemotron3-nano-30b-a3b": Entry(
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        _shape("nemotron_h", layers=52, width=2688, heads=32, ffn=1856, vocab=131_072, positions=262_144)
+        | {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"}
+        | {"num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "n_routed_experts": 128}
+        | {"num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712}
+        | {"routed_scaling_factor": 2.5},
+        "basetenlabs/kingkong@2a53581:torchtitan/experiments/nemotron3/__init__.py, which quotes it",
     ),
     "lfm2-1.2b": Entry(
         "LiquidAI/LFM2-1.2B",

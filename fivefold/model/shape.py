@@ -26,6 +26,8 @@ from fivefold.bounded_types import (
 )
 from fivefold.model.activations import ActivationName
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.mamba import Mamba
+from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
 from fivefold.record import Record
@@ -128,10 +130,9 @@ class RopeScaling(Record):
     long_factors: tuple[Scalar, ...] = ()  # longrope: per dim, beyond it
 
 
-MixerName = Literal[
-    "attention", "short_conv", "gated_delta_net"
-]  # the kinds of token mixers, by the field with their geometry
-Mixer = ShortConv | GatedDeltaNet  # the geometry of a token mixer other than attention
+# The kinds of token mixers, by the field with their geometry; none: the layer is a feed-forward alone.
+MixerName = Literal["attention", "none", "short_conv", "gated_delta_net", "mamba", "mamba2"]
+Mixer = ShortConv | GatedDeltaNet | Mamba | Mamba2  # the geometry of a token mixer other than attention
 
 
 class DropoutRates(NamedTuple):
@@ -192,7 +193,10 @@ class ModelShape(Record):
     window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: attention within chunks of ``window`` tokens
     mla: MLA | None = None  # latent attention
     mixers: tuple[MixerName, ...] = ()  # token mixer per layer, repeated; empty: attention in all layers
+    feed_forwards: tuple[bool, ...] = ()  # per layer, repeated: False has no feed-forward; empty: all have one
     gated_delta_net: GatedDeltaNet | None = None  # geometry of the layers that are Gated DeltaNets
+    mamba: Mamba | None = None  # geometry of the layers that are Mamba
+    mamba2: Mamba2 | None = None  # geometry of the layers that are Mamba-2
     short_conv: ShortConv | None = None  # geometry of the layers that are gated short convolutions
     moe: MoE | None = None  # mixture of experts
     mtp: MTP | None = None  # multi-token prediction
@@ -257,8 +261,13 @@ class ModelShape(Record):
 
     def _check_mixers(self) -> None:
         """Raise ``ValueError`` for a token mixer without a geometry, or a geometry without a layer."""
+        halves = [(self.mixer_name(layer) != "none", self.feeds(layer)) for layer in range(self.layers)]
+        if (False, False) in halves:
+            raise ValueError(f"layer {halves.index((False, False))} has neither a token mixer nor a feed-forward")
+        if self.block in ("parallel", "parallel_shared") and not all(map(all, halves)):
+            raise ValueError(f"block={self.block!r} computes mixer and feed-forward in parallel: give all layers both")
         for kind in get_args(MixerName):
-            if kind == "attention":
+            if kind in ("attention", "none"):
                 continue
             is_used, geometry = kind in self.mixers[: self.layers], getattr(self, kind)
             if is_used and geometry is None:
@@ -321,37 +330,47 @@ class ModelShape(Record):
         return self.mixers[layer % len(self.mixers)]
 
     def mixer(self, layer: int) -> Mixer | None:
-        """Return the geometry of the token mixer of ``layer``; None: it attends."""
+        """Return the geometry of the token mixer of ``layer``; None: it attends, or has none."""
         name = self.mixer_name(layer)
-        geometry: Mixer | None = None if name == "attention" else getattr(self, name)
+        geometry: Mixer | None = None if name in ("attention", "none") else getattr(self, name)
         return geometry
+
+    def attends(self, layer: int) -> bool:
+        """Tell whether the token mixer of ``layer`` is attention."""
+        return self.mixer_name(layer) == "attention"
+
+    def feeds(self, layer: int) -> bool:
+        """Tell whether ``layer`` has a feed-forward; modules of multi-token prediction do."""
+        pattern = self.feed_forwards
+        return pattern[layer % len(pattern)] if pattern and layer < self.layers else True
 
     @property
     def other_mixers(self) -> tuple[str, ...]:
         """Return the kinds of token mixers other than attention that the model's layers have, in order."""
         kinds = dict.fromkeys(map(self.mixer_name, range(self.layers if self.mixers else 0)))
-        return tuple(kind for kind in kinds if kind != "attention")
+        return tuple(kind for kind in kinds if kind not in ("attention", "none"))
 
     def slides(self, layer: int) -> bool:
         """Tell whether ``layer`` attends only to the last ``window`` tokens, or to those of the chunk."""
-        if self.window is None or self.mixer_name(layer) != "attention":
+        if self.window is None or not self.attends(layer):
             return False
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True
 
     def rotates(self, layer: int) -> bool:
         """Tell whether ``layer`` rotates its queries and keys."""
         pattern = self.rope_pattern
-        if self.mixer_name(layer) != "attention":
+        if not self.attends(layer):
             return False
         return self.position == "rope" and (pattern[layer % len(pattern)] if pattern else True)
 
     def is_moe(self, layer: int) -> bool:
         """Tell whether ``layer`` routes its tokens to experts."""
-        if self.moe is None or layer < self.moe.dense_layers:
+        if self.moe is None or layer < self.moe.dense_layers or not self.feeds(layer):
             return False
         return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
 
     def tempers(self, layer: int) -> bool:
         """Tell whether ``layer`` multiplies its queries by the temperature of their positions."""
-        attends = self.mixer_name(layer) == "attention"
-        return self.temperature is not None and attends and (self.temperature.rotated or not self.rotates(layer))
+        if self.temperature is None or not self.attends(layer):
+            return False
+        return self.temperature.rotated or not self.rotates(layer)

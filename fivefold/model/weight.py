@@ -22,7 +22,9 @@ Kind = Literal[
 ]
 
 # log rates: the logarithms of decay rates from 1 to 16 (Mamba-2, arXiv:2405.21060)
-Initial = Literal["by kind", "ones", "log rates"]
+# steps: the inverse of softplus of steps from 0.001 to 0.1, drawn by their logarithm (Mamba, arXiv:2312.00752 §3.6)
+# log numbers: the logarithms of 1, 2, … along the last dim (Mamba, ibid.)
+Initial = Literal["by kind", "ones", "log rates", "log numbers", "steps"]
 
 FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
 

@@ -81,14 +81,17 @@ def _mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
 
 def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     """Yield the weights of one block, with names relative to the block."""
-    yield from _norm(model, "norm1", model.width)
-    mixer = model.mixer(layer)
-    if mixer is not None:
-        yield from mixer.weights(model.width)
-    else:
-        yield from _mla(model) if model.mla else _attention(model)
-    if model.block == "sandwich":
-        yield from _norm(model, "norm1_post", model.width)
+    if model.mixer_name(layer) != "none":
+        yield from _norm(model, "norm1", model.width)
+        mixer = model.mixer(layer)
+        if mixer is not None:
+            yield from mixer.weights(model.width)
+        else:
+            yield from _mla(model) if model.mla else _attention(model)
+        if model.block == "sandwich":
+            yield from _norm(model, "norm1_post", model.width)
+    if not model.feeds(layer):
+        return
     if model.block != "parallel_shared":
         yield from _norm(model, "norm2", model.width)
     yield from _experts(model) if model.is_moe(layer) else _mlp(model, "mlp", model.ffn)

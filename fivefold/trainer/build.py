@@ -142,6 +142,12 @@ def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
         return torch.ones(weight.shape)
     if weight.initial == "log rates":
         return torch.linspace(1, 16, *weight.shape).log_()
+    if weight.initial == "log numbers":
+        return torch.arange(1.0, weight.shape[-1] + 1).log_().expand(weight.shape)
+    if weight.initial == "steps":
+        logs = math.log(0.001), math.log(0.1)
+        steps = torch.empty(weight.shape).uniform_(*logs, generator=_generator(weight, seed=seed)).exp_()
+        return steps + torch.log(-torch.expm1(-steps))
     if weight.kind == "norm":
         zero = weight.name.endswith("bias") or model.norm_plus_one
         return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)

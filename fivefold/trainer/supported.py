@@ -29,7 +29,7 @@ FREE_FIELDS = frozenset({
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "qk_norm_after_rope", "qkv_clip", "norm_weight", "embedding_norm",
-    "mixers", "short_conv", "gated_delta_net", "output_gate",
+    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "mamba", "mamba2", "output_gate",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip
@@ -141,7 +141,7 @@ def _check_moments(job: Job) -> None:
 def _check_model(model: Model) -> None:
     """Raise a ``UserError`` for a model with an operation that the trainer does not support."""
     moe = model.moe
-    all_moe = all(map(model.is_moe, range(model.layers + model.predicted)))
+    all_moe = all(map(model.is_moe, filter(model.feeds, range(model.layers + model.predicted))))
     only_experts = moe is not None and all_moe and not moe.shared_experts  # no layer has an MLP other than the experts
     free_fields = FREE_FIELDS | {"activation"} if only_experts else FREE_FIELDS
     for field, declared in type(model).model_fields.items():
@@ -149,7 +149,7 @@ def _check_model(model: Model) -> None:
         is_supported = declared.is_required() or field in free_fields or (field == "activation" and value in FUNCTIONS)
         if not is_supported and value != declared.default:
             raise UserError(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
-    if moe and (model.mlp != "gated" or model.activation not in WEIGHTED):
+    if moe and model.activation not in (WEIGHTED if model.mlp == "gated" else FUNCTIONS):
         raise UserError(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
         )
@@ -157,8 +157,9 @@ def _check_model(model: Model) -> None:
         raise UserError(
             f"model {model.name!r}: the trainer cannot draw experts by SparseMixer yet; take score 'softmax'"
         )
-    if moe and moe.weighs == "inputs" and model.activation not in INPUT_WEIGHTED:
-        raise UserError(f"model {model.name!r}: the trainer cannot weigh the inputs of {model.activation} experts yet")
+    if moe and moe.weighs == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
+        kind = f"{model.mlp} {model.activation}"
+        raise UserError(f"model {model.name!r}: the trainer cannot weigh the inputs of {kind} experts yet")
 
 
 def idle_window(model: Model, job: Job) -> str | None:

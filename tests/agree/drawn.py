@@ -23,8 +23,10 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.mamba import Mamba
+from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, MoE, RopeScaling, Temperature
+from fivefold.model.shape import MLA, MTP, Mixer, MoE, RopeScaling, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.trainer.supported import check_supported
@@ -99,6 +101,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "plain mlp": lambda model: model.mlp == "plain",
     "short convolution": lambda model: "short_conv" in model.other_mixers,
     "gated delta net": lambda model: "gated_delta_net" in model.other_mixers,
+    "mamba": lambda model: "mamba" in model.other_mixers,
+    "mamba2": lambda model: "mamba2" in model.other_mixers,
+    "half layers": lambda model: bool(model.feed_forwards),
     "output gate": lambda model: model.output_gate,
     "gated shared expert": lambda model: model.moe is not None and model.moe.shared_gate,
     "attention dropout": lambda model: model.dropout_rates.attention > 0,
@@ -170,6 +175,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         if layout.tp == layout.cp == 1 and chance.random() < 0.5:
             model = model.replace(**_of_mixers(chance, model))
         model = model.replace(**_of_gates(random.Random(f"{number} gates"), model))
+        model = model.replace(**_of_halves(random.Random(f"{number} halves"), model))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -289,15 +295,52 @@ def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
 
 def _of_mixers(chance: random.Random, model: Model) -> dict[str, Any]:
     """Another token mixer than attention in some layers or in all."""
-    taps, key_heads = chance.choice((1, 3, 4)), chance.choice((1, 2))
-    net = GatedDeltaNet(key_heads=key_heads, value_heads=key_heads * 2, key_dim=6, value_dim=5, taps=taps)
-    kind, geometry = chance.choice(
-        (("short_conv", ShortConv(taps=taps, bias=chance.random() < 0.5)), ("gated_delta_net", net))
-    )
+    taps, groups, has_bias = chance.choice((1, 3, 4)), chance.choice((1, 2)), chance.random() < 0.5
+    norm, norms = chance.choice(("after_gate", "before_gate", "none")), chance.choice(("none", "unit", "weighted"))
+    mixers: dict[str, Mixer] = {
+        "short_conv": ShortConv(taps=taps, bias=has_bias),
+        "gated_delta_net": GatedDeltaNet(key_heads=groups, value_heads=groups * 2, key_dim=6, value_dim=5, taps=taps),
+        "mamba": Mamba(
+            inner=20, state=6, rank=3, taps=taps, conv_bias=has_bias, bias=has_bias, norms=norms, norm_epsilon=1e-2
+        ),
+        "mamba2": Mamba2(
+            heads=4,
+            head_dim=5,
+            state=6,
+            groups=groups,
+            taps=taps,
+            chunk=16,
+            conv_bias=has_bias,
+            bias=has_bias,
+            norm=norm,
+        ),
+    }
+    kind = chance.choice(sorted(mixers))
     patterns = ((kind,), (kind, "attention"), ("attention", kind), (kind, kind, "attention"))
-    fields = {"mixers": chance.choice(patterns), kind: geometry}
+    fields = {"mixers": chance.choice(patterns), kind: mixers[kind]}
     # a small epsilon enlarges the rounding of small outputs of the scan
-    return fields | ({"norm_epsilon": 1e-4} if kind == "gated_delta_net" else {})
+    return fields | ({} if kind == "short_conv" else {"norm_epsilon": 1e-4})
+
+
+def _of_halves(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Return layers of one branch, and experts without a gate, each in some of the models that may have them."""
+    fields: dict[str, Any] = {}
+    if chance.random() < 0.4 and not model.block.startswith("parallel"):
+        mixers, feeds_first = model.mixers or ("attention",), chance.random() < 0.5
+        alternating = [kind for mixer in mixers for kind in (("none", mixer) if feeds_first else (mixer, "none"))]
+        fields = {"feed_forwards": (feeds_first, not feeds_first)}
+        fields |= chance.choice(({"mixers": tuple(alternating)}, {}))
+    moe = model.moe
+    if (
+        moe
+        and model.mlp == "gated"
+        and model.activation == "silu"
+        and moe.weighs == "outputs"
+        and chance.random() < 0.2
+    ):
+        fields |= {"mlp": "plain", "activation": chance.choice(("relu2", "gelu"))}
+    routed = model.replace(**fields)
+    return fields if moe is None or any(map(routed.is_moe, range(routed.layers))) else {}
 
 
 def _of_gates(chance: random.Random, model: Model) -> dict[str, Any]:

@@ -70,6 +70,18 @@ DELTA = {
     "rms_norm_eps": 0.1,  # a small one enlarges the rounding of the scan's small outputs, in transformers too
 }  # fmt: skip
 
+MAMBA2 = {
+    "mamba_n_heads": 4, "mamba_d_head": 24, "mamba_n_groups": 2, "mamba_d_state": 6, "mamba_d_conv": 3,
+    "mamba_expand": 2, "mamba_chunk_size": 16,
+    "rms_norm_eps": 0.1,  # a small one enlarges the rounding of the scan's small outputs, in transformers too
+}  # fmt: skip
+HYBRID = {key: value for key, value in PLAIN.items() if key != "head_dim"} | MAMBA2
+
+STATES = {
+    "vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 2, "tie_word_embeddings": False, "state_size": 6,
+    "time_step_rank": 5, "conv_kernel": 3, "layer_norm_epsilon": 0.1,
+}  # fmt: skip
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": PLAIN,
     "internlm3": PLAIN,
@@ -115,6 +127,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {key: value for key, value in EXPERTS.items() if key != "intermediate_size"}
     | {"num_experts": 4, "shared_expert_intermediate_size": 16}
     | DELTA,
+    "bamba": HYBRID | {"attn_layer_indices": [1]},
+    "granitemoehybrid": HYBRID
+    | GRANITE
+    | {"num_experts_per_tok": 2, "num_local_experts": 4, "shared_intermediate_size": 20, "num_hidden_layers": 3}
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "mamba2": {
+        "vocab_size": 131, "hidden_size": 48, "num_hidden_layers": 2, "tie_word_embeddings": False, "num_heads": 4,
+        "head_dim": 24, "state_size": 6, "n_groups": 2, "chunk_size": 16, "conv_kernel": 3, "layer_norm_epsilon": 0.1,
+    },
+    "nemotron_h": EXPERTS
+    | {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+        "mamba_num_heads": 4, "mamba_head_dim": 10, "ssm_state_size": 6, "n_groups": 2, "chunk_size": 16,
+        "conv_kernel": 3, "layer_norm_epsilon": 0.1, "n_routed_experts": 8, "moe_shared_expert_intermediate_size": 20,
+    },
+    "mamba": STATES,
+    "falcon_mamba": STATES,
+    "jamba": {key: value for key, value in PLAIN.items() if key != "head_dim"}
+    | {"num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 3, "attn_layer_period": 2}
+    | {"attn_layer_offset": 1, "mamba_d_state": 6, "mamba_dt_rank": 5, "mamba_d_conv": 3, "rms_norm_eps": 0.1},
     "lfm2": PLAIN | {"full_attn_idxs": [1], "block_multiple_of": 8},
     "lfm2_moe": EXPERTS | {"num_experts": 4, "layer_types": ["full_attention", "conv"], "num_dense_layers": 1},
     "arcee": PLAIN,
@@ -375,6 +407,43 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "linear_value_head_dim": (7,),
     "full_attention_interval": (1, 3),
     "conv_bias": (True,),
+    "mamba_n_heads": (2, 5),
+    "mamba_d_head": (12, "auto"),
+    "mamba_n_groups": (1, 4, 3),
+    "mamba_d_state": (5,),
+    "mamba_d_conv": (1, 4),
+    "mamba_expand": (1, 3),
+    "mamba_chunk_size": (8, 64),
+    "mamba_conv_bias": (False,),
+    "mamba_proj_bias": (True,),
+    "time_step_rank": (3, "auto"),
+    "mamba_dt_rank": (3, "auto"),
+    "mixer_rms_eps": (0.05,),
+    "attn_layer_period": (1, 3),
+    "attn_layer_offset": (0, 3),
+    "expert_layer_period": (1, 3),
+    "expert_layer_offset": (0, 3),
+    "state_size": (5,),
+    "expand": (1, 3),
+    "chunk_size": (8, 64),
+    "conv_kernel": (1, 4),
+    "n_groups": (1, 3),
+    "use_conv_bias": (False,),
+    "residual_in_fp32": (False,),
+    "time_step_min": (0.3,),
+    "mamba_dt_min": (0.3,),
+    "mamba_num_heads": (6, 5),
+    "mamba_head_dim": (7,),
+    "ssm_state_size": (5,),
+    "mamba_hidden_act": ("swish", "gelu"),
+    "mlp_hidden_act": ("relu2", "silu"),
+    "moe_shared_expert_intermediate_size": (56,),
+    "moe_latent_size": (24,),
+    "layers_block_type": (["mamba", "attention"], ["mlp", "moe"], ["full_attention"], None),
+    "hybrid_override_pattern": ("M-*E", "ME"),
+    "time_step_limit": ((0.1, 0.7), (0.2, float("inf")), None),
+    "attn_layer_indices": ([0], [0, 1], [], None),
+    "position_embedding_type": ("rope", None),
     "conv_L_cache": (1, 2, 5),
     "full_attn_idxs": ([0], [0, 1], [], None),
     "block_auto_adjust_ff_dim": (False, True),

@@ -184,8 +184,8 @@ def test_resolve_prefers_the_catalog() -> None:
         ("a.json", '{"model_type": "llama", "hidden_size": "wide"}', "a: hidden_size: "),
         (
             "a.json",
-            '{"architectures": ["Mamba2ForCausalLM"]}',
-            "architecture 'Mamba2ForCausalLM' is not read: its layers",
+            '{"architectures": ["Zamba2ForCausalLM"]}',
+            "architecture 'Zamba2ForCausalLM' is not read: its layers",
         ),
         (
             "a.json",

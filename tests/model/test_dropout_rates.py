@@ -48,7 +48,7 @@ def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monke
         for weight in theirs.parameters():
             weight.zero_()
         theirs(torch.ones(1, TOKENS, dtype=torch.long), use_cache=False)
-    layers, attentions = model.layers, sum(model.mixer(layer) is None for layer in range(model.layers))
+    layers, attentions = model.layers, sum(model.attends(layer) for layer in range(model.layers))
     scores = [rate for rate, shape in calls if shape[1:-1] == (model.heads, TOKENS)]
     stream = [rate for rate, shape in calls if shape == (1, TOKENS, model.width)]
     assert len(scores) + len(stream) == len(calls)

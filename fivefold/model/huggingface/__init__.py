@@ -3,6 +3,7 @@
 families/                    one module per family: its record of keys, defaults, mapping, tensor names and writing
 family · decoder             the record; keys, defaults and names that many families share
 config · mapping · rope      a config.json as a validated record; fields of ``Model`` that several families read equally
+state_space                  keys, geometry and tensor names of Mamba and Mamba-2 layers
 read · keys                  converts a config.json to a model; handling of keys that are not read
 write                        converts a model to a config.json
 tensors                      maps our weights to tensors of a checkpoint: names, experts, order of rotary rows

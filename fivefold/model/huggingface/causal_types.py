@@ -17,9 +17,7 @@ _NEEDED = {
         MiniMaxForCausalLM
     """,
     "its layers, or some of them, are state-space layers (Mamba 1 or 2)": """
-        mamba MambaForCausalLM; mamba2 Mamba2ForCausalLM; falcon_mamba FalconMambaForCausalLM; falcon_h1
-        FalconH1ForCausalLM; bamba BambaForCausalLM; granitemoehybrid GraniteMoeHybridForCausalLM; jamba
-        JambaForCausalLM; nemotron_h NemotronHForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
+        falcon_h1 FalconH1ForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
     "most of its layers are gated short convolutions": """
         lfm3 Lfm3ForCausalLM

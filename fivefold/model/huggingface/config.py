@@ -92,6 +92,23 @@ class Config(Record):
 
     conv_taps: Taps = 3
     conv_bias: bool = False
+    ssm_heads: Heads = 1
+    ssm_head_dim: HeadDim | str | None = None  # "auto": of heads that together are ssm_expand · hidden_size wide
+    ssm_groups: Heads = 1
+    ssm_state: HeadDim = 1
+    ssm_expand: Layers = 2
+    ssm_chunk: Tokens = 256
+    ssm_bias: bool = False
+    ssm_rank: Latent | str = "auto"  # "auto": a sixteenth of the stream's width
+    mixer_rms_eps: Positive = 1e-6
+    attn_layer_period: Layers = 1
+    attn_layer_offset: Layer = 0
+    expert_layer_period: Layers = 1
+    expert_layer_offset: Layer = 0
+    time_step_min: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    layer_pattern: str | None = None  # a letter for each layer
+    time_step_limit: tuple[Any, ...] | None = None  # smallest and largest step of a state-space layer
+    position_embedding_type: str | None = None
     linear_key_heads: Heads = 16
     linear_value_heads: Heads = 32
     linear_key_dim: HeadDim = 128

@@ -35,7 +35,10 @@ _HARMLESS = """
     ep_size seq_aux num_nextn_predict_layers num_mtp_layers qk_head_dim max_length min_length temperature top_k top_p
     do_sample num_beams repetition_penalty bad_words_ids suppress_tokens initial_context_length experts_per_token
     n_ctx max_window_layers is_llama_config transformers.js_config attention_softmax_in_fp32
-    scale_attention_softmax_in_fp32 embedding_initializer_range enable_moe_fp32_combine
+    scale_attention_softmax_in_fp32 embedding_initializer_range enable_moe_fp32_combine residual_in_fp32
+    rescale_prenorm_residual use_mamba_kernels num_logits_to_keep mamba_ssm_cache_dtype moe_shared_expert_overlap
+    time_step_rank time_step_min time_step_floor time_step_max time_step_scale time_step_init_scheme use_mambapy
+    use_falcon_mambapy use_associative_scan mtp_layers_block_type z_loss_coefficient
 """
 HARMLESS = frozenset(_HARMLESS.split())
 _ENDS = ("_token_id", "_token_ids", "_token_index", "_token")

@@ -99,8 +99,8 @@ def _normalized(model: Model) -> Model:
     )
     rotates = [model.rotates(layer) for layer in range(model.layers)]
     slides = [model.slides(layer) for layer in range(model.layers)]
-    # a layer with another token mixer rotates nothing, whatever the pattern says of it
-    patterned = tuple(rotates[layer] or model.mixer(layer) is not None for layer in range(model.layers))
+    # a layer without attention rotates nothing, whatever the pattern says of it
+    patterned = tuple(rotates[layer] or not model.attends(layer) for layer in range(model.layers))
     if not any(rotates):
         default_fields = {field: ModelShape.model_fields[field].default for field in ROTARY}
         model = model.replace(position="none" if model.position == "rope" else model.position, **default_fields)
@@ -111,6 +111,7 @@ def _normalized(model: Model) -> Model:
         attention_dropout=None,
         embedding_dropout=None,
         moe=moe,
+        mamba2=model.mamba2 and model.mamba2.replace(chunk=1),
         norm_bias=NORMS[model.norm].has_bias and model.norm_bias and model.norm_weight,
         window_kind=model.window_kind if any(slides) else "sliding",
         temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,

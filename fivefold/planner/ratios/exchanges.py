@@ -76,7 +76,7 @@ def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     dense = [weight.shape for weight in weights if not weight.kind.startswith("expert")]
     expert_flops = round(2 * job.sequence * share * sum(prod(shape) for shape in experts if len(shape) == 3))
     dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
-    causal, attends = job.stack.attention != "unfused", model.mixer(layer) is None
+    causal, attends = job.stack.attention != "unfused", model.attends(layer)
     pairs = attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
     attention = 2 * model.heads * sum(_head_dims(model)) * pairs
     return Layer(

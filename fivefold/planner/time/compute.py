@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Machine
-from fivefold.model.mixers.gated_delta_net import CHUNK
 from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time import roofline
@@ -127,10 +126,9 @@ class Prices:
         Our engine computes in fp32; the kernels of flash-linear-attention multiply in the dtype of the activations. The
         chain of states from chunk to chunk is priced as if it were parallel too.
         """
-        heads, tokens, dim = op.shape
-        chunk, batch = min(tokens, CHUNK), heads * ceil_div(tokens, CHUNK)
-        product = self.matmul(chunk, chunk, dim, dtype="fp32" if self.ours else self.wide, batch=batch)
-        per_flop = product / (2 * chunk * chunk * dim * batch)
+        rows, columns, inner = op.shape
+        product = self.matmul(rows, columns, inner, dtype="fp32" if self.ours else self.wide, batch=op.batch)
+        per_flop = product / (2 * rows * columns * inner * op.batch)
         return OpTime(
             max(self.moving(op.moved_bytes), op.flops * per_flop),
             max(self.moving(op.moved_backward_bytes), (op.backward_flops or 2 * op.flops) * per_flop),

@@ -90,7 +90,9 @@ class Regions:
             self._wrap(linear, "gemms", Gemms(self.recorder, linear.gemms, names))
         for path, part in built.module.named_modules():
             if isinstance(part, Experts):
-                weight_names = {id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in GROUPED}
+                weight_names = {
+                    id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in (*part.entries, "down")
+                }
                 self._wrap(part, "gemms", GroupedGemms(self.recorder, part.gemms, weight_names))
             if compiled and path.startswith("blocks."):  # a replaced attribute inside would recompile it
                 if path.count(".") == 1:
@@ -279,7 +281,7 @@ class GroupedGemms(Gemms):
 
     def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
         super().__init__(recorder, inner, names)
-        self.order = cycle([next(path for path in names.values() if path.endswith(f".{name}")) for name in GROUPED])
+        self.order = cycle([path for name in GROUPED for path in names.values() if path.endswith(f".{name}")])
 
     def wgrad(self, *inputs: Any) -> Tensor:
         """Call and record the inner ``wgrad``."""

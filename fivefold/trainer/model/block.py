@@ -4,6 +4,8 @@ pre       y = x + A(n1(x))           z = y + F(n2(y))                 Llama
 post      y = x + n1(A(x))           z = y + n2(F(y))                 OLMo 2
 sandwich  y = x + n1'(A(n1(x)))      z = y + n2'(F(n2(y)))            Gemma 2
 parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX     shared: F(n1(x)), Command-R
+
+A layer may lack either branch, with its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer.
 """
 
 from __future__ import annotations
@@ -35,46 +37,46 @@ class Block(nn.Module):
         self.run: Run = direct
         self.kind = model.block
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
-        has_post_norms = model.block == "sandwich"
-        self.norm1 = norm(model, model.width)
-        mixer = model.mixer_name(layer)
-        attends = mixer == "attention"
+        has_post_norms, mixer, feeds = model.block == "sandwich", model.mixer_name(layer), model.feeds(layer)
+        mixes, attends, routes = mixer != "none", model.attends(layer), model.is_moe(layer)
+        self.norm1 = norm(model, model.width) if mixes else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
-        self.mixer = None if attends else MODULES[mixer](model)
-        self.norm1_post = norm(model, model.width) if has_post_norms else None
-        self.norm2 = None if model.block == "parallel_shared" else norm(model, model.width)
-        self.moe = Moe(model) if model.is_moe(layer) else None
-        self.mlp = None if model.is_moe(layer) else Mlp(model, ffn=model.ffn, name="mlp")
-        self.norm2_post = norm(model, model.width) if has_post_norms else None
+        self.mixer = MODULES[mixer](model) if mixes and not attends else None
+        self.norm1_post = norm(model, model.width) if has_post_norms and mixes else None
+        self.norm2 = norm(model, model.width) if feeds and model.block != "parallel_shared" else None
+        self.moe = Moe(model) if routes else None
+        self.mlp = Mlp(model, ffn=model.ffn, name="mlp") if feeds and not routes else None
+        self.norm2_post = norm(model, model.width) if has_post_norms and feeds else None
         self.drops = nn.ModuleDict()
         if model.dropout:
-            places = {"attention": ATTENTION, "mlp": FEED_FORWARD}
-            for branch, place in places.items():
-                self.drops[branch] = Dropout(model.dropout, place=place_in(layer, place))
+            places = (("attention", ATTENTION, mixes), ("mlp", FEED_FORWARD, feeds))
+            for branch, place, is_there in places:
+                if is_there:
+                    self.drops[branch] = Dropout(model.dropout, place=place_in(layer, place))
 
     @property
-    def token_mixer(self) -> nn.Module:
-        """Return attention, or the token mixer that the layer has instead."""
-        layer = self.attention or self.mixer
-        assert layer is not None
-        return layer
+    def token_mixer(self) -> nn.Module | None:
+        """Return attention, or the token mixer that the layer has instead; None: it has none."""
+        return self.attention or self.mixer
 
     @property
-    def feed_forward(self) -> nn.Module:
-        """Return the mixture of experts or the MLP."""
-        layer = self.moe or self.mlp
-        assert layer is not None
-        return layer
+    def feed_forward(self) -> nn.Module | None:
+        """Return the mixture of experts or the MLP; None: the layer has neither."""
+        return self.moe or self.mlp
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
         """Apply the layer: [R, D] → [R, D]."""
         is_post, is_parallel = self.kind == "post", self.kind in ("parallel", "parallel_shared")
-        h_RD: Tensor = x_RD if is_post else self.run("norm1", self.norm1, x_RD)
-        a_RD: Tensor = self.token_mixer(h_RD, rows)
-        entry_RD = h_RD if self.norm2 is None else None  # input of the feed-forward, if it is that of attention
-        del h_RD
-        y_RD = self._added("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
-        del a_RD
+        y_RD, entry_RD = x_RD, None
+        if self.token_mixer is not None:
+            h_RD: Tensor = x_RD if is_post else self.run("norm1", self.norm1, x_RD)
+            a_RD: Tensor = self.token_mixer(h_RD, rows)
+            entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
+            del h_RD
+            y_RD = self._added("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
+            del a_RD
+        if self.feed_forward is None:
+            return y_RD
         if entry_RD is None:
             stream_RD = x_RD if is_parallel else y_RD
             entry_RD = stream_RD if is_post else self.run("norm2", self.norm2, stream_RD)

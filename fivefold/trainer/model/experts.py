@@ -61,7 +61,7 @@ class GroupedGemms:
 
 
 class Experts(nn.Module):
-    """Gated experts of this rank: ``gate``, ``up`` [E, F, D], ``down`` [E, D, F].
+    """Experts of this rank: ``gate`` unless they are plain, ``up`` [E, F, D], ``down`` [E, D, F].
 
     Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False if another etp rank adds the
     bias of ``down``; ``copies``: number of ranks that send an expert the same token, by which weight gradients are
@@ -76,19 +76,20 @@ class Experts(nn.Module):
         self.wgrad_store, self.ends, self.gemms = WgradStore(), read_ends, GroupedGemms()
         self.adds_bias, self.copies = True, 1
         self.meanwhile: list[Work] | None = None
-        for name, outof, into in (
-            ("gate", moe.ffn, model.width),
-            ("up", moe.ffn, model.width),
-            ("down", model.width, moe.ffn),
-        ):
+        self.entries = ("gate", "up") if model.mlp == "gated" else ("up",)
+        sizes = [(name, moe.ffn, model.width) for name in self.entries] + [("down", model.width, moe.ffn)]
+        for name, outof, into in sizes:
             self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, outof, into)))
             if moe.expert_bias:
                 self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, outof)))
 
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-        """Compute gate and up, each [n, F], of rows [n, D] in order of expert, whose groups end at ``offsets`` [E]."""
-        products = _grouped_linears(x, offsets, self, ("gate", "up"))
-        return tuple(self._biased(y, name, offsets) for y, name in zip(products, ("gate", "up"), strict=True))
+        """Compute gate and up, each [n, F], of rows [n, D] in order of expert, whose groups end at ``offsets`` [E].
+
+        Plain experts have no gate.
+        """
+        products = _grouped_linears(x, offsets, self, self.entries)
+        return tuple(self._biased(y, name, offsets) for y, name in zip(products, self.entries, strict=True))
 
     def last(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
         """Apply ``down`` to activations [n, F] → [n, D]; they already contain the routing weights ``share`` [n]."""

@@ -112,7 +112,7 @@ class Moe(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         assert model.moe is not None
-        self.moe, self.activation = model.moe, model.activation
+        self.moe, self.activation, self.is_gated = model.moe, model.activation, model.mlp == "gated"
         self.run: Run = direct
         self.kernels: Kernels = EAGER
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
@@ -138,10 +138,11 @@ class Moe(nn.Module):
             shared_RD = self.run("moe.shared_gate", self.shared_gate, x_RD, shared_RD)
         routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)
         offsets = self.dispatcher.offsets(plan)
-        gate, up = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)
+        entries = self.run("moe.experts.gate_up", self.experts.gate_up, routed, offsets)  # gate and up, or up alone
         del routed
-        act = self.run("moe.experts.act", self._activate, gate, up, share)
-        del gate, up
+        name = () if self.is_gated else (self.activation,)
+        act = self.run("moe.experts.act", self._activate, *entries, share, *name)
+        del entries
         expert_out = self.run("moe.experts.down", self.experts.last, act, share, offsets)
         del act
         expert_out = self.run("moe.return", self.dispatcher.combine, expert_out, plan)
@@ -150,6 +151,8 @@ class Moe(nn.Module):
 
     @property
     def _activate(self) -> Callable[..., Tensor]:
+        if not self.is_gated:
+            return self.kernels.weighted_plain
         methods = INPUT_WEIGHTED if self.moe.weighs == "inputs" else WEIGHTED
         activate: Callable[..., Tensor] = getattr(self.kernels, methods[self.activation])
         return activate

@@ -27,6 +27,8 @@ from fivefold.trainer.model.operation import outside_graphs, skip_wrappers
 from fivefold.trainer.parallel.recomputed import Function, Operation, OutputsByStorage, SavedHandle, restore
 
 Compile = Callable[[Function], Function]
+END_OF_FEED_FORWARD = ("mlp.", "moe.")  # how the names of operations near a block's end begin
+END_OF_MIXER = ("attention.out", "mixer.out")  # of a block without a feed-forward
 
 
 def attach(
@@ -45,14 +47,14 @@ def attach(
     for block, recomputes in blocks:
         block_groups = groups if recomputes else frozenset()
         if compiled is not None and block_groups <= {"layer"}:
-            if not block_groups and next(name for name, _ in block.named_parameters()).startswith("norm1"):
+            if not block_groups and next(name for name, _ in block.named_parameters()).startswith("norm"):
                 linear_op.attach(block.modules())
             block.forward = compiled(block.forward)
             torch._dynamo.eval_frame.skip_code(_FullRecompute.run.__code__)  # compiled within its callers only
         if not block_groups:
             continue
         recorder = (
-            _FullRecompute(block.forward)
+            _FullRecompute(block.forward, ends=END_OF_MIXER if block.feed_forward is None else END_OF_FEED_FORWARD)
             if "layer" in block_groups
             else _SelectiveRecompute(block.forward, block_groups, compiled)
         )
@@ -137,8 +139,8 @@ class _SelectiveRecompute:
 class _FullRecompute:
     """Recomputes a full block from its input. ``run`` records after which operation the recomputation may stop."""
 
-    def __init__(self, forward: Function) -> None:
-        self.inner, self.here = forward, _ThreadState()
+    def __init__(self, forward: Function, *, ends: tuple[str, ...]) -> None:
+        self.inner, self.here, self.ends = forward, _ThreadState(), ends
 
     def forward(self, *inputs: Any) -> Any:
         """Run the block's forward; in training, keep its input and save handles for everything else."""
@@ -155,7 +157,7 @@ class _FullRecompute:
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
         """Run one operation; watch those near a block's end, as they may save only inputs. Others stay compiled."""
-        if name.startswith(("mlp.", "moe.")) and not name.endswith("act"):
+        if name.startswith(self.ends) and not name.endswith("act"):
             return self._watched(function, *inputs)
         return function(*inputs)
 

@@ -16,6 +16,8 @@ from torch import Tensor
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.mamba import Mamba
+from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 
@@ -62,6 +64,28 @@ MODELS: dict[str, Model] = {
             output_gate=True,
             norm_epsilon=1e-4,  # a small one enlarges the rounding of small outputs of the scan
             moe=EXPERTS.replace(shared_gate=True),
+        ),
+        DENSE.replace(
+            name="mamba2",
+            mixers=("mamba2", "mamba2", "attention"),
+            mamba2=Mamba2(heads=4, head_dim=6, state=10, groups=2, chunk=16),
+            norm_epsilon=1e-4,  # as of "delta"
+        ),
+        DENSE.replace(
+            name="mamba",
+            mixers=("mamba", "attention"),
+            feed_forwards=(False, True),
+            mamba=Mamba(inner=48, state=6, rank=5, norms="weighted"),
+        ),
+        DENSE.replace(
+            name="nemotron",
+            mixers=("mamba2", "none", "attention", "none"),
+            feed_forwards=(False, True),
+            mamba2=Mamba2(heads=4, head_dim=6, state=10, groups=2, chunk=16),
+            norm_epsilon=1e-4,
+            mlp="plain",
+            activation="relu2",
+            moe=EXPERTS.replace(pattern=(False, True, False, False)),
         ),
         DENSE.replace(name="latent", kv_heads=8, mla=LATENT.replace(q_rank=None)),
     )

@@ -120,7 +120,7 @@ def without_gradient(model: Model) -> list[str]:
 
 def stills(model: Model, layer: int) -> bool:
     """Whether a layer attends without rotary positions."""
-    return model.mixer(layer) is None and not model.rotates(layer)
+    return model.attends(layer) and not model.rotates(layer)
 
 
 def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> dict[str, float]:
@@ -141,8 +141,8 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
     # of that size. Layouts that add in the same order (pp alone) differ by 0. A gradient that is lost is wrong by 0.03
     # or more, and no other weight is measured in this way.
     for name in norms:
-        if name.endswith(("mixer.a_log", "mixer.dt_bias")):
-            rates = f"{name.rpartition('.')[0]}.a.weight"
+        rates = f"{name.rpartition('.')[0]}.a.weight"
+        if name.endswith(("mixer.a_log", "mixer.dt_bias")) and rates in norms:
             norms[name] = max(norms[name], norms[rates] / whole[rates].shape[-1] ** 0.5)
     return {
         name: inf if (delta < 0).any() else float(np.linalg.norm(delta)) / (norms[name] or 1.0)

@@ -21,6 +21,8 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.mamba import Mamba
+from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, Temperature
 from fivefold.model.spec import Model
@@ -123,6 +125,28 @@ OWN: Mapping[str, Model] = {
         gated_delta_net=GatedDeltaNet(key_heads=2, value_heads=4, key_dim=6, value_dim=10),
         output_gate=True,
         moe=MoE(experts=8, topk=2, ffn=96, shared_experts=1, shared_gate=True, dense_layers=1),
+    ),
+    "mamba2": TINY.replace(
+        mixers=("mamba2", "attention"), mamba2=Mamba2(heads=4, head_dim=16, state=10, groups=2, chunk=64)
+    ),
+    "gated mamba2": TINY.replace(
+        mixers=("mamba2",), mamba2=Mamba2(heads=6, head_dim=10, state=32, chunk=32, conv_bias=False, norm="none")
+    ),
+    "mamba": TINY.replace(
+        mixers=("mamba", "attention"),
+        feed_forwards=(False, True),
+        mamba=Mamba(inner=128, rank=4, norms="weighted"),
+    ),
+    "falcon mamba": TINY.replace(
+        mixers=("mamba",), feed_forwards=(False,), mamba=Mamba(inner=96, state=8, rank=6, norms="unit", bias=True)
+    ),
+    "nemotron": TINY.replace(
+        mixers=("mamba2", "none", "attention", "none"),
+        feed_forwards=(False, True),
+        mamba2=Mamba2(heads=4, head_dim=16, state=10, groups=2, chunk=64),
+        mlp="plain",
+        activation="relu2",
+        moe=MoE(experts=8, topk=2, ffn=96, shared_experts=1, pattern=(False, True, False, False)),
     ),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }

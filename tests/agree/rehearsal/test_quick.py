@@ -127,6 +127,18 @@ CASES = (
     Case("delta", 4, "dp4 ep2 zero2 mbs1 ac=core+out", 64, 8),  # one chunk, without a state
     Case("delta", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
     Case("qwen3-next-80b-a3b", 4, "dp2 zero1 mbs1", 4096, 8),
+    Case("mamba2", 4, "dp2 zero3 mbs2", 192, 8),
+    Case("mamba2", 4, "dp2 pp2 zb1p zero1 mbs2", 100, 16, "fp32"),  # a chunk and a part of one
+    Case("mamba2", 4, "dp4 zero2 mbs1 ac=core+out", 64, 8),  # one chunk, without a state
+    Case("mamba2", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8),
+    Case("gated mamba2", 4, "dp2 zero1 mbs1", 192, 8, "fp32"),
+    Case("mamba", 4, "dp2 zero3 mbs2", 192, 8),
+    Case("mamba", 4, "dp2 pp2 zb1p zero1 mbs2", 100, 16, "fp32"),
+    Case("falcon mamba", 4, "dp2 zero1 mbs1 ac=core", 192, 8),
+    Case("falcon mamba", 4, "dp2 pp2 zbv zero1 mbs1 ac=full", 192, 8, "fp32"),
+    Case("nemotron", 4, "dp2 ep2 zero3 mbs1", 192, 8),
+    Case("nemotron", 8, "dp2 pp2 ep2 zb1p zero1 mbs1", 192, 8, "fp32"),
+    Case("nemotron", 8, "dp2 pp2 zbv zero2 mbs1 ac=act+norm", 192, 8),
     # four micro-batches: reduced after every backward, or its W, which a norm's gradient waits for; or once a step
     Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32),
     Case("llama3-8b", 4, "dp8 zero3 mbs1", 4096, 32, reduce="step"),

@@ -49,7 +49,7 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
     assert model.parameters == size(module) + (further(module) if model.mtp else 0)
     assert model.replace(source="") == build_model(name).replace(source="")  # the old keys and those of transformers 5
     scales = [part.scaling for part in module.modules() if hasattr(part, "scaling")]
-    attentions = sum(model.mixer(layer) is None for layer in range(model.layers))
+    attentions = sum(model.attends(layer) for layer in range(model.layers))
     assert scales == pytest.approx([scale_of(model)] * attentions, rel=1e-12)
     norms = [part for part in module.modules() if "Norm" in type(part).__name__]
     assert {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms} == {

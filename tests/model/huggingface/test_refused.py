@@ -16,8 +16,8 @@ from tests.model.mutations import FAMILIES as SMALL
 NESTED = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_type": "yarn", "factor": 2.0}}
 BARE: list[tuple[dict[str, Any], str]] = [
     (
-        {"model_type": "mamba"},
-        "x: architecture 'mamba' is not read: its layers, or some of them, are state-space layers",
+        {"model_type": "zamba2"},
+        "x: architecture 'zamba2' is not read: its layers, or some of them, are state-space layers",
     ),
     (
         {"architectures": ["BertModel"], "model_type": "llama"},

@@ -55,8 +55,8 @@ def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
 
 
 def test_a_family_without_names_is_refused() -> None:
-    with pytest.raises(UserError, match=r"unknown family of weights 'mamba'"):
-        list(parts(build_model("gpt-oss-20b"), family="mamba"))
+    with pytest.raises(UserError, match=r"unknown family of weights 'zamba'"):
+        list(parts(build_model("gpt-oss-20b"), family="zamba"))
 
 
 def test_rows_within_a_fused_tensor() -> None:

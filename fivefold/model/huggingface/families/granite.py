@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, same
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, drop_keys, same
 from fivefold.model.huggingface.family import Family, Fused, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -15,10 +15,12 @@ from fivefold.model.huggingface.mapping import (
     list_sliding_layers,
     read_attention_bias,
     read_experts,
+    read_mixers,
     read_shared_expert,
     read_windows,
 )
 from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | same(
@@ -102,6 +104,30 @@ def _build_granitemoeshared(config: Config) -> Model:
     return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
 
 
+def _build_granitemoehybrid(config: Config) -> Model:
+    """Build Granite 4: Mamba-2 in most layers; the shared expert is the MLP of a model without experts."""
+    default: tuple[MixerName, ...] = tuple("mamba2" for _ in range(config.num_hidden_layers))
+    geometry: dict[MixerName, Any] = {"mamba2": state_space.read_mamba2(config)}
+    fields = read_mixers(config, geometry, kinds=state_space.KINDS, default=default)
+    rotary = read_rope(config) if config.position_embedding_type == "rope" else {"position": "none"}
+    fields |= rotary | read_attention_bias(config) | _read_factors(config)
+    if config.num_experts:
+        return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
+    if not config.shared_expert_intermediate_size:
+        raise config.mistake("shared_intermediate_size=0 leaves no MLP in a model without experts; give its width")
+    return build_model(config, **fields, ffn=config.shared_expert_intermediate_size)
+
+
+def _write_granitemoehybrid(model: Model) -> dict[str, Any]:
+    kinds = ["full_attention" if model.attends(layer) else "linear_attention" for layer in range(model.layers)]
+    return {
+        "layer_types": kinds,
+        "position_embedding_type": "rope" if model.position == "rope" else None,
+        **({} if model.moe else {"shared_intermediate_size": model.ffn, "num_local_experts": 0}),
+        **state_space.write_mamba2(model),
+    }
+
+
 def _build_granite(config: Config) -> Model:
     fields = read_rope(config) | read_attention_bias(config) | _read_factors(config)
     return build_model(config, **fields, mlp_bias=config.mlp_bias)
@@ -137,6 +163,25 @@ GRANITEMOESHARED = Family(
     defaults=EXPERT_DEFAULTS,
     to_model=_build_granitemoeshared,
     tensors=EXPERT_TENSORS | SHARED_TENSORS,
+    stacked_tensors=STACKED,
+)
+HYBRID_GATE_UP = ("mlp.gate", "mlp.up")
+GRANITEMOEHYBRID = Family(
+    model_type="granitemoehybrid",
+    architecture="GraniteMoeHybridForCausalLM",
+    keys=drop_keys(EXPERT_KEYS, "hidden_act")
+    | SHARED_KEY
+    | state_space.KEYS
+    | {"layers_block_type": "layer_types", **same("layer_types position_embedding_type")},
+    defaults={**EXPERT_DEFAULTS, **state_space.DEFAULTS, "shared_expert_intermediate_size": 1024},
+    supported=state_space.ACTIVATION,
+    to_model=_build_granitemoehybrid,
+    write=_write_granitemoehybrid,
+    tensors=EXPERT_TENSORS
+    | SHARED_TENSORS
+    | state_space.list_tensors("mamba")
+    | dict.fromkeys(HYBRID_GATE_UP, Fused("shared_mlp.input_linear", HYBRID_GATE_UP))
+    | {"mlp.down": "shared_mlp.output_linear"},
     stacked_tensors=STACKED,
 )
 GRANITE_SWA = Family(
@@ -198,6 +243,7 @@ FAMILIES = (
     GRANITE,
     GRANITEMOE,
     GRANITEMOESHARED,
+    GRANITEMOEHYBRID,
     GRANITE_SWA,
     GRANITEMOE_SWA,
     GRANITE_DOCLING_TEXT,

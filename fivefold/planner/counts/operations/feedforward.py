@@ -285,6 +285,8 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     needs_fp32_gradient = ACTIVATIONS[model.activation].widens_weighted_gradient
     fp32_bytes = rows * ffn * 2 if width < 4 and local.facts.weighs_in_own_kernel and needs_fp32_gradient else 0
     scratch = activation.backward_scratch + fp32_bytes
+    if model.mlp == "plain" and local.facts.weighs_in_own_kernel:  # the gradient, times the weight
+        scratch = rows * ffn * width
     if moe.weighs == "inputs" and local.facts.weighs_in_own_kernel:  # gate and up, each times the weight
         scratch = 2 * rows * ffn * width
     ops.append(

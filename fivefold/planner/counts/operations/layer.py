@@ -72,11 +72,16 @@ def block(local: Local, *, layer: int) -> list[Op]:
 
 
 def attention_half(local: Local, *, layer: int) -> list[Op]:
-    """List a layer's operations up to its first residual addition, x → y; they do not depend on expert degrees."""
+    """List a layer's operations up to its first residual addition, x → y; they do not depend on expert degrees.
+
+    A layer without a token mixer has none.
+    """
     model = local.model
     pre, post = model.block != "post", model.block in ("post", "sandwich")
-    ops = [_normed(local, "norm1", "x")] if pre else []
     source, mixer = "norm1.out" if pre else "x", model.mixer_name(layer)
+    if mixer == "none":
+        return []
+    ops = [_normed(local, "norm1", "x")] if pre else []
     ops += attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
     branch = "a"
     if post:
@@ -86,12 +91,15 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
 
 
 def feedforward_half(local: Local, *, layer: int) -> list[Op]:
-    """List a layer's operations after its first residual addition: y → z."""
+    """List a layer's operations after its first residual addition: y → z; a layer without a feed-forward has none."""
     model = local.model
+    if not model.feeds(layer):
+        return []
+    stream = "x" if model.mixer_name(layer) == "none" else "y"
     pre, post = model.block != "post", model.block in ("post", "sandwich")
     ops, source = list[Op](), "norm1.out"
     if model.block != "parallel_shared":  # else the MLP reads what attention reads
-        source = "x" if model.block == "parallel" else "y"
+        source = "x" if model.block == "parallel" else stream
         if pre:
             ops, source = [_normed(local, "norm2", source)], "norm2.out"
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
@@ -99,7 +107,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if post:
         name = "norm2_post" if model.block == "sandwich" else "norm2"
         ops, branch = [*ops, _normed(local, name, "d")], f"{name}.out"
-    return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, "y", "z")], layer=layer)
+    return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
 
 
 def _normed(local: Local, name: str, source: str) -> Op:
@@ -140,7 +148,7 @@ class Kind(NamedTuple):
 
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
     model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
-    the token mixer.
+    the token mixer; ``feeds``: it has a feed-forward.
     """
 
     slides: bool
@@ -148,6 +156,7 @@ class Kind(NamedTuple):
     still: bool = False
     leads: bool = False
     mixer: MixerName = "attention"
+    feeds: bool = True
 
     @property
     def representative(self) -> Kind:
@@ -159,7 +168,7 @@ def kind_of(model: Model, layer: int) -> Kind:
     """Return the kind of one block."""
     mixer = model.mixer_name(layer)
     is_still = mixer == "attention" and model.position == "rope" and not model.rotates(layer)
-    return Kind(model.slides(layer), model.is_moe(layer), is_still, mixer=mixer)
+    return Kind(model.slides(layer), model.is_moe(layer), is_still, mixer=mixer, feeds=model.feeds(layer))
 
 
 def head(local: Local) -> list[Op]:

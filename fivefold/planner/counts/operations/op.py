@@ -75,7 +75,7 @@ class Op(NamedTuple):
     backward_flops: int = 0  # 0: twice the forward
     causal_flops: int = 0  # forward, only the pairs that a causal mask lets through
     windowed_flops: int = 0  # attention with a window: forward of all cp ranks together, only visible pairs
-    shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul; sequences (scan: heads of all), tokens, head dim
+    shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul, or of a scan's products; sequences, tokens, head dim
     moved_bytes: int = 0  # read and written by the forward
     moved_backward_bytes: int = 0
     forward_scratch: int = 0
@@ -86,7 +86,7 @@ class Op(NamedTuple):
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input overwrites the kept tensor
     passes: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
-    batch: int = 1  # number of equal matmuls (experts); heads with their own norm weight
+    batch: int = 1  # number of equal matmuls (experts, chunks of a scan's heads); heads with their own norm weight
     message: Message | None = None
     gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, if their sizes differ
     recomputed: bool = False  # runs a second time, in the backward

@@ -1,6 +1,7 @@
 """Activations of feed-forward layers as autograd functions: they save their inputs and compute the activation again.
 
 plain     act(up)                gated              act(gate) · up; act: silu, gelu, gelu_tanh, relu2 = max(x, 0)²
+weighted_plain     act(up) · share of a row (experts without a gate)
 weighted_swiglu    silu(gate) · up · share of a row (experts)
 input_weighted_swiglu    silu(share · gate) · share · up, for experts whose input is weighted
 clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925)
@@ -121,6 +122,27 @@ def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
 def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(gate) · up`` for the activation ``name`` (Shazeer, arXiv:2002.05202)."""
     out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WeightedPlain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, up: Tensor, share: Tensor, activation: ActivationFunction) -> Tensor:
+        ctx.activation = activation
+        ctx.save_for_backward(up, share)
+        return activation.of(up).mul_(share[:, None])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        up, share = ctx.saved_tensors
+        share_gradient = ctx.activation.of(up).mul_(gradient).sum(-1, dtype=share.dtype)
+        weighted = gradient.clone().mul_(share[:, None])
+        return ctx.activation.gradient(weighted, up), share_gradient, None
+
+
+def weighted_plain(up: Tensor, share: Tensor, name: ActivationName) -> Tensor:
+    """Return ``act(up) · share``; ``up`` [n, F], ``share`` [n] in fp32."""
+    out: Tensor = _WeightedPlain.apply(up, share, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out
 
 

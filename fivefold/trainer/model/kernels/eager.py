@@ -20,6 +20,7 @@ class Kernels:
     plain = staticmethod(activations.plain)
     gated = staticmethod(activations.gated)
     sigmoid_gate = staticmethod(activations.sigmoid_gate)
+    weighted_plain = staticmethod(activations.weighted_plain)
     weighted_swiglu = staticmethod(activations.weighted_swiglu)
     input_weighted_swiglu = staticmethod(activations.input_weighted_swiglu)
     weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)

@@ -2,6 +2,9 @@
 
 short_conv         gated short convolution
 gated_delta_net    Gated DeltaNet with an output gate
+mamba              Mamba
+mamba2             Mamba-2
+convolution · chunks   what several kinds share: the causal convolution; a scan in chunks of tokens
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ from torch import nn
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.mixers.gated_delta_net import GatedDeltaNetMixer
+from fivefold.trainer.model.mixers.mamba import MambaMixer
+from fivefold.trainer.model.mixers.mamba2 import Mamba2Mixer
 from fivefold.trainer.model.mixers.short_conv import ShortConvMixer
 
 MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {
     "short_conv": ShortConvMixer,
     "gated_delta_net": GatedDeltaNetMixer,
+    "mamba": MambaMixer,
+    "mamba2": Mamba2Mixer,
 }

@@ -3,13 +3,14 @@
     q, k, v, z, b, a = h W        q, k, v ← silu(conv(·))        o = scan(q, k, v, b, a)        out(norm(o) · silu(z))
 
 The scan computes a chunk of tokens by matmuls and hands its state [B, heads, key dim, value dim] on to the next chunk.
-It saves its inputs alone. Its backward first computes the states again, then each chunk, from the last to the first.
-All of it is in fp32. Same formulas as transformers 5.23, ``torch_chunk_gated_delta_rule``.
+It saves its inputs alone (``chunks.py``), and is in fp32. Same formulas as transformers 5.23,
+``torch_chunk_gated_delta_rule``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from fivefold.model.mixers.gated_delta_net import CHUNK
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
-from fivefold.trainer.model.mixers.short_conv import Conv, convolve, convolve_backward, filter_gradient, wide
+from fivefold.trainer.model.mixers import chunks
+from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, wide
 from fivefold.trainer.model.operation import Run, direct, outside_graphs
 from fivefold.trainer.model.rotary import Rows
 
@@ -57,7 +59,7 @@ class GatedDeltaNetMixer(nn.Module):
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         linears = self.q, self.k, self.v, self.z, self.b, self.a
         q, k, v, z, b, a = self.run("mixer.project", fused_linears, h_RD, *linears)
-        q, k, v = self.run("mixer.core.conv", convolve_silu, q, k, v, self.conv.weight, rows.tokens)
+        q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, None, rows.tokens, q, k, v)
         heads = self.shape.key_heads, self.shape.value_heads
         o = self.run("mixer.core.scan", scan, q, k, v, b, a, self.a_log, self.dt_bias, rows.tokens, heads)
         del q, k, v, b, a
@@ -67,14 +69,6 @@ class GatedDeltaNetMixer(nn.Module):
         return out_RD
 
 
-@outside_graphs
-def convolve_silu(q: Tensor, k: Tensor, v: Tensor, weight: Tensor, tokens: int) -> tuple[Tensor, ...]:
-    """Return silu(conv(·)) of ``q``, ``k`` and ``v`` [R, ·], in sequences of ``tokens``; ``weight``: their filters."""
-    outs: tuple[Tensor, ...] = _ConvolveSilu.apply(weight, tokens, q, k, v)  # type: ignore[no-untyped-call]
-    return outs
-
-
-@outside_graphs
 def scan(
     q: Tensor,
     k: Tensor,
@@ -90,8 +84,8 @@ def scan(
 
     ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads]; ``heads``: number of key and value heads.
     """
-    out: Tensor = _Scan.apply(q, k, v, b, a, a_log, dt_bias, tokens, heads)  # type: ignore[no-untyped-call]
-    return out
+    chunk = partial(delta_chunk, heads=heads)
+    return chunks.scan(chunk, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], tokens=tokens, size=CHUNK)
 
 
 @outside_graphs
@@ -99,37 +93,6 @@ def gated_norm(x: Tensor, z: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Return ``norm(x) · weight · silu(z)``, the norm over each head; ``x``, ``z`` [R, N · H], ``weight`` [H]."""
     out: Tensor = _GatedNorm.apply(x, z, weight, epsilon)  # type: ignore[no-untyped-call]
     return out
-
-
-class _ConvolveSilu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, tokens: int, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(weight, *inputs)
-        ctx.tokens = tokens
-        filters = weight.split([x.shape[1] for x in inputs])
-        return tuple(
-            F.silu(convolve(x.view(-1, tokens, x.shape[1]), part, None), inplace=True).to(x.dtype).flatten(0, 1)
-            for x, part in zip(inputs, filters, strict=True)
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weight, *inputs = ctx.saved_tensors
-        filters = weight.split([x.shape[1] for x in inputs])
-        results = [
-            _convolve_silu_backward(*parts, tokens=ctx.tokens) for parts in zip(grads, inputs, filters, strict=True)
-        ]
-        return torch.cat([part for _, part in results]), None, *(grad for grad, _ in results)
-
-
-def _convolve_silu_backward(grad: Tensor, x: Tensor, weight: Tensor, *, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the gradients of input and filters of one silu(conv(x))."""
-    x_BTD = x.view(-1, tokens, x.shape[1])
-    convolved = convolve(x_BTD, weight, None)
-    inner = torch.ops.aten.silu_backward(grad.view(x_BTD.shape).to(convolved.dtype), convolved)
-    del convolved
-    weight_grad = filter_gradient(inner, x_BTD, weight)
-    return convolve_backward(inner, weight).to(x.dtype).flatten(0, 1), weight_grad
 
 
 class _GatedNorm(torch.autograd.Function):
@@ -156,86 +119,20 @@ class _GatedNorm(torch.autograd.Function):
         return inner.sub_(normal.mul_(mean)).mul_(rstd).to(x.dtype).flatten(1), z_grad.flatten(1), weight_grad, None
 
 
-class _Scan(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        b: Tensor,
-        a: Tensor,
-        a_log: Tensor,
-        dt_bias: Tensor,
-        tokens: int,
-        heads: tuple[int, int],
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v, b, a, a_log, dt_bias)
-        ctx.tokens, ctx.heads = tokens, heads
-        out = torch.empty_like(v)
-        outs, state = _chunks(out, tokens=tokens, heads=heads[1]), None
-        inputs = _inputs(q, k, v, b, a, tokens=tokens, heads=heads)
-        for index, chunk in enumerate(inputs):
-            o, state = delta_chunk((*chunk, a_log, dt_bias), state, is_last=index + 1 == len(inputs))
-            outs[index].copy_(o)
-            del o
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, a_log, dt_bias = ctx.saved_tensors
-        tokens, heads = ctx.tokens, ctx.heads
-        grads = [torch.empty_like(x) for x in inputs]
-        factor_grads = [torch.zeros_like(x, dtype=wide(x.dtype)) for x in (a_log, dt_bias)]
-        chunks, chunk_grads = (_inputs(*tensors, tokens=tokens, heads=heads) for tensors in (inputs, grads))
-        out_grads = _chunks(grad, tokens=tokens, heads=heads[1])
-        states: list[Tensor | None] = [None]
-        for chunk in chunks[:-1]:
-            states.append(delta_chunk((*chunk, a_log, dt_bias), states[-1], only_state=True)[1])
-        state_grad: Tensor | None = None
-        for index in reversed(range(len(chunks))):
-            state = states.pop()
-            leaves = [x.detach().requires_grad_() for x in (*chunks[index], a_log, dt_bias)]
-            leaves += [] if state is None else [state.requires_grad_()]
-            with torch.enable_grad():
-                o, new_state = delta_chunk(leaves[:7], state, is_last=state_grad is None)
-            made, made_grads = [o], [out_grads[index].to(o.dtype)]
-            if new_state is not None and state_grad is not None:
-                made, made_grads = [o, new_state], [*made_grads, state_grad]
-            chunk_gradients = list(torch.autograd.grad(made, leaves, made_grads))
-            del o, new_state, made, made_grads, leaves
-            state_grad = chunk_gradients.pop() if state is not None else None
-            for into, part in zip(chunk_grads[index], chunk_gradients, strict=False):
-                into.copy_(part)
-            for total, part in zip(factor_grads, chunk_gradients[5:], strict=True):
-                total += part
-            del state, chunk_gradients
-        return *grads, *(total.to(a_log.dtype) for total in factor_grads), None, None
-
-
-def _inputs(
-    q: Tensor, k: Tensor, v: Tensor, b: Tensor, a: Tensor, *, tokens: int, heads: tuple[int, int]
-) -> list[tuple[Tensor, ...]]:
-    """Return views of each chunk: q, k, v [B, C, heads, dims], b and a [B, C, heads]."""
-    keyed = (_chunks(x, tokens=tokens, heads=heads[0]) for x in (q, k))
-    return list(zip(*keyed, *(_chunks(x, tokens=tokens, heads=heads[1]) for x in (v, b, a)), strict=True))
-
-
-def _chunks(x: Tensor, *, tokens: int, heads: int) -> tuple[Tensor, ...]:
-    shape = (-1, tokens, heads) if x.shape[1] == heads else (-1, tokens, heads, x.shape[1] // heads)
-    chunks: tuple[Tensor, ...] = x.view(shape).split(CHUNK, dim=1)
-    return chunks
-
-
 def delta_chunk(
-    inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
+    inputs: Sequence[Tensor],
+    state: Tensor | None,
+    *,
+    heads: tuple[int, int],
+    is_last: bool = False,
+    only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, heads, value dim] of a chunk, and the state after it unless it ``is_last``.
+    """Return the outputs [B, C, value heads · value dim] of a chunk, and the state after it; see ``chunks.Chunk``.
 
-    ``inputs``: q, k, v [B, C, heads, dims], b and a [B, C, value heads], ``a_log`` and ``dt_bias`` [value heads].
-    ``state``: after the chunk before it; None: zero. ``only_state``: the outputs are not computed.
+    ``inputs``: q, k, v [B, C, heads · dims], b and a [B, C, value heads], ``a_log`` and ``dt_bias`` [value heads].
     """
     q, k, v, b, a, a_log, dt_bias = inputs
+    q, k, v = (x.unflatten(-1, (n, -1)) for x, n in ((q, heads[0]), (k, heads[0]), (v, heads[1])))
     dtype = wide(v.dtype)
     repeats = v.shape[2] // k.shape[2]
     k = _unit(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
@@ -256,7 +153,7 @@ def delta_chunk(
         out = ((q @ k.mT) * pairs) @ values
         if state is not None:
             out = out + (q * decay.exp()[..., None]) @ state
-        out = out.transpose(1, 2)
+        out = out.transpose(1, 2).flatten(2)
     if is_last:
         return out, None
     last = decay[..., -1:]

@@ -13,17 +13,9 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.mixers.convolution import Conv, convolve, convolve_backward, filter_gradient, wide
 from fivefold.trainer.model.operation import Run, direct, outside_graphs
 from fivefold.trainer.model.rotary import Rows
-
-
-class Conv(nn.Module):
-    """The filters of a causal depthwise convolution: weight [D, taps], and a bias [D]."""
-
-    def __init__(self, width: int, *, taps: int, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, taps))
-        self.bias = nn.Parameter(torch.empty(width)) if bias else None
 
 
 class ShortConvMixer(nn.Module):
@@ -52,41 +44,6 @@ def gated_conv(bcx: Tensor, weight: Tensor, bias: Tensor | None, tokens: int) ->
     """Return ``C · (conv(B · x) + bias)`` [R, D] of ``B | C | x`` [R, 3D], in sequences of ``tokens``."""
     out: Tensor = _GatedConv.apply(bcx, weight, bias, tokens)  # type: ignore[no-untyped-call]
     return out
-
-
-def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None) -> Tensor:
-    """Return the causal depthwise convolution of ``x``, summed in fp32: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b."""
-    taps = weight_DK.shape[-1]
-    weight_KD = weight_DK.t().to(wide(x_BTD.dtype))
-    y_BTD = x_BTD * weight_KD[-1]
-    for back in range(1, min(taps, x_BTD.shape[1])):
-        y_BTD[:, back:].addcmul_(x_BTD[:, :-back], weight_KD[-1 - back])
-    return y_BTD if bias_D is None else y_BTD.add_(bias_D)
-
-
-def convolve_backward(grad_BTD: Tensor, weight_DK: Tensor) -> Tensor:
-    """Return the gradient of the input of ``convolve`` from that of its output, in the dtype of the latter."""
-    taps = weight_DK.shape[-1]
-    weight_KD = weight_DK.t().to(grad_BTD.dtype)
-    x_grad = grad_BTD * weight_KD[-1]
-    for back in range(1, min(taps, grad_BTD.shape[1])):
-        x_grad[:, :-back].addcmul_(grad_BTD[:, back:], weight_KD[-1 - back])
-    return x_grad
-
-
-def filter_gradient(grad_BTD: Tensor, x_BTD: Tensor, weight_DK: Tensor) -> Tensor:
-    """Return the gradient of the filters of ``convolve``: Σ over tokens of the output's gradient · the input's tap."""
-    gradient = torch.zeros_like(weight_DK, dtype=grad_BTD.dtype)
-    taps = weight_DK.shape[-1]
-    for back in range(min(taps, x_BTD.shape[1])):
-        tokens = x_BTD.shape[1] - back
-        gradient[:, -1 - back] = (grad_BTD[:, back:] * x_BTD[:, :tokens]).sum((0, 1))
-    return gradient.to(weight_DK.dtype)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of sums over tokens: fp32, or fp64 for fp64."""
-    return dtype if dtype == torch.float64 else torch.float32
 
 
 class _GatedConv(torch.autograd.Function):

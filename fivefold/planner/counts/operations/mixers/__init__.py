@@ -2,6 +2,8 @@
 
 short_conv         gated short convolution
 gated_delta_net    Gated DeltaNet with an output gate
+mamba              Mamba
+mamba2             Mamba-2
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from collections.abc import Callable, Mapping
 
 from fivefold.model.shape import MixerName
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.mixers import gated_delta_net, short_conv
+from fivefold.planner.counts.operations.mixers import gated_delta_net, mamba, mamba2, short_conv
 from fivefold.planner.counts.operations.op import Op
 
 # Each lists the operations of a layer's mixer, ``source`` [stream rows, D] → ``a`` [stream rows, D].
 OPERATIONS: Mapping[MixerName, Callable[[Local, str], list[Op]]] = {
     "short_conv": short_conv.operations,
     "gated_delta_net": gated_delta_net.operations,
+    "mamba": mamba.operations,
+    "mamba2": mamba2.operations,
 }

@@ -1,0 +1,91 @@
+"""Mamba and Falcon Mamba: state-space layers alone, without feed-forwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fivefold.model.huggingface import decoder, state_space
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.spec import Model
+
+
+def _build(config: Config, **norms: Any) -> Model:
+    """Build Mamba; heads and feed-forward of a model that has neither attention nor MLPs are not used."""
+    net = state_space.read_mamba(config) | norms
+    unused = state_space.unused_sizes(1, 1)
+    return build_model(config, mixers=("mamba",), mamba=net, feed_forwards=(False,), position="none", **unused)
+
+
+def _build_falcon_mamba(config: Config) -> Model:
+    """Build Falcon Mamba, whose steps, B and C are normed without weights."""
+    return _build(config, norms="unit", norm_epsilon=config.mixer_rms_eps)
+
+
+def _write_mamba(model: Model) -> dict[str, Any]:
+    net = model.mamba
+    return {} if net is None else {
+        "expand": net.inner // model.width,
+        "intermediate_size": net.inner,
+        "state_size": net.state,
+        "time_step_rank": net.rank,
+        "conv_kernel": net.taps,
+        "use_conv_bias": net.conv_bias,
+        "use_bias": net.bias,
+    }  # fmt: skip
+
+
+def _write_falcon_mamba(model: Model) -> dict[str, Any]:
+    epsilon = model.mamba and model.mamba.norm_epsilon
+    return _write_mamba(model) | ({"mixer_rms_eps": epsilon} if epsilon else {})
+
+
+MAMBA = Family(
+    model_type="mamba",
+    architecture="MambaForCausalLM",
+    keys=same("vocab_size hidden_size num_hidden_layers tie_word_embeddings")
+    | {
+        "layer_norm_epsilon": "norm_epsilon",
+        "state_size": "ssm_state",
+        "time_step_rank": "ssm_rank",
+        "conv_kernel": "conv_taps",
+        "expand": "ssm_expand",
+        "use_conv_bias": "conv_bias",
+        "use_bias": "ssm_bias",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        **state_space.UNUSED,
+        "vocab_size": 50_280,
+        "hidden_size": 768,
+        "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+        "ssm_state": 16,
+        "conv_taps": 4,
+        "conv_bias": True,
+    },
+    supported=state_space.ACTIVATION,
+    overwritten=("intermediate_size",),
+    to_model=_build,
+    write=_write_mamba,
+    tensors=state_space.list_tensors("mixer")
+    | {
+        "blocks": "backbone.layers.{}",
+        "embed.tokens": "backbone.embeddings",
+        "head.norm": "backbone.norm_f",
+        "head.out": "lm_head",
+        "norm1": "norm",
+    },
+)
+FALCON_MAMBA = replace(
+    MAMBA,
+    model_type="falcon_mamba",
+    architecture="FalconMambaForCausalLM",
+    keys={**MAMBA.keys, **same("mixer_rms_eps")},
+    to_model=_build_falcon_mamba,
+    write=_write_falcon_mamba,
+)
+FAMILIES = (MAMBA, FALCON_MAMBA)

@@ -1,0 +1,83 @@
+"""Mamba-2: state-space layers alone, without feed-forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder, state_space
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.spec import Model
+
+
+def _build_mamba2(config: Config) -> Model:
+    """Build Mamba-2; heads and feed-forward of a model that has neither attention nor MLPs are not used."""
+    net = state_space.read_mamba2(config)
+    return build_model(
+        config,
+        mixers=("mamba2",),
+        mamba2=net,
+        feed_forwards=(False,),
+        position="none",
+        **state_space.unused_sizes(net["heads"], net["head_dim"]),
+    )
+
+
+def _write_layers(model: Model) -> dict[str, Any]:
+    net = model.mamba2
+    return {} if net is None else {
+        "num_heads": net.heads,
+        "head_dim": net.head_dim,
+        "n_groups": net.groups,
+        "state_size": net.state,
+        "conv_kernel": net.taps,
+        "expand": net.inner_width // model.width,
+        "chunk_size": net.chunk,
+        "use_conv_bias": net.conv_bias,
+        "use_bias": net.bias,
+        **state_space.write_limits(net.min_step, net.max_step),
+    }  # fmt: skip
+
+
+MAMBA2 = Family(
+    model_type="mamba2",
+    architecture="Mamba2ForCausalLM",
+    keys=same("vocab_size hidden_size num_hidden_layers tie_word_embeddings time_step_limit")
+    | {
+        "layer_norm_epsilon": "norm_epsilon",
+        "num_heads": "ssm_heads",
+        "head_dim": "ssm_head_dim",
+        "state_size": "ssm_state",
+        "n_groups": "ssm_groups",
+        "conv_kernel": "conv_taps",
+        "expand": "ssm_expand",
+        "chunk_size": "ssm_chunk",
+        "use_conv_bias": "conv_bias",
+        "use_bias": "ssm_bias",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        **state_space.UNUSED,
+        **state_space.DEFAULTS,
+        "vocab_size": 32_768,
+        "num_hidden_layers": 64,
+        "norm_epsilon": 1e-5,
+        "ssm_head_dim": 64,
+        "ssm_groups": 8,
+        "ssm_state": 128,
+    },
+    supported=state_space.ACTIVATION,
+    to_model=_build_mamba2,
+    write=_write_layers,
+    tensors=state_space.list_tensors("mixer")
+    | {
+        "blocks": "backbone.layers.{}",
+        "embed.tokens": "backbone.embeddings",
+        "head.norm": "backbone.norm_f",
+        "head.out": "lm_head",
+        "norm1": "norm",
+    },
+)
+FAMILIES = (MAMBA2,)

@@ -1,0 +1,149 @@
+"""Nemotron-H and Nemotron 3: one branch in each layer, which is Mamba-2, attention, an MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder, state_space
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import build_model, find_period, read_biased_experts
+from fivefold.model.shape import MixerName
+from fivefold.model.spec import Model
+
+KINDS: dict[str, MixerName] = state_space.KINDS | {"moe": "none", "mlp": "none"}
+LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
+DEFAULT_LAYERS = ("linear_attention", "moe", "full_attention", "mlp")
+
+
+def _list_layers(config: Config) -> tuple[str, ...]:
+    """Return the kind of each layer."""
+    layers = config.layer_types
+    if layers is None and config.layer_pattern is not None:
+        if unknown := sorted(set(config.layer_pattern) - set(LETTERS)):
+            raise config.mistake(f"hybrid_override_pattern has {unknown[0]!r}; known: {' '.join(LETTERS)}")
+        layers = tuple(LETTERS[letter] for letter in config.layer_pattern)
+    layers = DEFAULT_LAYERS if layers is None else layers
+    if unknown := sorted(set(layers) - set(KINDS)):
+        raise config.mistake(f"layer type {unknown[0]!r} is not supported; supported: {', '.join(LETTERS.values())}")
+    if not layers:
+        raise config.mistake("layers_block_type names no layers; give one or more")
+    return layers
+
+
+def _build_nemotron_h(config: Config) -> Model:
+    kinds = _list_layers(config)
+    mixers = tuple(KINDS[kind] for kind in kinds)
+    fields: dict[str, Any] = {"mixers": find_period(mixers), "position": "none", "mlp": "plain"}
+    if not all(mixer == "none" for mixer in mixers):
+        fields["feed_forwards"] = find_period(tuple(mixer == "none" for mixer in mixers))
+    if "mamba2" in mixers:
+        limits = {"min_step": config.time_step_min}
+        fields["mamba2"] = {"head_dim": config.ssm_head_dim, **state_space.read_states(config), **limits}
+    if "moe" in kinds:
+        fields["moe"] = read_biased_experts(config) | {
+            "shared_experts": 1,
+            "shared_ffn": config.shared_expert_intermediate_size,
+            "pattern": find_period(tuple(kind == "moe" for kind in kinds)),
+        }
+    return build_model(config, layers=len(kinds), mlp_bias=config.mlp_bias, **fields)
+
+
+def _write_layers(model: Model) -> dict[str, Any]:
+    net, moe = model.mamba2, model.moe
+    kinds = [
+        "linear_attention" if model.mixer(layer) else "full_attention" if model.attends(layer) else
+        "moe" if model.is_moe(layer) else "mlp" for layer in range(model.layers)
+    ]  # fmt: skip
+    states = {} if net is None else {
+        "mamba_num_heads": net.heads,
+        "mamba_head_dim": net.head_dim,
+        "n_groups": net.groups,
+        "ssm_state_size": net.state,
+        "conv_kernel": net.taps,
+        "chunk_size": net.chunk,
+        "use_conv_bias": net.conv_bias,
+        "use_bias": net.bias,
+        "time_step_min": net.min_step,
+    }  # fmt: skip
+    shared = {"moe_shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn)} if moe else {}
+    return {"layers_block_type": kinds, "num_hidden_layers": model.layers, **states, **shared}
+
+
+NEMOTRON_H = Family(
+    model_type="nemotron_h",
+    architecture="NemotronHForCausalLM",
+    keys=drop_keys(decoder.SIZES, "num_hidden_layers", "tie_word_embeddings")
+    | drop_keys(decoder.BIASED_EXPERT_KEYS, "n_shared_experts")
+    | same("num_key_value_heads head_dim mlp_bias layer_types time_step_min")
+    | {
+        "layers_block_type": "layer_types",
+        "hybrid_override_pattern": "layer_pattern",
+        "mlp_hidden_act": "hidden_act",
+        "layer_norm_epsilon": "norm_epsilon",
+        "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+        "mamba_n_groups": "ssm_groups",  # the names of older files
+        "mamba_d_conv": "conv_taps",
+        "mamba_chunk_size": "ssm_chunk",
+        "mamba_conv_bias": "conv_bias",
+        "mamba_dt_min": "time_step_min",
+        "mamba_num_heads": "ssm_heads",
+        "mamba_head_dim": "ssm_head_dim",
+        "n_groups": "ssm_groups",
+        "ssm_state_size": "ssm_state",
+        "conv_kernel": "conv_taps",
+        "chunk_size": "ssm_chunk",
+        "use_conv_bias": "conv_bias",
+        "use_bias": "ssm_bias",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        **state_space.DEFAULTS,
+        "vocab_size": 131_072,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "intermediate_size": 21_504,
+        "hidden_act": "relu2",
+        "norm_epsilon": 1e-5,
+        "ssm_head_dim": 64,
+        "ssm_groups": 8,
+        "ssm_state": 128,
+        "ssm_chunk": 128,
+        "time_step_min": 0.001,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "shared_expert_intermediate_size": 7688,
+    },
+    supported={
+        "mamba_hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU"),
+        "moe_latent_size": Supported((None,), "experts narrower than the stream, between two projections"),
+    },
+    overwritten=("num_hidden_layers", "expand", "mamba_expand", "time_step_limit", "mamba_dt_limit"),
+    to_model=_build_nemotron_h,
+    write=_write_layers,
+    tensors=state_space.list_tensors("mixer")
+    | {
+        "blocks": "backbone.layers.{}",
+        "embed.tokens": "backbone.embeddings",
+        "head.norm": "backbone.norm_f",
+        "head.out": "lm_head",
+        "norm1": "norm",
+        "norm2": "norm",
+        **{f"attention.{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
+        "attention.out": "mixer.o_proj",
+        "mlp.up": "mixer.up_proj",
+        "mlp.down": "mixer.down_proj",
+        "moe.router": "mixer.gate",
+        "moe.bias": "mixer.gate.e_score_correction_bias",
+        "moe.experts.up": "mixer.experts.{}.up_proj.weight",
+        "moe.experts.down": "mixer.experts.{}.down_proj.weight",
+        "moe.shared.up": "mixer.shared_experts.up_proj",
+        "moe.shared.down": "mixer.shared_experts.down_proj",
+    },
+    stacked_tensors={"moe.experts.up": "mixer.experts.up_proj", "moe.experts.down": "mixer.experts.down_proj"},
+)
+FAMILIES = (NEMOTRON_H,)

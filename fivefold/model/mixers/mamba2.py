@@ -1,0 +1,77 @@
+"""Mamba-2 (arXiv:2405.21060): a state [state, head_dim] of each head that decays by one number per token.
+
+    z, x, B, C, dt = project(h)        x, B, C ← silu(conv(·))        Δ = softplus(dt + dt_bias)
+    S ← exp(−e^a_log · Δ) S + Δ B xᵀ        o = Sᵀ C + d x        out(norm(o · silu(z)))        B, C: of each group
+
+Source: transformers 5.23, ``models/mamba2/modeling_mamba2.py``, ``Mamba2Mixer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fivefold.bounded_types import HeadDim, Heads
+from fivefold.model.mixers.short_conv import Taps
+from fivefold.model.weight import Weight
+from fivefold.record import Record
+
+Tokens = Annotated[int, Field(ge=1, le=2**16)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Mamba2(Record):
+    """The geometry of a Mamba-2 layer: a state [state, head_dim] for each head."""
+
+    heads: Heads  # heads, each with a decay of its own
+    head_dim: HeadDim  # dims of a head
+    state: HeadDim  # numbers of the state for each dim of a head
+    groups: Heads = 1  # groups of heads with a common B and C, and of the norm
+    taps: Taps = 4  # tokens that the convolution of x, B and C reads
+    chunk: Tokens = 256  # tokens of a chunk, between which the state is handed on
+    conv_bias: bool = True  # the convolution has a bias
+    bias: bool = False  # both projections have biases
+    # order of norm and gate: norm(o · silu(z)), norm(o) · silu(z), or the gate alone
+    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"
+    min_step: Seconds = 0.0  # smallest Δ
+    max_step: Seconds | None = None  # largest Δ; None: unlimited
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        if self.heads % self.groups:
+            raise ValueError(f"heads={self.heads} is not divisible by groups={self.groups}")
+        return self
+
+    @property
+    def inner_width(self) -> int:
+        """Return the width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_width(self) -> int:
+        """Return the width of x, B and C, which the convolution reads."""
+        return self.inner_width + 2 * self.groups * self.state
+
+    @property
+    def projected_width(self) -> int:
+        """Return the width of z, x, B, C and dt."""
+        return self.inner_width + self.conv_width + self.heads
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights of a layer of ``width``, with names relative to the block."""
+        yield Weight("mixer.project.weight", (self.projected_width, width), "column")
+        if self.bias:
+            yield Weight("mixer.project.bias", (self.projected_width,), "bias")
+        yield Weight("mixer.conv.weight", (self.conv_width, self.taps), "conv")
+        if self.conv_bias:
+            yield Weight("mixer.conv.bias", (self.conv_width,), "bias")
+        yield Weight("mixer.a_log", (self.heads,), "vector", initial="log rates")
+        yield Weight("mixer.dt_bias", (self.heads,), "vector", initial="steps")
+        yield Weight("mixer.d", (self.heads,), "vector", initial="ones")
+        if self.norm != "none":
+            yield Weight("mixer.norm.weight", (self.inner_width,), "norm", initial="ones")
+        yield Weight("mixer.out.weight", (width, self.inner_width), "row")
+        if self.bias:
+            yield Weight("mixer.out.bias", (width,), "bias")

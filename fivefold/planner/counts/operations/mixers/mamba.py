@@ -1,0 +1,82 @@
+"""The operations of a Mamba: project → core → out.
+
+    operation   keeps for its backward                            bytes of a token, w per element
+    core        x and z as projected; dt, B and C; the scan's output      w (3I + r + 2S)
+
+I channels with S numbers of state each, r: rank of the steps. The core computes the convolution, the steps and the
+states again, as ``MambaInnerFn`` of mamba-ssm does. Its FLOPs are those of two matmuls of each row, 2 I (r + 2S) and
+2 r I, of which the backward computes the second again. The scan is elementwise: as with norms and activations, its
+about 9 operations of each of I S numbers are not counted. ``trainer/model/mixers/mamba.py`` runs them.
+"""
+
+from __future__ import annotations
+
+from fivefold.model.mixers.mamba import CHUNK, Mamba
+from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.op import Op
+from fivefold.units import ceil_div
+
+
+def operations(local: Local, source: str) -> list[Op]:
+    """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
+    model, net = local.model, local.model.mamba
+    assert net is not None
+    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    return [
+        *entry.ops,
+        entry.column("mixer.project", "xz", outof=2 * net.inner, bias=net.bias),
+        _core(local, net),
+        *row(local, "mixer.out", "og", "a", into=net.inner, outof=model.width, bias=net.bias),
+    ]
+
+
+def _core(local: Local, net: Mamba) -> Op:
+    """Return convolution, selection, scan and gate."""
+    rows, width, tokens, selected = local.rows, local.width, local.job.sequence, sum(net.selected)
+    size, chunks = rows * net.inner * width, ceil_div(tokens, CHUNK)
+    state = 4 * local.part.sequences * net.inner * net.state  # bytes
+    forward, backward = scan_flops(net)
+    gradients = (
+        net.inner * net.taps,
+        *((net.inner,) if net.conv_bias else ()),
+        selected * net.inner,
+        net.inner * net.rank,
+        net.inner,
+        net.inner * net.state,
+        net.inner,
+        *(net.selected if net.norms == "weighted" else ()),
+    )
+    moved = 9 * size + rows * selected * width + 2 * chunks * state
+    # fp32 states and channels of all tokens of a chunk: the scan holds several
+    states = min(tokens, CHUNK) * state
+    channels = states // net.state
+    steps = (min(tokens, CHUNK) - 1).bit_length()
+    return Op(
+        "mixer.core",
+        "scan",
+        ("xz",),
+        {"og": size, "o": size, "selected": rows * selected * width},
+        keeps=("xz", "o", "selected"),
+        parameters=sum(gradients),
+        gradient_widths=gradients,
+        flops=rows * forward,
+        causal_flops=rows * forward,
+        backward_flops=rows * backward,
+        shape=(rows, selected, net.inner),
+        moved_bytes=moved,
+        moved_backward_bytes=2 * moved,
+        forward_scratch=size + 4 * states + channels,
+        backward_scratch=(5 if width == 4 else 6) * size
+        + (4 + 2 * steps) * states
+        + states // 2
+        + 4 * channels
+        + chunks * state,
+        scratch_tensor=max(size, states),
+    )
+
+
+def scan_flops(net: Mamba) -> tuple[int, int]:
+    """Return the FLOPs of a token in a layer's core: of the forward, and of the backward."""
+    select, step = 2 * net.inner * sum(net.selected), 2 * net.rank * net.inner
+    return select + step, 2 * select + 3 * step

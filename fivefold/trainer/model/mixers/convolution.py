@@ -1,0 +1,112 @@
+"""The causal depthwise convolution of token mixers, alone and with SiLU: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b.
+
+It saves its input alone; the backward convolves again. Sums are in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.trainer.model.operation import outside_graphs
+
+
+class Conv(nn.Module):
+    """The filters of a causal depthwise convolution: weight [D, taps], and a bias [D]."""
+
+    def __init__(self, width: int, *, taps: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, taps))
+        self.bias = nn.Parameter(torch.empty(width)) if bias else None
+
+
+def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None) -> Tensor:
+    """Return the causal depthwise convolution of ``x``, summed in fp32: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b."""
+    taps = weight_DK.shape[-1]
+    weight_KD = weight_DK.t().to(wide(x_BTD.dtype))
+    y_BTD = x_BTD * weight_KD[-1]
+    for back in range(1, min(taps, x_BTD.shape[1])):
+        y_BTD[:, back:].addcmul_(x_BTD[:, :-back], weight_KD[-1 - back])
+    return y_BTD if bias_D is None else y_BTD.add_(bias_D)
+
+
+def convolve_backward(grad_BTD: Tensor, weight_DK: Tensor) -> Tensor:
+    """Return the gradient of the input of ``convolve`` from that of its output, in the dtype of the latter."""
+    taps = weight_DK.shape[-1]
+    weight_KD = weight_DK.t().to(grad_BTD.dtype)
+    x_grad = grad_BTD * weight_KD[-1]
+    for back in range(1, min(taps, grad_BTD.shape[1])):
+        x_grad[:, :-back].addcmul_(grad_BTD[:, back:], weight_KD[-1 - back])
+    return x_grad
+
+
+def filter_gradient(grad_BTD: Tensor, x_BTD: Tensor, weight_DK: Tensor) -> Tensor:
+    """Return the gradient of the filters of ``convolve``: Σ over tokens of the output's gradient · the input's tap."""
+    gradient = torch.zeros_like(weight_DK, dtype=grad_BTD.dtype)
+    taps = weight_DK.shape[-1]
+    for back in range(min(taps, x_BTD.shape[1])):
+        tokens = x_BTD.shape[1] - back
+        gradient[:, -1 - back] = (grad_BTD[:, back:] * x_BTD[:, :tokens]).sum((0, 1))
+    return gradient.to(weight_DK.dtype)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of sums over tokens: fp32, or fp64 for fp64."""
+    return dtype if dtype == torch.float64 else torch.float32
+
+
+@outside_graphs
+def convolve_silu(weight: Tensor, bias: Tensor | None, tokens: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return silu(conv(·)) of each of the ``inputs`` [R, ·], whose filters follow one another in ``weight``."""
+    outs: tuple[Tensor, ...] = _ConvolveSilu.apply(weight, bias, tokens, *inputs)  # type: ignore[no-untyped-call]
+    return outs
+
+
+def convolve_silu_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, tokens: int) -> Tensor:
+    """Return silu(conv(``x``)) [R, D] in the dtype of ``x``, in sequences of ``tokens``."""
+    x_BTD = x.view(-1, tokens, x.shape[1])
+    return F.silu(convolve(x_BTD, weight, bias), inplace=True).to(x.dtype).flatten(0, 1)
+
+
+def convolve_silu_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, tokens: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the gradients of input, filters and bias of ``convolve_silu_rows``."""
+    x_BTD = x.view(-1, tokens, x.shape[1])
+    convolved = convolve(x_BTD, weight, bias)
+    inner = torch.ops.aten.silu_backward(grad.view(x_BTD.shape).to(convolved.dtype), convolved)
+    del convolved
+    weight_grad = filter_gradient(inner, x_BTD, weight)
+    bias_grad = None if bias is None else inner.sum((0, 1)).to(bias.dtype)
+    return convolve_backward(inner, weight).to(x.dtype).flatten(0, 1), weight_grad, bias_grad
+
+
+class _ConvolveSilu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, tokens: int, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(weight, bias, *inputs)
+        ctx.tokens = tokens
+        parts = _split(weight, bias, inputs)
+        return tuple(convolve_silu_rows(x, *part, tokens=tokens) for x, part in zip(inputs, parts, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        weight, bias, *inputs = ctx.saved_tensors
+        parts = _split(weight, bias, inputs)
+        results = [
+            convolve_silu_backward(grad, x, *part, tokens=ctx.tokens)
+            for grad, x, part in zip(grads, inputs, parts, strict=True)
+        ]
+        bias_grad = None if bias is None else torch.cat([part for _, _, part in results if part is not None])
+        return torch.cat([part for _, part, _ in results]), bias_grad, None, *(grad for grad, _, _ in results)
+
+
+def _split(weight: Tensor, bias: Tensor | None, inputs: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    """Return filters and bias of each input."""
+    sizes = [x.shape[1] for x in inputs]
+    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    return list(zip(weight.split(sizes), biases, strict=True))

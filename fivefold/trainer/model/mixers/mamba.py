@@ -1,0 +1,175 @@
+"""Mamba (arXiv:2312.00752) on rows [R, D], chunk by chunk.
+
+    x, z = h W        x ← silu(conv(x))        dt, B, C = x W_s        y = scan(x, dt W_t, B, C)        out(y · silu(z))
+
+The core, from the convolution to the gate, saves its input, dt, B and C, and the scan's output, as ``MambaInnerFn`` of
+state-spaces/mamba@d757aef:mamba_ssm/ops/selective_scan_interface.py does, and computes the convolution, the steps and
+the states again. The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.mixers.mamba import CHUNK, Mamba
+from fivefold.model.spec import Model
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
+from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, wide
+from fivefold.trainer.model.mixers.gated_delta_net import Factor
+from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.rotary import Rows
+
+
+class Matrix(nn.Module):
+    """The weight [out, in] of a projection within the core, and a bias [out]."""
+
+    def __init__(self, outof: int, into: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outof, into))
+        self.bias = nn.Parameter(torch.empty(outof)) if bias else None
+
+
+class MambaMixer(nn.Module):
+    """The token mixer of a layer that is a Mamba."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        shape = model.mamba
+        assert shape is not None
+        self.run: Run = direct
+        self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
+        self.project = Linear(model.width, 2 * shape.inner, bias=shape.bias)
+        self.conv = Conv(shape.inner, taps=shape.taps, bias=shape.conv_bias)
+        self.select = Matrix(sum(shape.selected), shape.inner, bias=False)
+        norms = [Factor(size) if shape.norms == "weighted" else None for size in shape.selected]
+        self.dt_norm, self.b_norm, self.c_norm = norms
+        self.step = Matrix(shape.inner, shape.rank, bias=True)
+        self.a_log = nn.Parameter(torch.empty(shape.inner, shape.state))
+        self.d = nn.Parameter(torch.empty(shape.inner))
+        self.out = Linear(shape.inner, model.width, bias=shape.bias)
+
+    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+        """Mix the tokens of each sequence: [R, D] → [R, D]."""
+        xz = self.run("mixer.project", self.project, h_RD)
+        norms = [None if norm is None else norm.weight for norm in (self.dt_norm, self.b_norm, self.c_norm)]
+        factors = self.step.weight, self.step.bias, self.a_log, self.d, *norms
+        settings = self.shape, rows.tokens, self.epsilon
+        y = self.run("mixer.core", core, xz, self.conv.weight, self.conv.bias, self.select.weight, *factors, *settings)
+        del xz
+        out_RD: Tensor = self.run("mixer.out", self.out, y)
+        return out_RD
+
+
+@outside_graphs
+def core(
+    xz: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    select: Tensor,
+    step: Tensor,
+    step_bias: Tensor,
+    a_log: Tensor,
+    d: Tensor,
+    dt_norm: Tensor | None,
+    b_norm: Tensor | None,
+    c_norm: Tensor | None,
+    shape: Mamba,
+    tokens: int,
+    epsilon: float,
+) -> Tensor:
+    """Return the gated outputs [R, I] of ``xz`` [R, 2I]; ``weight`` and ``bias`` are those of the convolution."""
+    norms = dt_norm, b_norm, c_norm
+    factors = select, step, step_bias, a_log, d, *norms
+    out: Tensor = _Core.apply(xz, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Core(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, xz: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon = rest
+        x, z = xz.chunk(2, dim=1)
+        x = convolve_silu_rows(x, weight, bias, tokens=tokens)
+        selected = x @ select.t()
+        dt, b, c = _norm_parts(selected, norms, shape, epsilon)
+        inputs, factors = (x, dt @ step.t(), b, c), (step_bias, a_log, d)
+        del dt, x
+        o = scan_forward(selective_chunk, inputs, factors, columns=shape.inner, tokens=tokens, size=CHUNK)
+        del inputs, b, c
+        ctx.save_for_backward(xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o)
+        ctx.settings = shape, tokens, epsilon
+        return F.silu(z.to(wide(z.dtype))).mul_(o).to(o.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o = ctx.saved_tensors
+        shape, tokens, epsilon = ctx.settings
+        x, z = xz.chunk(2, dim=1)
+        xz_grad = torch.empty_like(xz)
+        x_grad, z_grad = xz_grad.chunk(2, dim=1)
+        z_wide = z.to(wide(z.dtype))
+        o_grad = F.silu(z_wide).mul_(grad).to(o.dtype)
+        z_grad.copy_(torch.ops.aten.silu_backward(grad.to(z_wide.dtype) * o, z_wide))
+        del z_wide
+        convolved = convolve_silu_rows(x, weight, bias, tokens=tokens)
+        leaves = [selected.detach().requires_grad_(), *(norm for norm in norms if norm is not None)]
+        with torch.enable_grad():
+            parts = _norm_parts(leaves[0], norms, shape, epsilon)
+        dt, b, c = (part.detach() for part in parts)
+        inputs, factors = (convolved, dt @ step.t(), b, c), (step_bias, a_log, d)
+        grads = [torch.empty_like(part) for part in inputs]
+        factor_grads = scan_backward(selective_chunk, inputs, factors, o_grad, grads=grads, tokens=tokens, size=CHUNK)
+        del inputs, o_grad
+        convolved_grad, step_grad, b_grad, c_grad = grads
+        step_weight_grad = step_grad.t() @ dt
+        part_grads = torch.autograd.grad(parts, leaves, (step_grad @ step, b_grad, c_grad))
+        selected_grad, norm_grads = part_grads[0], iter(part_grads[1:])
+        select_grad = selected_grad.t() @ convolved
+        convolved_grad.addmm_(selected_grad, select)
+        del convolved, step_grad, grads
+        conv_grads = convolve_silu_backward(convolved_grad, x, weight, bias, tokens=tokens)
+        x_grad.copy_(conv_grads[0])
+        normed = (None if norm is None else next(norm_grads) for norm in norms)
+        return xz_grad, *conv_grads[1:], select_grad, step_weight_grad, *factor_grads, *normed, None, None, None
+
+
+def _norm_parts(selected: Tensor, norms: Sequence[Tensor | None], shape: Mamba, epsilon: float) -> list[Tensor]:
+    """Return dt, B and C, each normed if the geometry says so."""
+    parts = selected.split(shape.selected, dim=1)
+    if shape.norms == "none":
+        return [part.contiguous() for part in parts]
+    normed = []
+    for part, weight in zip(parts, norms, strict=True):
+        x = part.to(wide(part.dtype))
+        x = x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        normed.append((x if weight is None else x * weight).to(part.dtype))
+    return normed
+
+
+def selective_chunk(
+    inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs [B, T, I] of a chunk, and the state [B, I, N] after it; see ``chunks.Chunk``.
+
+    ``inputs``: x and the projected steps [B, T, I], B and C [B, T, N]; the steps' bias, ``a_log`` and ``d``.
+    """
+    x, step, b, c, step_bias, a_log, d = inputs
+    dtype = wide(x.dtype)
+    x, step = x.to(dtype), F.softplus(step.to(dtype) + step_bias.to(dtype))
+    decay = (step[..., None] * -a_log.to(dtype).exp()).exp()  # [B, T, I, N]
+    states = (step * x)[..., None] * b.to(dtype)[:, :, None]
+    if state is not None:
+        states = torch.cat([states[:, :1] + decay[:, :1] * state[:, None], states[:, 1:]], dim=1)
+    reach = 1  # tokens whose inputs a state contains
+    while reach < states.shape[1]:
+        states = torch.cat([states[:, :reach], states[:, reach:] + decay[:, reach:] * states[:, :-reach]], dim=1)
+        decay = torch.cat([decay[:, :reach], decay[:, reach:] * decay[:, :-reach]], dim=1)
+        reach *= 2
+    out = x if only_state else (states * c.to(dtype)[:, :, None]).sum(-1) + x * d.to(dtype)
+    return out, None if is_last else states[:, -1].clone()  # a view would keep the states of all tokens

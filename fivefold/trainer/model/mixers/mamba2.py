@@ -1,0 +1,201 @@
+"""Mamba-2 (arXiv:2405.21060) on rows [R, D], chunk by chunk.
+
+    z, x, B, C, dt = h W        x, B, C ← silu(conv(·))        o = scan(x, B, C, dt)        out(norm(o · silu(z)))
+
+The core, from the convolution to the gate, saves its input, the scan's output and the norm's statistics, as
+``MambaSplitConv1dScanCombinedFn`` of state-spaces/mamba@d757aef:mamba_ssm/ops/triton/ssd_combined.py does, and computes
+the convolution and the states again. The scan (``chunks.py``) is in fp32. Same formulas as transformers 5.23,
+``mamba2_chunk_scan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.spec import Model
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
+from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, wide
+from fivefold.trainer.model.mixers.gated_delta_net import Factor
+from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.rotary import Rows
+
+
+class Mamba2Mixer(nn.Module):
+    """The token mixer of a layer that is a Mamba-2."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        shape = model.mamba2
+        assert shape is not None
+        self.run: Run = direct
+        self.shape, self.epsilon = shape, model.norm_epsilon
+        self.project = Linear(model.width, shape.projected_width, bias=shape.bias)
+        self.conv = Conv(shape.conv_width, taps=shape.taps, bias=shape.conv_bias)
+        self.a_log, self.dt_bias, self.d = (nn.Parameter(torch.empty(shape.heads)) for _ in range(3))
+        self.norm = None if shape.norm == "none" else Factor(shape.inner_width)
+        self.out = Linear(shape.inner_width, model.width, bias=shape.bias)
+
+    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+        """Mix the tokens of each sequence: [R, D] → [R, D]."""
+        projected = self.run("mixer.project", self.project, h_RD)
+        factors = self.a_log, self.dt_bias, self.d, None if self.norm is None else self.norm.weight
+        settings = self.shape, rows.tokens, self.epsilon
+        y = self.run("mixer.core", core, projected, self.conv.weight, self.conv.bias, *factors, *settings)
+        del projected
+        out_RD: Tensor = self.run("mixer.out", self.out, y)
+        return out_RD
+
+
+@outside_graphs
+def core(
+    projected: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    d: Tensor,
+    norm: Tensor | None,
+    shape: Mamba2,
+    tokens: int,
+    epsilon: float,
+) -> Tensor:
+    """Return the gated outputs [R, heads · head dim] of ``projected``: z, x, B, C and dt [R, ·].
+
+    ``weight``, ``bias``: of the convolution; ``norm``: weight of the norm.
+    """
+    factors = a_log, dt_bias, d, norm
+    out: Tensor = _Core.apply(projected, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Core(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        projected: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        d: Tensor,
+        norm: Tensor | None,
+        shape: Mamba2,
+        tokens: int,
+        epsilon: float,
+    ) -> Tensor:
+        z, xbc, dt = _split(projected, shape)
+        xbc = convolve_silu_rows(xbc, weight, bias, tokens=tokens)
+        chunk, factors = partial(ssd_chunk, shape=shape), (a_log, dt_bias, d)
+        o = scan_forward(chunk, (xbc, dt), factors, columns=shape.inner_width, tokens=tokens, size=shape.chunk)
+        del xbc
+        y, rstd = gate(o, z, norm, shape, epsilon=epsilon)
+        ctx.save_for_backward(projected, weight, bias, a_log, dt_bias, d, norm, o, rstd)
+        ctx.settings = shape, tokens
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        projected, weight, bias, a_log, dt_bias, d, norm, o, rstd = ctx.saved_tensors
+        shape, tokens = ctx.settings
+        z, xbc, dt = _split(projected, shape)
+        projected_grad = torch.empty_like(projected)
+        z_grad, xbc_grad, dt_grad = _split(projected_grad, shape)
+        o_grad, norm_grad = gate_backward(grad, o, z, norm, rstd, shape, z_grad=z_grad)
+        convolved = convolve_silu_rows(xbc, weight, bias, tokens=tokens)
+        chunk, factors, grads = partial(ssd_chunk, shape=shape), (a_log, dt_bias, d), (xbc_grad, dt_grad)
+        factor_grads = scan_backward(
+            chunk, (convolved, dt), factors, o_grad, grads=grads, tokens=tokens, size=shape.chunk
+        )
+        del convolved, o_grad
+        conv_grads = convolve_silu_backward(xbc_grad, xbc, weight, bias, tokens=tokens)
+        xbc_grad.copy_(conv_grads[0])
+        return projected_grad, *conv_grads[1:], *factor_grads, norm_grad, None, None, None
+
+
+def _split(projected: Tensor, shape: Mamba2) -> tuple[Tensor, ...]:
+    """Return views of z, of x, B and C together, and of dt."""
+    parts: tuple[Tensor, ...] = projected.split((shape.inner_width, shape.conv_width, shape.heads), dim=1)
+    return parts
+
+
+def gate(o: Tensor, z: Tensor, weight: Tensor | None, shape: Mamba2, *, epsilon: float) -> tuple[Tensor, Tensor | None]:
+    """Return the gated and normed output [R, I], and the norm's statistics, 1/√ of the mean square of each group."""
+    gating = F.silu(z.to(wide(z.dtype)))
+    if weight is None:
+        return gating.mul_(o).to(o.dtype), None
+    normed = o.to(gating.dtype) if shape.norm == "before_gate" else gating.mul_(o)
+    groups = normed.unflatten(1, (shape.groups, -1))
+    rstd = groups.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+    y = (groups * rstd).flatten(1).mul_(weight)
+    return (y.mul_(gating) if shape.norm == "before_gate" else y).to(o.dtype), rstd
+
+
+def gate_backward(
+    grad: Tensor, o: Tensor, z: Tensor, weight: Tensor | None, rstd: Tensor | None, shape: Mamba2, *, z_grad: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Write the gradient of ``z`` of ``gate`` into ``z_grad``, and return those of ``o`` and of the weight."""
+    z, grad_wide, weight_grad = z.to(wide(z.dtype)), grad.to(wide(z.dtype)), None
+    is_first = shape.norm == "before_gate"
+    if weight is None or rstd is None:
+        gated, inner = o, grad_wide
+    elif is_first:
+        normal = (o.unflatten(1, (shape.groups, -1)) * rstd).flatten(1)
+        weighted = grad_wide * F.silu(z)
+        weight_grad = (weighted * normal).sum(0).to(weight.dtype)
+        inner = _norm_backward(weighted.mul_(weight), normal, rstd)
+        z_grad.copy_(torch.ops.aten.silu_backward(grad_wide * weight * normal, z))
+        return inner.to(o.dtype), weight_grad
+    else:
+        normal = ((F.silu(z) * o).unflatten(1, (shape.groups, -1)) * rstd).flatten(1)
+        weight_grad = (grad_wide * normal).sum(0).to(weight.dtype)
+        gated, inner = o, _norm_backward(grad_wide * weight, normal, rstd)
+    z_grad.copy_(torch.ops.aten.silu_backward(inner * gated, z))
+    return F.silu(z).mul_(inner).to(o.dtype), weight_grad
+
+
+def _norm_backward(grad: Tensor, normal: Tensor, rstd: Tensor) -> Tensor:
+    """Return the gradient of x [R, I] from that of x · rstd, whose value is ``normal``; ``rstd`` [R, groups, 1]."""
+    grad, normal = (x.unflatten(1, (rstd.shape[1], -1)) for x in (grad, normal))
+    return torch.addcmul(grad, normal, (grad * normal).mean(-1, keepdim=True), value=-1).mul_(rstd).flatten(1)
+
+
+def ssd_chunk(
+    inputs: Sequence[Tensor], state: Tensor | None, *, shape: Mamba2, is_last: bool = False, only_state: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return the outputs [B, T, heads · head dim] of a chunk, and the state after it; see ``chunks.Chunk``.
+
+    ``inputs``: x, B and C together [B, T, ·], dt [B, T, heads]; ``a_log``, ``dt_bias`` and ``d`` [heads]. The state is
+    [B, groups, state, heads of a group · head dim].
+    """
+    xbc, dt, a_log, dt_bias, d = inputs
+    dtype, heads = wide(xbc.dtype), (shape.groups, shape.heads // shape.groups)
+    x, b, c = xbc.to(dtype).split((shape.inner_width, *[shape.groups * shape.state] * 2), dim=-1)
+    b, c = (part.unflatten(-1, (shape.groups, -1)).transpose(1, 2) for part in (b, c))
+    x = x.unflatten(-1, (*heads, -1)).permute(0, 2, 3, 1, 4)  # [B, groups, heads of a group, T, head dim]
+    step = F.softplus(dt.to(dtype) + dt_bias.to(dtype)).clamp(shape.min_step, shape.max_step)
+    decay = (step * -a_log.to(dtype).exp()).transpose(1, 2).cumsum(-1).unflatten(1, heads)  # its log, from the start
+    driven = x * step.transpose(1, 2).unflatten(1, heads)[..., None]
+    out = x
+    if not only_state:
+        # decay from one token to a later one; the diagonal is 1, and its gradients would cancel but for their rounding
+        pairs = (decay[..., :, None] - decay[..., None, :]).tril(-1).exp().tril()
+        out = ((c @ b.mT)[:, :, None] * pairs) @ driven + x * d.to(dtype).view(*heads, 1, 1)
+        if state is not None:
+            read = (c @ state).unflatten(-1, (heads[1], -1)).transpose(2, 3)
+            out = out + read * decay.exp()[..., None]
+        out = out.permute(0, 3, 1, 2, 4).flatten(2)
+    if is_last:
+        return out, None
+    last = decay[..., -1:]
+    added = b.mT @ (driven * (last - decay).exp()[..., None]).transpose(2, 3).flatten(3)
+    if state is None:
+        return out, added
+    return out, added + state * last.exp().expand(-1, -1, -1, shape.head_dim).flatten(2)[:, :, None]
