@@ -215,6 +215,7 @@ JOB_CHOICES: dict[str, tuple[str, ...]] = {
     "loss": get_args(Stack.model_fields["loss"].annotation),
     "documents": get_args(Job.model_fields["documents"].annotation),
 }
+CHECKED = ("stack", "precision", "optimizer", "loss", "documents")  # on which the legality of a layout may depend
 JOB_HELP = {
     "stack": "the software that runs the training: its kernels, what it keeps, sends and overlaps, and the layouts "
     "that it has. `fivefold config set stack NAME` keeps yours",
@@ -233,10 +234,12 @@ def list_job_choices(noun: ResolvedRequest, layout: Layout) -> dict[str, list[Jo
     """Return the values of the fields of a job, each with the reason why it is not valid with this layout."""
     if any(reasons(layout, model=noun.model, job=noun.job, machine=noun.machine)):
         return list_values()  # the layout itself is not valid, with any of them
-    return {
-        field: [JobChoice(value, _check_choice(noun, layout, field, value)) for value in values]
-        for field, values in JOB_CHOICES.items()
-    }
+    choices = list_values()
+    for field in CHECKED:
+        choices[field] = [JobChoice(value, _check_choice(noun, layout, field, value)) for value in JOB_CHOICES[field]]
+    reasons_by_kind = {kind: _check_choice(noun, layout, "adapter", f"{kind}:16") for kind in ADAPTERS}
+    choices["adapter"] = [JobChoice(value, reasons_by_kind[value.partition(":")[0]]) for value in ADAPTER_CHOICES]
+    return choices
 
 
 def list_values() -> dict[str, list[JobChoice]]:

@@ -8,7 +8,7 @@ from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
-from fivefold.web.controls import changed, controls, sizes
+from fivefold.web.controls import JOB_CHOICES, JOB_HELP, changed, controls, list_job_choices, sizes
 from fivefold.web.folder import Folder
 from fivefold.web.question import Question, ResolvedRequest
 
@@ -105,3 +105,21 @@ def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
     assert {size.ranks: size.layout.split()[0] for size in sizes(noun, layout)} == {
         1: "dp3", 3: "dp3", 6: "dp3", 12: "dp6", 24: "dp12",
     }  # fmt: skip
+
+
+def test_a_value_of_the_job_says_why_the_layout_does_not_have_it() -> None:
+    noun, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
+    choices = list_job_choices(noun, layout)
+    assert {field: len(values) for field, values in choices.items()} == {
+        field: len(values) for field, values in JOB_CHOICES.items()
+    }
+    reasons_by_stack = {choice.value: choice.reason for choice in choices["stack"]}
+    assert reasons_by_stack["torchtitan"] == ""
+    assert reasons_by_stack["megatron-core"].startswith("megatron-core does not support zero3")
+    noun, layout = resolve_question(model="deepseek-v3", machine="h800:512", layout="dp32 pp16 ep32", gbs=3840)
+    assert all("adapters are not modelled" in choice.reason for choice in list_job_choices(noun, layout)["adapter"])
+    attention = list_job_choices(noun, layout)["attention"]
+    for choice in attention:  # which no rule of a layout reads
+        job = noun.job.replace(stack=noun.job.stack.replace(attention=choice.value))
+        assert is_legal(layout, model=noun.model, job=job, machine=noun.machine)
+    assert set(JOB_HELP) == set(JOB_CHOICES)

@@ -1,0 +1,59 @@
+"""A search tells which layouts fit while it runs; the page shows the best of them, and draws all at the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the page needs the extra web")
+
+from fivefold.web import worker
+from fivefold.web.folder import Folder
+from fivefold.web.pages.search import FOUND, render_best, render_result
+from fivefold.web.pages.search import SearchPage as Page
+from fivefold.web.pages.stream import Fit
+from fivefold.web.site import Site
+
+ASKED: dict[str, Any] = {"model": "nano", "machine": "h100:4", "gbs": 16, "where": "cp=1 ac=none order=default mbs<=2"}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit], Any]:
+    """The layouts that a search sent as they were evaluated, and its result."""
+    folder = tmp_path_factory.mktemp("search")
+    progress = worker.Progress()
+    sent: list[Fit] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(worker, "say", lambda **event: sent.extend(Fit(*fit) for fit in event.get("fitted", ())))
+        request = {"question": ASKED | {"front": 4}, "root": str(folder), "local": "none"}
+        result = worker.ranked(request, progress)
+        progress.say_fitted()
+    return sorted(sent), FOUND.validate_python(json.loads(json.dumps(result)))
+
+
+def test_every_layout_that_fits_is_sent_once(searched: tuple[list[Fit], Any]) -> None:
+    fits, result = searched
+    assert len({(fit.layout, fit.precision, fit.reduce) for fit in fits}) == len(fits) > 4
+    known = {(fit.layout, fit.reduce): fit for fit in fits}
+    for ranked in result.best:
+        fit = known[ranked.step.layout, ranked.reduce]
+        assert (fit.seconds, fit.peak_bytes) == (ranked.step.time.step_seconds, ranked.step.memory.peak_bytes)
+    assert min(fit.seconds for fit in fits) == result.best[0].step.time.step_seconds
+
+
+def test_the_page_sketches_the_best_and_draws_all(searched: tuple[list[Fit], Any], tmp_path: Path) -> None:
+    fits, result = searched
+    page = Page(**ASKED)
+    sketch = render_best(page, fits)
+    assert f"of {len(fits)} layouts that fit" in sketch
+    assert [fit.layout in sketch for fit in fits[:3]] == [True] * 3
+    site = Site(tmp_path, local=tmp_path / "none.toml")
+    assert isinstance(site.folder, Folder)
+    text = render_result(site, page, result, fits)
+    assert f"all {len(fits)} evaluated layouts that fit" in text
+    assert text.count('class="dot') >= len({(fit.layout, fit.reduce == "step") for fit in fits})
+    few = render_result(site, page, result, fits * 100)
+    assert "the best 400 of" in few
