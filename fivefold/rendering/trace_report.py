@@ -20,8 +20,10 @@ from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED
 from fivefold.rendering.table import heading
+from fivefold.rendering.trace_advice import advise
 from fivefold.results.step_comparison import Row
 from fivefold.results.trace_report import Breakdown, Does, KernelLine, MessageLine, PathPart, TraceReport
+from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 
 MOST_RANKS = 64  # maximum number of ranks listed or drawn one by one
@@ -44,8 +46,10 @@ class Piece(NamedTuple):
     end: float
 
 
-def page(report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "") -> RenderableType:
-    """Return the page; ``rows``: the comparison with the prediction, which ``predicted`` describes."""
+def page(
+    report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "", step: Step | None = None
+) -> RenderableType:
+    """Return the page; ``rows``: the comparison with the predicted ``step``, which ``predicted`` describes."""
     ranks = _means(report)
     parts: list[RenderableType] = [_headline(report, ranks)]
     parts += [Text(f"! {line}", style="yellow", overflow="fold") for line in report.remarks]
@@ -69,6 +73,8 @@ def page(report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "") 
         parts += [_path(report)]
     if rows:
         parts += [heading("Beside the prediction", predicted), compared(rows)]
+    if advice := advise(report, ranks, step):
+        parts += [heading("Advice"), Text(advice, overflow="fold")]
     return Group(*parts)
 
 

@@ -17,7 +17,7 @@ from fivefold.web.pages.rehearse import RehearsePage
 from fivefold.web.pages.runs import RunQuestion
 from fivefold.web.pages.search import SearchPage
 from fivefold.web.pages.sweep import SweepQuestion
-from fivefold.web.question import CompareQuestion
+from fivefold.web.question import About, CompareQuestion
 from tests.web.conftest import SECRET
 
 WORDS = {
@@ -82,6 +82,12 @@ WORDS = {
         "imbalance=nan",
     ],
     "config": ['{"model_type": "llama"}', "{", "[]", '{"layers": 1}', '{"model_type": 7}', '{"architectures": [1]}'],
+    "optimizer": ["muon", "adamw8bit", "x"],
+    "loss": ["chunked", "plain", "x"],
+    "documents": ["apart", "x"],
+    "adapter": ["lora:8", "qlora:16", "lora:0", "x"],
+    "to": ["torchtitan", "megatron", "deepspeed", "fivefold", "x"],
+    "compare": ["runs/a", "..", "inside", "x"],
     "folder": ["runs/a", "..", "/", "", "inside", "\\x00", "own.toml"],
     "file": ["own.toml", "x.csv", "../x.csv", "/etc/x.csv"],
     "where": ["tp<=8", "tp", "zero<<1"],
@@ -118,6 +124,8 @@ JUNK = [
 PAGES = {
     "/plan": PlanQuestion.model_fields,
     "/plan/changes": PlanQuestion.model_fields,
+    "/plan/config": PlanQuestion.model_fields,
+    "/plan/model": About.model_fields,
     "/learn/{name}": PlanQuestion.model_fields,
     "/compare": CompareQuestion.model_fields,
     "/sweep": SweepQuestion.model_fields,

@@ -46,7 +46,7 @@ def trace(request: TraceOptions, job: Job) -> None:
         show(json_module.dumps(data, indent=2))
     else:
         about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
-        show(page(result.report, rows=rows, predicted=about))
+        show(page(result.report, rows=rows, predicted=about, step=predicted))
     if request.charts:
         save_charts(result.report, result.pieces(), request.charts)
         say(f"wrote breakdown and critical-path as .svg and .html to {request.charts}")

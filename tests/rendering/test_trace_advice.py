@@ -1,0 +1,46 @@
+"""Advice names the largest loss with its evidence; what the prediction has too is the layout's."""
+
+from __future__ import annotations
+
+import fivefold
+from fivefold.rendering.trace_advice import advise
+from fivefold.results.trace_report import Arrivals, Breakdown
+from tests.rendering.test_trace_report import FIRST, REPORT
+
+
+def test_a_late_rank_is_named() -> None:
+    late = REPORT.replace(arrivals=(Arrivals(rank=3, last=9, matched=10, others_waited_seconds=0.2),))
+    ranks = [FIRST.replace(exposed_seconds=0.03, waiting_seconds=0.025)]
+    text = advise(late, ranks)
+    assert text.startswith(
+        "The largest loss is waiting for ranks that arrive late, 25.0 ms or 25% of a step. Rank 3 is"
+    )
+    assert "last at 9 of its 10 messages; the others wait 200.0 ms for it in all. Give all ranks equal work" in text
+    assert text.endswith("Without it a step would take 25% less time, 33% more tokens per second.")
+
+
+def test_communication_beyond_the_prediction_is_avoidable() -> None:
+    step = fivefold.predict("nano", "h100:4", "dp4 zero3", gbs=16)
+    expected = sum(step.time.exposed_seconds.values()) + step.time.bubble_seconds
+    assert 0 < expected < 0.01
+    ranks = [FIRST.replace(exposed_seconds=expected + 0.02, waiting_seconds=0.0)]
+    text = advise(REPORT, ranks, step)
+    assert "The largest loss is exposed communication, 20.0 ms or 20% of a step." in text
+    assert "The longest is all_reduce over dp: 50.0 ms a step, at 86% of the bandwidth of its link." in text
+    ranks = [FIRST.replace(window_seconds=3 * expected, exposed_seconds=expected, idle_host_seconds=0.0)]
+    still = [rank.replace(memcpy_alone_seconds=0.0, idle_waiting_seconds=0.0) for rank in ranks]
+    text = advise(REPORT, still, step)
+    assert "so it belongs to the layout. Search another one" in text
+
+
+def test_each_cause_has_its_change() -> None:
+    none = {name: 0.0 for name in Breakdown.model_fields if name.endswith("_seconds")}
+    bare = FIRST.replace(**none | {"window_seconds": 0.1, "compute_seconds": 0.09})
+    assert advise(REPORT, [bare]).startswith("No loss takes 5% of a step or more: compute fills 90%.")
+    for field, words in {
+        "idle_host_seconds": "CUDA graphs",
+        "memcpy_alone_seconds": "pinned memory",
+        "idle_waiting_seconds": "synchronization between streams",
+    }.items():
+        assert words in advise(REPORT, [bare.replace(**{field: 0.02})]), field
+    assert advise(REPORT, []) == ""
