@@ -44,6 +44,16 @@ def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
     )
 
 
+def describe_uncounted(model: Model) -> tuple[str, ...]:
+    """Return a warning about a part of training that is not counted, else nothing."""
+    if not any(map(model.chooses_keys, range(model.layers))):
+        return ()
+    return (
+        f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the scores "
+        "of attention); its weights, gradients, states and choice of keys are.",
+    )
+
+
 def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) -> Iterator[str]:
     """Yield every reason why the layout is not valid, one line each."""
     if machine is not None and layout.world > machine.ranks:
@@ -56,6 +66,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     if (reason := uncounted(layout, model=model, job=job)) is not None:
         yield reason
     yield from _mixers(layout, model)
+    yield from _indexer(layout, model)
     yield from _context(layout, model=model, job=job)
     yield from _rows(layout, model=model, job=job)
     yield from _order(layout, model)
@@ -96,6 +107,11 @@ def unfit(model: Model, job: Job) -> Iterator[str]:
     if model.position == "learned" and job.sequence > model.positions:
         limit = model.positions
         yield f"sequence {job.sequence} is longer than the {limit} learned positions of {model.name}; try seq {limit}"
+    if model.mla is not None and model.mla.indexer is not None:
+        if job.precision.autocasts:
+            yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
+        if job.stack.attention == "unfused":
+            yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
     for kind in model.other_mixers:
         if job.documents == "apart":
             yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
@@ -254,6 +270,12 @@ def _mixers(layout: Layout, model: Model) -> Iterator[str]:
     for axis, what in (("tp", "channels"), ("cp", "tokens")):
         if kinds and (degree := getattr(layout, axis)) > 1:
             yield f"{axis}={degree} would shard the {what} of {', '.join(kinds)}, which is not supported; take {axis}1"
+
+
+def _indexer(layout: Layout, model: Model) -> Iterator[str]:
+    """Yield the reasons why attention to keys that an indexer chooses cannot be sharded."""
+    if model.mla is not None and model.mla.indexer is not None and layout.cp > 1:
+        yield f"cp={layout.cp} would shard the keys that the indexer of {model.name} chooses, which is not counted; cp1"
 
 
 def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

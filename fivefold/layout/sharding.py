@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from fivefold.adapter import Adapter, nf4_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, with_adapters
 from fivefold.units import ceil_div
@@ -174,6 +175,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
             return "tp"
         return "tp_outer" if weight.kind == "norm" or any(part in weight.name for part in WHOLE) else ""
     if weight.kind == "lora":  # A sees the gradients of this rank's columns, B the products of its rows
+        return "tp"
+    if weight.name.rpartition(".")[2] in ACTIVATIONS[model.activation].parameters:  # sees this rank's columns
         return "tp"
     norms_all_heads = model.qk_norm in ("full", "heads")
     is_key = weight.name.endswith(KEYS) or (norms_all_heads and "attention.k_norm" in weight.name)

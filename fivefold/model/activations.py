@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ActivationName = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu2", "clamped_swiglu"]
+ActivationName = Literal[
+    "silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu", "relu2", "xielu", "clamped_swiglu"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,8 @@ class Activation:
     # act(x) and act'(x) by the methods of a tensor, each a new tensor; None: the trainer has kernels for it.
     value: Callable[[Any], Any] | None = None
     derivative: Callable[[Any], Any] | None = None
+    # Names of its trained numbers, one of each in every dense layer; a record with some is planned, not trained yet.
+    parameters: tuple[str, ...] = ()
     # Names in a Hugging Face config.json; the first is written. Empty: a family has it without naming it.
     huggingface: tuple[str, ...] = ()
     # Tensors as large as its input that PyTorch saves for the backward pass where transformers spells the function out
@@ -46,7 +50,10 @@ _ACTIVATIONS = (
     Activation(name="gelu_new", huggingface=("gelu_new",), written_out=("half", "tanh", "sum"), cubes_input=True),
     Activation(name="gelu_fast", huggingface=("gelu_fast",),
                written_out=("half", "tanh", "sum", "scaled", "cubic", "part")),
+    Activation(name="relu", huggingface=("relu",), value=lambda x: x.clamp(min=0), derivative=lambda x: (x > 0).to(x)),
     Activation(name="relu2", huggingface=("relu2",)),  # max(x, 0)²
+    # α_p x² + βx for x > 0, else α_n (eˣ − 1 − x) + βx, with trained α_p, α_n > 0 (arXiv:2411.13010)
+    Activation(name="xielu", huggingface=("xielu",), parameters=("alpha_p", "alpha_n")),
     # g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925); scratch: clamped gate and
     # up, the sigmoid and their products
     Activation(name="clamped_swiglu", gated_scratch=1, gated_backward_scratch=4, clamps=True),

@@ -193,10 +193,13 @@ def _list_defaults() -> dict[str, Entry]:
 
 # Name, model type, folder and configuration class in transformers, which documents the published model as its own.
 _DEFAULTS = """
+    a.x-k1-519b axk1 axk1 AXK1Config
     cwm-32b cwm cwm CwmConfig
+    deepseek-v3.2 deepseek_v32 deepseek_v32 DeepseekV32Config
     ernie4.5-0.3b ernie4_5 ernie4_5 Ernie4_5Config
     ernie4.5-21b-a3b ernie4_5_moe ernie4_5_moe Ernie4_5_MoeConfig
     flint-40b-a3b flint flint FlintConfig
+    glm5-744b-a40b glm_moe_dsa glm_moe_dsa GlmMoeDsaConfig
     glm4-lite-30b-a4b glm4_moe_lite glm4_moe_lite Glm4MoeLiteConfig
     granite-swash-2b granite_swa granite_swa GraniteSWAConfig
     helium1-2b helium helium HeliumConfig
@@ -211,6 +214,8 @@ _DEFAULTS = """
     minimax-m2 minimax_m2 minimax_m2 MiniMaxM2Config
     ministral3-8b ministral3 ministral3 Ministral3Config
     mistral-small-4 mistral4 mistral4 Mistral4Config
+    opt-125m opt opt OPTConfig
+    qwen1.5-moe-14b-a2.7b qwen2_moe qwen2_moe Qwen2MoeConfig
     smollm3-3b smollm3 smollm3 SmolLM3Config
     solar-open-100b solar_open solar_open SolarOpenConfig
     youtu-2b youtu youtu YoutuConfig

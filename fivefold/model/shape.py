@@ -24,7 +24,8 @@ from fivefold.bounded_types import (
     Vocab,
     Width,
 )
-from fivefold.model.activations import ActivationName
+from fivefold.model.activations import ACTIVATIONS, ActivationName
+from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
@@ -44,6 +45,15 @@ class MLA(Record):
     rope_dim: HeadDim  # dims of a head that are rotated
     v_dim: HeadDim  # dims of a value head
     norm_epsilon: Positive = 1e-6  # epsilon of the norms of both latents
+    indexer: Indexer | None = None  # chooses the keys that a query attends to; None: all
+
+    @model_validator(mode="after")
+    def _legal(self) -> Self:
+        if self.indexer is not None and self.q_rank is None:
+            raise ValueError("an indexer makes its queries from compressed queries: give q_rank, or no indexer")
+        if self.indexer is not None and not self.indexer.has_own(0):
+            raise ValueError("the first layer has no keys chosen before it: begin indexer.pattern with true")
+        return self
 
 
 class MoE(Record):
@@ -68,6 +78,7 @@ class MoE(Record):
     topk_groups: Experts = 1  # groups that a token's experts are chosen from
     router_bias: bool = False  # the router has a bias
     expert_bias: bool = False  # the experts have biases
+    post_norm: bool = False  # the output of the layer's experts, shared ones too, is normed (A.X K1)
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
     weighs: Literal["outputs", "inputs"] = (
         "outputs"  # what routing weights multiply: outputs or inputs of experts (Llama 4: inputs)
@@ -169,6 +180,7 @@ class ModelShape(Record):
     mlp_bias: bool = False  # the feed-forward has biases
 
     position: Literal["rope", "learned", "none"] = "rope"  # how positions are encoded
+    position_offset: int = Field(0, ge=0, le=2**10)  # first rows of the table of positions, which none has (OPT: 2)
     rope_theta: Positive = 10_000.0  # base of the rotary frequencies
     rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
     rope_fraction: float = Field(1.0, gt=0, le=1)  # share of the head dim that is rotated
@@ -220,9 +232,18 @@ class ModelShape(Record):
             raise ValueError(f"rotary dim {self.rope_dim} is odd; head_dim x rope_fraction must be even")
         if self.window_pattern and self.window is None:
             raise ValueError("window_pattern is given without window")
+        if self.position_offset and self.position != "learned":
+            raise ValueError(f"position_offset={self.position_offset} is of learned positions: leave it out")
         self._check_latent()
+        self._check_indexer()
         self._check_norms()
         self._check_mixers()
+        if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich"):
+            raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
+        if self.moe is not None and ACTIVATIONS[self.activation].parameters:
+            raise ValueError(
+                f"experts with activation={self.activation!r}, which has trained numbers, are not supported"
+            )
         if self.moe is not None and self.moe.dense_layers > self.layers:
             raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}")
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
@@ -249,6 +270,14 @@ class ModelShape(Record):
             raise ValueError("output_gate is of grouped attention, not of mla: leave it out")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
+
+    def _check_indexer(self) -> None:
+        """Raise ``ValueError`` for what does not go with keys that an indexer chooses."""
+        if self.mla is None or self.mla.indexer is None:
+            return
+        for field in ("window", "attention_softcap", "attention_sinks", "temperature", "attention_dropout", "dropout"):
+            if getattr(self, field):
+                raise ValueError(f"{field} does not go with mla.indexer, which chooses the keys: leave one out")
 
     def _check_norms(self) -> None:
         """Raise ``ValueError`` for norms that contradict each other."""
@@ -368,6 +397,15 @@ class ModelShape(Record):
         if self.moe is None or layer < self.moe.dense_layers or not self.feeds(layer):
             return False
         return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
+
+    def chooses_keys(self, layer: int) -> bool:
+        """Tell whether ``layer`` has an indexer, which chooses the keys that its queries attend to."""
+        indexer = self.mla.indexer if self.mla else None
+        return indexer is not None and self.mixer_name(layer) == "attention" and indexer.has_own(layer)
+
+    def norms_feed_forward(self, layer: int) -> bool:
+        """Tell whether a norm of its own, in addition to the one before it, follows the feed-forward of ``layer``."""
+        return self.block == "sandwich" or (self.moe is not None and self.moe.post_norm and self.is_moe(layer))
 
     def tempers(self, layer: int) -> bool:
         """Tell whether ``layer`` multiplies its queries by the temperature of their positions."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from fivefold.adapter import Adapter
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
 from fivefold.model.weight import Weight
@@ -44,7 +45,7 @@ def embedding_weights(model: ModelShape) -> Iterator[Weight]:
     """Yield the token embedding, and the position embedding if positions are learned."""
     yield Weight("embed.tokens.weight", (model.vocab, model.width), "embedding")
     if model.position == "learned":
-        yield Weight("embed.positions.weight", (model.positions, model.width), "embedding")
+        yield Weight("embed.positions.weight", (model.positions + model.position_offset, model.width), "embedding")
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:
@@ -87,7 +88,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         if mixer is not None:
             yield from mixer.weights(model.width)
         else:
-            yield from _mla(model) if model.mla else _attention(model)
+            yield from _mla(model, layer) if model.mla else _attention(model)
         if model.block == "sandwich":
             yield from _norm(model, "norm1_post", model.width)
     if not model.feeds(layer):
@@ -95,7 +96,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     if model.block != "parallel_shared":
         yield from _norm(model, "norm2", model.width)
     yield from _experts(model) if model.is_moe(layer) else _mlp(model, "mlp", model.ffn)
-    if model.block == "sandwich":
+    if model.norms_feed_forward(layer):
         yield from _norm(model, "norm2_post", model.width)
 
 
@@ -161,7 +162,7 @@ def _attention(model: ModelShape) -> Iterator[Weight]:
     yield from _linear("attention.out", model.width, q_dims, "row", bias=model.out_bias)
 
 
-def _mla(model: ModelShape) -> Iterator[Weight]:
+def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
     mla = model.mla
     assert mla is not None
     q_out = model.heads * (mla.nope_dim + mla.rope_dim)
@@ -171,6 +172,8 @@ def _mla(model: ModelShape) -> Iterator[Weight]:
         yield from _linear("attention.q_down", mla.q_rank, model.width, "column", bias=model.qkv_bias)
         yield from _norm(model, "attention.q_norm", mla.q_rank)
         yield from _linear("attention.q_up", q_out, mla.q_rank, "column", bias=False)
+        if mla.indexer is not None and model.chooses_keys(layer):
+            yield from mla.indexer.weights(q_rank=mla.q_rank, width=model.width)
     yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
     yield from _norm(model, "attention.kv_norm", mla.kv_rank)
     yield from _linear("attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
@@ -188,6 +191,8 @@ def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
     if model.mlp == "gated":
         yield from _linear(f"{name}.gate", ffn, model.width, "column", bias=model.mlp_bias)
     yield from _linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
+    for parameter in ACTIVATIONS[model.activation].parameters:
+        yield Weight(f"{name}.{parameter}", (1,), "norm")
     yield from _linear(f"{name}.down", model.width, ffn, "row", bias=model.mlp_bias)
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.legal import describe_idle, refuse
+from fivefold.layout.legal import describe_idle, describe_uncounted, refuse
 from fivefold.layout.spec import Layout
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
@@ -173,7 +173,7 @@ class Planner:
                 bound_by=step_time.bound_by,
             ),
             operations=tuple(self._operations(layout)),
-            remarks=describe_idle(layout, machine),
+            remarks=(*describe_idle(layout, machine), *describe_uncounted(model)),
         )
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:

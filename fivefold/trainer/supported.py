@@ -24,7 +24,7 @@ LOSSES = ("fused", "chunked")
 ATTENTIONS = ("flash", "unfused")
 # Fields of a model that may have any value; all others must have the default.
 FREE_FIELDS = frozenset({
-    "layers", "position", "positions", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
+    "layers", "position", "positions", "position_offset", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
     "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
@@ -149,6 +149,11 @@ def _check_model(model: Model) -> None:
         is_supported = declared.is_required() or field in free_fields or (field == "activation" and value in FUNCTIONS)
         if not is_supported and value != declared.default:
             raise UserError(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
+    if model.mla is not None and model.mla.indexer is not None:
+        raise UserError(
+            f"model {model.name!r}: the trainer does not choose keys by mla.indexer yet; `predict` plans it, or leave "
+            "it out: attention to all keys"
+        )
     if moe and model.activation not in (WEIGHTED if model.mlp == "gated" else FUNCTIONS):
         raise UserError(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"

@@ -105,6 +105,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "mamba2": lambda model: "mamba2" in model.other_mixers,
     "half layers": lambda model: bool(model.feed_forwards),
     "output gate": lambda model: model.output_gate,
+    "norm after experts": lambda model: model.moe is not None and model.moe.post_norm,
+    "offset positions": lambda model: model.position_offset > 0,
     "gated shared expert": lambda model: model.moe is not None and model.moe.shared_gate,
     "attention dropout": lambda model: model.dropout_rates.attention > 0,
     "dropout": lambda model: model.dropout > 0,
@@ -284,7 +286,7 @@ def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
         "block": rare("pre", "post", "sandwich", "parallel", "parallel_shared"),
         "residual_scale": rare(1.0, 0.22),
         "mlp": "gated" if frame.experts else rare("gated", "plain"),
-        "activation": "silu" if frame.experts else rare("silu", "gelu", "gelu_tanh", "relu2"),
+        "activation": "silu" if frame.experts else rare("silu", "gelu", "gelu_tanh", "relu", "relu2"),
         "position": rare("rope", "learned", "none") if not frame.latent else "rope",
         "positions": 64,
         "embedding_scale": rare(1.0, 6.0),
@@ -344,10 +346,14 @@ def _of_halves(chance: random.Random, model: Model) -> dict[str, Any]:
 
 
 def _of_gates(chance: random.Random, model: Model) -> dict[str, Any]:
-    """Return gates on the output of attention and of shared experts, each in every second model that may have it."""
+    """Return gates, norms after experts and offsets of positions, each in some of the models that may have it."""
     fields: dict[str, Any] = {"output_gate": model.mla is None and chance.random() < 0.5}
     if model.moe is not None and model.moe.shared_experts:
         fields |= {"moe": model.moe.replace(shared_gate=chance.random() < 0.5)}
+    if model.moe is not None and model.block not in ("post", "sandwich"):
+        fields |= {"moe": fields.get("moe", model.moe).replace(post_norm=chance.random() < 0.3)}
+    if model.position == "learned":
+        fields |= {"position_offset": chance.choice((0, 2))}
     return fields
 
 

@@ -37,9 +37,14 @@ SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding m
 REFUSED_ALL_THE_SAME = {
     **{("falcon", key): "dropout, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
     **{(kind, "router_jitter_noise"): "noise, which only training sees" for kind in ("mixtral", "minimax_m2")},
+    **{(kind, "layerdrop"): "layers that training leaves out" for kind in ("opt", "biogpt")},
+    ("biogpt", "activation_dropout"): "dropout, which only training sees",
     ("phimoe", "input_jitter_noise"): "noise, which only training sees",
     ("qwen3_moe", "decoder_sparse_step"): "of the small config's two layers it leaves the same one with experts",
-    **{(kind, "moe_layer_freq"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
+    **{
+        (kind, "moe_layer_freq"): "the published code reads it"
+        for kind in ("deepseek_v2", "deepseek_v3", "deepseek_v32")
+    },
     **{(kind, "scoring_func"): "the published code reads it" for kind in ("deepseek_v2", "deepseek_v3")},
     ("deepseek_v2", "norm_topk_prob"): "the published code reads it",
     ("deepseek_v2", "rope_interleave"): "it would lie otherwise in the file",

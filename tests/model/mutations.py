@@ -28,6 +28,7 @@ LATENT = {
     "num_key_value_heads": 6, "kv_lora_rank": 20, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
     "v_head_dim": 6, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
+INDEX = {"index_n_heads": 3, "index_head_dim": 8, "index_topk": 5}
 DENSE_LATENT = {
     key: value for key, value in LATENT.items()
     if key not in ("n_routed_experts", "n_shared_experts", "first_k_dense_replace", "num_experts_per_tok",
@@ -206,6 +207,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "aria_text": PLAIN | {"moe_num_experts": 4},
     "flex_olmo": ALIKE | {"pad_token_id": 0},
     "olmoe": ALIKE,
+    "qwen2_moe": EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16, "use_sliding_window": True,
+                            "sliding_window": 6},
+    "opt": {"vocab_size": 131, "hidden_size": 48, "ffn_dim": 40, "num_hidden_layers": 2, "num_attention_heads": 6,
+            "max_position_embeddings": 64, "tie_word_embeddings": False, "dropout": 0.0},
+    "biogpt": WIDE | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "max_position_embeddings": 64},
+    "cohere_compass_text": WIDE
+    | {
+        "num_key_value_heads": 2, "logit_scale": 0.5, "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]},
+            "full_attention": None,
+        },
+    },
+    "apertus": PLAIN,
+    "deepseek_v32": LATENT | {"n_group": 2, "topk_group": 1} | INDEX,
+    "glm_moe_dsa": LATENT | {"n_group": 2, "topk_group": 1, "indexer_types": ["full", "shared"]} | INDEX,
+    "afmoe": EXPERTS | {"num_experts": 4, "global_attn_every_n_layers": 2, "sliding_window": 6},
+    "axk1": LATENT | {"n_group": 2, "topk_group": 1},
     "cohere2_moe": PLAIN
     | {
         "num_experts": 4, "logit_scale": 0.5, "sliding_window": 6, "sliding_window_pattern": 2,
@@ -267,6 +287,7 @@ _ROPE: tuple[Any, ...] = (
     {"full_attention": _YARN | {"truncate": False}},
     {layers: {"rope_type": "linear", "factor": 3.0} for layers in ("full_attention", "sliding_attention")},
     {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    {"full_attention": {"rope_type": "default", "rope_theta": 300.0}, "sliding_attention": None},
 )  # fmt: skip
 
 MUTATIONS: dict[str, tuple[Any, ...]] = {
@@ -464,6 +485,27 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "embed_dropout": (0.1,),
     "layer_rope_theta": ([30.0, 300.0], [0, 300.0], [300.0, None], [0, 0], [300.0], None),
     "scale_emb": (2.0,),
+    "mup_enabled": (True,),
+    "index_n_heads": (2,),
+    "index_head_dim": (6, 3),
+    "index_topk": (3, 60),
+    "indexer_types": (["full"] * 2, ["shared", "full"], ["full", "shared"], ["full"], None),
+    "index_topk_freq": (1, 2),
+    "index_topk_pattern": ("FS",),
+    "ffn_dim": (56,),
+    "dropout": (0.1,),
+    "word_embed_proj_dim": (24, 48),
+    "do_layer_norm_before": (False, True),
+    "_remove_final_layer_norm": (True,),
+    "enable_bias": (False, True),
+    "layer_norm_elementwise_affine": (False,),
+    "layerdrop": (0.1,),
+    "hidden_dropout_prob": (0.1,),
+    "attention_probs_dropout_prob": (0.1,),
+    "activation_dropout": (0.1,),
+    "scale_embedding": (False, True),
+    "route_scale": (2.0,),
+    "global_attn_every_n_layers": (1, 3),
     "scale_depth": (0.7, None),
     "dim_model_base": (12, None),
     "shared_intermediate_size": (0, 56),

@@ -72,6 +72,8 @@ ROUNDED = {
     "deepseek-v2": (236, 21),
     "deepseek-v3": (671, 37.5),
     "kimi-k2": (1026, 33),
+    "a.x-k1-519b": (519, 33),
+    "qwen1.5-moe-14b-a2.7b": (14.3, 2.7),
     "gpt-oss-120b": (116.8, 5.7),
     "qwen3-coder-480b-a35b": (480, 35),
     "llama4-scout": (107.8, 17.2),  # the text model of 109 billion parameters

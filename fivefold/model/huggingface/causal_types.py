@@ -26,8 +26,8 @@ _NEEDED = {
         recurrent_gemma RecurrentGemmaForCausalLM; rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
     """,
     "an indexer chooses the tokens to which a query attends (sparse attention)": """
-        deepseek_v32 DeepseekV32ForCausalLM; glm_moe_dsa GlmMoeDsaForCausalLM; axk2 AXK2ForCausalLM; hy_v4
-        HYV4ForCausalLM; dots3_note Dots3NoteForCausalLM; dots3_note_text Dots3NoteForCausalLM
+        axk2 AXK2ForCausalLM; hy_v4 HYV4ForCausalLM; dots3_note Dots3NoteForCausalLM; dots3_note_text
+        Dots3NoteForCausalLM
     """,
     "attention to compressed keys that an indexer chooses, and hyper-connections": """
         deepseek_v4 DeepseekV4ForCausalLM
@@ -52,21 +52,17 @@ _NEEDED = {
     "two attentions and two MLPs a layer, with experts beside them and experts that do nothing": """
         longcat_flash LongcatFlashForCausalLM
     """,
-    "a sigmoid gate on the output of attention": "afmoe AfmoeForCausalLM; beam BeamForCausalLM",
-    "a norm after the experts alone": "axk1 AXK1ForCausalLM",
+    "sums that are scaled by their depth, and a bias of the gate on attention": "beam BeamForCausalLM",
     "passes over one stack of layers that are repeated, and gates on the output of attention": """
         hrm_text HrmTextForCausalLM
     """,
-    "xIELU, an activation with trained parameters": "apertus ApertusForCausalLM",
     "norms inside attention and MLP, before their last matrix": "bitnet BitNetForCausalLM",
     "attention as a difference of two softmaxes": "diffllama DiffLlamaForCausalLM",
     "attention masks that are computed from values, and experts found by keys": "doge DogeForCausalLM",
     "experts of attention beside those of the MLP": "jetmoe JetMoeForCausalLM",
     "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
     "queries, keys and values that are clipped (clip_qkv)": "dbrx DbrxForCausalLM",
-    "a gate on the shared expert": "qwen2_moe Qwen2MoeForCausalLM",
     "scores with a bias by distance (ALiBi)": "bloom BloomForCausalLM; mpt MptForCausalLM",
-    "ReLU, and learned positions that begin at 2": "opt OPTForCausalLM; biogpt BioGptForCausalLM",
     "sinusoidal positions that are added to the embedding": """
         ctrl CTRLLMHeadModel; xglm XGLMForCausalLM; xlm XLMWithLMHeadModel
     """,
@@ -75,13 +71,9 @@ _NEEDED = {
     "a first layer without norm, and layers with rotary bases of their own in LayerNorm blocks (ModernBERT)": """
         modernbert-decoder ModernBertDecoderForCausalLM
     """,
-    "embeddings rotated in three directions for images (mrope) by kind of layer": """
-        cohere_compass_text CohereCompassForCausalLM
-    """,
     "towers for images and sound within the model": "phi4_multimodal Phi4MultimodalForCausalLM",
     "image patches or images within the text": """
-        fuyu FuyuForCausalLM; emu3 Emu3ForCausalLM; git GitForCausalLM; moss_transcribe_diarize
-        MossTranscribeDiarizeForConditionalGeneration
+        git GitForCausalLM
     """,
     "layers of cross-attention to images": "mllama MllamaForCausalLM",
     "codebooks of sound instead of a text vocabulary": """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from fivefold.bounded_types import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
 from fivefold.model.mixers.short_conv import Taps
@@ -51,6 +51,8 @@ class Config(Record):
     head_bias: bool = False
     use_post_norm: bool = False
     embedding_multiplier: Scalar = 1.0
+    embedding_width: Width | None = None  # of the embedding's table, if a projection follows it
+    mup_enabled: bool = False  # the embedding is multiplied by the root of hidden_size
     attention_multiplier: Scalar | None = None
     residual_multiplier: Scalar = 1.0
     logits_scaling: Positive = 1.0
@@ -151,6 +153,17 @@ class Config(Record):
     qk_nope_head_dim: HeadDim = 1
     qk_rope_head_dim: HeadDim = 1
     v_head_dim: HeadDim | None = 1
+    index_heads: Heads = 1
+    index_head_dim: HeadDim = 1
+    index_topk: Tokens = 1
+    indexer_types: tuple[str, ...] | None = None  # full: the layer chooses keys; shared: it takes those chosen before
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unused_window(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Leave out a window of 0 tokens that is not used, which Qwen2-MoE's class writes."""
+        unused = values.get("use_sliding_window") is False and values.get("sliding_window") == 0
+        return {**values, "sliding_window": None} if unused else values
 
     def mistake(self, what: str) -> UserError:
         """Make the one-line ``UserError`` for a feature or value that ``Model`` cannot represent."""

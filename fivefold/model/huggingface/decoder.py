@@ -143,6 +143,12 @@ def write_layer_types(model: Model) -> dict[str, Any]:
     return {"layer_types": [kinds[model.slides(layer)] for layer in range(model.layers)]}
 
 
+def write_dense_layers(model: Model) -> dict[str, Any]:
+    """Return the layers without experts, for a family that lists them next to a step between layers of experts."""
+    dense = [layer for layer in range(model.layers) if not model.is_moe(layer)]
+    return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+
 def write_rope_by_layers(model: Model) -> dict[str, Any]:
     """Return the kinds of all layers and ``rope_parameters`` of each kind, for a family that reads no other form."""
     scaling = write_scaling(model.rope_scaling) if model.rope_scaling else {"rope_type": "default"}

@@ -80,6 +80,11 @@ class Family:
     base_prefix: str = ""
 
     @property
+    def is_part(self) -> bool:
+        """Tell whether transformers builds it as the text model of a multimodal model alone."""
+        return self.architecture.endswith("TextModel")
+
+    @property
     def has_experts(self) -> bool:
         """Tell whether models of the family may route tokens to experts."""
         return "num_experts" in self.keys.values()
@@ -96,7 +101,8 @@ class Wrapper(NamedTuple):
     model_type: str
     architecture: str
     text: str
-    tied: bool  # default of ``tie_word_embeddings``
+    tied: bool | None  # default of ``tie_word_embeddings``; None: that of the text model is read alone, true if missing
     flat: bool = False  # published files have the keys of the text model at the top level
     ties: bool = True  # its class ties the head to the embedding if the file says so
+    inner_ties: bool = False  # it also ties them if its text model's table does, or does not say
     any_text: bool = False  # its text model may be of any family that is read; ``text``: if the file does not say

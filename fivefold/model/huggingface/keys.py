@@ -31,7 +31,7 @@ _HARMLESS = """
     use_bfloat16 quantization_config attn_implementation cache_implementation use_cache gradient_checkpointing
     return_dict output_attentions output_hidden_states output_router_logits problem_type id2label label2id num_labels
     classifier_dropout task_specific_params pruned_heads is_decoder is_encoder_decoder tie_encoder_decoder
-    chunk_size_feed_forward pretraining_tp reorder_and_upcast_attn initializer_range vision_config
+    chunk_size_feed_forward pretraining_tp reorder_and_upcast_attn initializer_range init_std vision_config
     ep_size seq_aux num_nextn_predict_layers num_mtp_layers qk_head_dim max_length min_length temperature top_k top_p
     do_sample num_beams repetition_penalty bad_words_ids suppress_tokens initial_context_length experts_per_token
     n_ctx max_window_layers is_llama_config transformers.js_config attention_softmax_in_fp32

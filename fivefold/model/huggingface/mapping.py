@@ -47,6 +47,16 @@ def read_dropout(config: Config) -> dict[str, float]:
     return {"dropout": config.hidden_dropout, **differing}
 
 
+def omit_mrope(config: Config) -> Config:
+    """Return the config with plain rotary positions, as the three positions (mrope) of a text token are equal."""
+    of_text = {
+        field: {**given, "rope_type": "default"}
+        for field in ("rope_scaling", "rope_parameters")
+        if (given := getattr(config, field)) and given.get("rope_type", given.get("type")) == "mrope"
+    }
+    return config.replace(**of_text)
+
+
 def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
     """Return ``window`` and the shortest ``window_pattern``, from ``layer_types`` or the family's ``default``."""
     slides = default if config.layer_types is None else _read_layer_types(config.layer_types, config, kinds=SLIDING)
@@ -227,6 +237,22 @@ def read_sparse_steps(config: Config, *, dense: tuple[int, ...]) -> dict[str, An
     step, listed = config.decoder_sparse_step, dense if config.mlp_only_layers is None else config.mlp_only_layers
     layers = range(config.num_hidden_layers)
     return read_layers_of_experts([layer not in listed and (layer + 1) % step == 0 for layer in layers])
+
+
+def read_gated_experts(config: Config) -> dict[str, Any]:
+    """Return the fields of experts with a shared one, whose output is multiplied by a gate."""
+    if not config.shared_expert_intermediate_size:
+        raise config.mistake("shared_expert_intermediate_size=0 leaves a gate without an expert; give its width")
+    return {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_gate": True,
+        "aux_coefficient": config.router_aux_loss_coef,
+        "normalized": config.norm_topk_prob,
+        **read_shared_expert(config),
+        **read_sparse_steps(config, dense=()),
+    }
 
 
 def read_biased_experts(config: Config) -> dict[str, Any]:

@@ -97,8 +97,10 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
             f"{name}: its text model is {reprlib.repr(model_type)}{missing}; of {wrapper.architecture} {read}"
         )
     tied = config.get("tie_word_embeddings", wrapper.tied)  # the outer key alone is read, except in old files
-    if wrapper.flat:
-        tied = tied or values.get("tie_word_embeddings", False)
+    if wrapper.tied is None:
+        tied = values.get("tie_word_embeddings", True)
+    elif wrapper.flat or wrapper.inner_ties:
+        tied = tied or values.get("tie_word_embeddings", wrapper.inner_ties)
     return Text(inner, {**values, "tie_word_embeddings": tied and wrapper.ties}, wrapper.architecture, wrapped=True)
 
 

@@ -116,6 +116,34 @@ def read_rope_by_layers(config: Config) -> dict[str, Any]:
     }
 
 
+def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str, Any]:
+    """Return the rotary fields of a family whose kinds of layers have tables of their own, or null: no rotation.
+
+    ``slides``: the pattern of sliding layers. A flat table is that of all layers.
+    """
+    given = config.rope_parameters or config.rope_scaling or {}
+    if not any(kind in given for kind in LAYERS):
+        return read_rope(config)
+    kinds = [LAYERS[sliding] for sliding in (False, True) if sliding in slides]
+    for kind in kinds:
+        if kind not in given:
+            raise config.mistake(f"rope_parameters has no {kind}, with which the family's code fails; give it")
+    read = {
+        kind: read_rope(config.replace(rope_parameters=given[kind], rope_scaling=None))
+        for kind in kinds
+        if given[kind] is not None
+    }
+    if not read:
+        return {"position": "none", "rope_theta": config.rope_theta}
+    fields = read.get(LAYERS[0]) or read[LAYERS[1]]
+    if len(read) == 2 and read[LAYERS[1]] != fields:
+        if read[LAYERS[1]]["rope_scaling"] is not None:
+            raise config.mistake("rope scaling of the sliding layers other than that of the others is not supported")
+        fields |= {"rope_theta_sliding": read[LAYERS[1]]["rope_theta"]}
+    rotates = tuple(LAYERS[sliding] in read for sliding in slides)
+    return fields | {"rope_pattern": () if all(rotates) else rotates}
+
+
 def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
     """Return the fields of a family that rotates full heads; ``UserError`` for a partial factor with scaling."""
     fraction = given.partial_rotary_factor

@@ -49,7 +49,7 @@ def _list_candidates(model: Model) -> Iterator[Family]:
     for model_type in dict.fromkeys((*COMMON, *FAMILIES)):
         family = FAMILIES[model_type]
         latent, routed = model.mla is not None, model.moe is not None
-        if family.has_latent_attention == latent and (family.has_experts == routed or latent):
+        if not family.is_part and family.has_latent_attention == latent and (family.has_experts == routed or latent):
             yield family
 
 

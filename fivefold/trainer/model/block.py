@@ -37,16 +37,16 @@ class Block(nn.Module):
         self.run: Run = direct
         self.kind = model.block
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
-        has_post_norms, mixer, feeds = model.block == "sandwich", model.mixer_name(layer), model.feeds(layer)
+        mixer, feeds = model.mixer_name(layer), model.feeds(layer)
         mixes, attends, routes = mixer != "none", model.attends(layer), model.is_moe(layer)
         self.norm1 = norm(model, model.width) if mixes else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
         self.mixer = MODULES[mixer](model) if mixes and not attends else None
-        self.norm1_post = norm(model, model.width) if has_post_norms and mixes else None
+        self.norm1_post = norm(model, model.width) if mixes and model.block == "sandwich" else None
         self.norm2 = norm(model, model.width) if feeds and model.block != "parallel_shared" else None
         self.moe = Moe(model) if routes else None
         self.mlp = Mlp(model, ffn=model.ffn, name="mlp") if feeds and not routes else None
-        self.norm2_post = norm(model, model.width) if has_post_norms and feeds else None
+        self.norm2_post = norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None
         self.drops = nn.ModuleDict()
         if model.dropout:
             places = (("attention", ATTENTION, mixes), ("mlp", FEED_FORWARD, feeds))
@@ -87,8 +87,8 @@ class Block(nn.Module):
 
     def _added(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: Rows, *, name: str) -> Tensor:
         """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there."""
-        if self.kind in ("post", "sandwich"):
-            out_RD = self.run(name, self.get_submodule(name), out_RD)
+        if (post_norm := getattr(self, name)) is not None:
+            out_RD = self.run(name, post_norm, out_RD)
         if rows.keys is not None and branch in self.drops:
             out_RD = self.run(f"{branch}.dropout", self.drops[branch], out_RD, rows.keys, rows.tokens)
         sum_RD: Tensor = self.run(f"{branch}.add", self.add, onto_RD, out_RD)

@@ -1,6 +1,6 @@
 """The embedding: rows of a table, times a factor (Gemma), plus learned positions (GPT-2), normed (nanochat).
 
-x[r] = scale · tokens[id of r] + positions[place of r in its sequence]
+x[r] = scale · tokens[id of r] + positions[offset + place of r in its sequence]
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Embed(nn.Module):
         self.run: Run = direct
         self.scale = model.embedding_scale
         self.tokens = _table(model.vocab, model.width)
-        self.positions = _table(model.positions, model.width) if model.position == "learned" else None
+        self.offset, rows = model.position_offset, model.positions + model.position_offset
+        self.positions = _table(rows, model.width) if model.position == "learned" else None
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _all_rows
         self.norm = UnitNorm(epsilon=model.norm_epsilon) if model.embedding_norm else None
@@ -54,7 +55,7 @@ class Embed(nn.Module):
 
             def places() -> Tensor:
                 positions = torch.arange(tokens, device=tokens_BT.device) if positions_T is None else positions_T
-                return self.own_rows(positions.repeat(batch))
+                return self.own_rows((positions + self.offset if self.offset else positions).repeat(batch))
 
             x_RD = self.run("embed.positions", add_positions, x_RD, self.positions.weight, places)
         if self.norm is not None:

@@ -68,9 +68,13 @@ def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
         "glm4_moe": {"head_dim": 128},
         "dots1": {"n_routed_experts": 64, "num_experts_per_tok": 6, "n_shared_experts": 2},
         "ministral": {"head_dim": 128},
+        "glm4v_moe_text": {"head_dim": 128},
+        "qwen3_omni_moe_text": {"head_dim": 128},
+        "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 30, "num_experts_per_tok": 6},
     }
     if kind in WRAPPERS and not WRAPPERS[kind].flat:
-        needed[kind] = {"text_config": {"model_type": WRAPPERS[kind].text}}
+        text = WRAPPERS[kind].text
+        needed[kind] = {"text_config": {"model_type": text, **needed.get(text, {})}}
     bare = {"model_type": kind, **needed.get(kind, {})}
     theirs = from_config(reference(bare).to_dict(), name="x").replace(mtp=None)  # of which they build none
     assert from_config(bare, name="x") == theirs

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.initialization import no_init_weights
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
 
 from fivefold.model.huggingface.families import WRAPPERS
 from fivefold.model.huggingface.read import from_config
@@ -24,6 +25,16 @@ LIKE = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "granite_docling_text": "granite",
+    "glm4v_text": "glm4",
+    "glm_ocr_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "paddleocr_vl_text": "ernie4_5",
+    "emu3_text_model": "llama",
+    "cosmos3_edge_text": "llama",
+    "deepseek_ocr2_text": "deepseek_v2",
     "granite4_vision_text": "granite",
 }
 # What the class of a wrapper needs beside its text model.
@@ -31,7 +42,13 @@ NEEDED: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "hidden_size": 16, "num_attention_heads": 2}},
     "granite_docling": {"vision_config": {"out_hidden_size": PLAIN["hidden_size"]}},
     "granite4_vision": {"deepstack_layer_map": [], "spatial_target_layers": [], "downsample_rate": "4/8"},
+    "emu3": {"vocabulary_map": {"<image>": 1}},
     "ovis2": {"hidden_size": PLAIN["hidden_size"], "vocab_size": PLAIN["vocab_size"]},
+}
+# What the small text model of a wrapper needs beside the keys of its family.
+TEXT_NEEDED: dict[str, dict[str, Any]] = {
+    "cosmos3_edge_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
 }
 OF_TIMM = ("fast_vlm", "perception_lm")  # whose towers are of timm, which the tests do not install
 OF_TEXT = ("language_model.", "text_model.", "lm_head.")
@@ -40,9 +57,10 @@ OF_TEXT = ("language_model.", "text_model.", "lm_head.")
 def count_text(config: dict[str, Any]) -> int:
     """Count the parameters of the text model that transformers builds."""
     keys = {key: value for key, value in config.items() if key != "model_type"}
+    auto = AutoModelForImageTextToText if config["model_type"] in IMAGE_TEXT else AutoModelForCausalLM
     with quiet(), torch.device("meta"), no_init_weights():  # type: ignore[no-untyped-call]
         theirs = AutoConfig.for_model(config["model_type"], **keys)
-        module = AutoModelForImageTextToText.from_config(theirs)  # type: ignore[no-untyped-call]
+        module = auto.from_config(theirs)  # type: ignore[no-untyped-call]
         module.tie_weights()
     return sum(weight.numel() for name, weight in module.named_parameters() if any(part in name for part in OF_TEXT))
 
@@ -52,7 +70,7 @@ def test_the_text_model_has_as_many_parameters_as_in_transformers(kind: str) -> 
     wrapper = WRAPPERS[kind]
     small = SMALL[LIKE.get(wrapper.text, wrapper.text)]
     text = {key: value for key, value in small.items() if key != "tie_word_embeddings"}
-    text |= {"model_type": wrapper.text, "pad_token_id": 0}
+    text |= {"model_type": wrapper.text, "pad_token_id": 0} | TEXT_NEEDED.get(wrapper.text, {})
     for outer in ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}):
         config = {"model_type": kind, "text_config": text, **NEEDED.get(kind, {}), **outer}
         assert from_config(config, name="x").parameters == count_text(config), outer
@@ -62,7 +80,7 @@ def test_any_family_may_be_the_text_model_of_a_wrapper_that_says_so() -> None:
     text = {"model_type": "qwen3_moe", **SMALL["qwen3_moe"]}
     model = from_config({"model_type": "internvl", "text_config": text}, name="x")
     assert model.replace(tied_embeddings=False, source="") == from_config(text, name="x").replace(source="")
-    with pytest.raises(UserError, match=r"its text model is 'opt', which needs ReLU.*any family that is read may be"):
-        from_config({"model_type": "llava", "text_config": {"model_type": "opt"}}, name="x")
+    with pytest.raises(UserError, match=r"its text model is 'bloom', which needs scores.*any family that is read may"):
+        from_config({"model_type": "llava", "text_config": {"model_type": "bloom"}}, name="x")
     with pytest.raises(UserError, match=r"its text model is 'llama'; of Gemma3ForConditionalGeneration gemma3_text is"):
         from_config({"model_type": "gemma3", "text_config": {"model_type": "llama"}}, name="x")

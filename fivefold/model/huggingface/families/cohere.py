@@ -1,4 +1,4 @@
-"""Command-R, R+, R7B and A: parallel attention and MLP with one norm without bias, scaled logits."""
+"""Command-R, R+, R7B, A and Compass: parallel attention and MLP with one norm without bias, scaled logits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
-from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -16,7 +16,7 @@ from fivefold.model.huggingface.mapping import (
     read_mlp_layer_types,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.rope import read_rope, read_rope_of_layers
 from fivefold.model.spec import Model
 
 KEYS = decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | same("attention_bias logit_scale")
@@ -36,7 +36,8 @@ DEFAULTS = {
 
 def _build_command(config: Config, **of_family: Any) -> Model:
     fields = {"norm": "layernorm", "norm_bias": False, "block": "parallel_shared", "logit_scale": config.logit_scale}
-    return build_model(config, **read_rope(config), **read_attention_bias(config), **fields, **of_family)
+    rope = {} if "rope_theta" in of_family else read_rope(config)
+    return build_model(config, **rope, **read_attention_bias(config), **fields, **of_family)
 
 
 def _build_cohere(config: Config) -> Model:
@@ -51,6 +52,23 @@ def _build_cohere2(config: Config) -> Model:
     if not slides:
         return _build_command(config, position="none")
     return _build_command(config, **slides, rope_pattern=slides["window_pattern"])
+
+
+def _build_compass(config: Config) -> Model:
+    """Build Compass's text model: Cohere2 with rotary parameters by kind of layer, of which one may not rotate."""
+    slides = read_windows(config, default=(False,) * config.num_hidden_layers)
+    scale = 1.0 if config.logit_scale is None else config.logit_scale
+    rope = read_rope_of_layers(config, slides=slides.get("window_pattern", (False,)) or (True,))
+    return _build_command(config.replace(logit_scale=scale), **slides, **rope)
+
+
+def _write_compass(model: Model) -> dict[str, Any]:
+    written = decoder.write_rope_by_layers(model)
+    for kind, slides in (("full_attention", False), ("sliding_attention", True)):
+        layers = [layer for layer in range(model.layers) if model.slides(layer) is slides]
+        if layers and not any(map(model.rotates, layers)):
+            written["rope_parameters"][kind] = None
+    return written
 
 
 def _build_cohere2_moe(config: Config) -> Model:
@@ -156,4 +174,16 @@ COHERE2_MOE = Family(
     interleaved_rotary=True,
 )
 
-FAMILIES = (COHERE, COHERE2, COHERE2_MOE)
+COHERE_COMPASS_TEXT = Family(
+    model_type="cohere_compass_text",
+    architecture="CohereCompassForCausalLM",
+    keys=drop_keys(KEYS, "head_dim") | same("sliding_window layer_types"),
+    defaults={**DEFAULTS, "logit_scale": None, "sliding_window": 4096},
+    overwritten=("head_dim",),
+    to_model=_build_compass,
+    write=_write_compass,
+    tensors=decoder.TENSORS,
+)
+
+FAMILIES = (COHERE, COHERE2, COHERE2_MOE, COHERE_COMPASS_TEXT)
+WRAPPERS = (Wrapper("cohere_compass", "CohereCompassForConditionalGeneration", text="cohere_compass_text", tied=False),)

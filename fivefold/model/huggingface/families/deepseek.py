@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3, and Kimi K2: latent attention, and experts chosen within groups."""
+"""DeepSeek-V2 and V3, and Kimi K2: latent attention, and experts chosen within groups; the text model of OCR 2."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
-from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent, read_mtp
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    read_attention_bias,
+    read_latent,
+    read_mlp_layer_types,
+    read_mtp,
+)
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
@@ -93,6 +99,33 @@ def _build_v3(config: Config) -> Model:
     return _build_deepseek(config, score="sigmoid", methods=("noaux_tc",), moe=moe)
 
 
+def _build_ocr2(config: Config) -> Model:
+    """Build the text model of DeepSeek-OCR 2: Llama's attention and the experts of DeepSeek-V2."""
+    if config.mlp_layer_types is None:
+        raise config.mistake("no mlp_layer_types, without which the family's code fails; give dense or sparse by layer")
+    grouped = config.topk_method == "group_limited_greedy"
+    moe = {
+        "experts": config.num_experts,
+        "topk": config.num_experts_per_tok,
+        "ffn": config.moe_intermediate_size,
+        "shared_experts": config.n_shared_experts or 0,
+        "aux_coefficient": 0.0,
+        "normalized": False,
+        "scaling": config.routed_scaling_factor,
+        "groups": config.n_group if grouped else 1,
+        "topk_groups": config.topk_group if grouped else 1,
+        **read_mlp_layer_types(config, dense=0),
+    }
+    fields = read_rope(config) | read_attention_bias(config) | {"mlp_bias": config.mlp_bias}
+    return build_model(config, **fields, moe=moe)
+
+
+def _write_ocr2(model: Model) -> dict[str, Any]:
+    grouped = model.moe is not None and model.moe.groups > 1
+    kinds = ["sparse" if model.is_moe(layer) else "dense" for layer in range(model.layers)]
+    return {"topk_method": "group_limited_greedy" if grouped else "greedy", "mlp_layer_types": kinds}
+
+
 def _write_v2(model: Model) -> dict[str, Any]:
     grouped = model.moe is not None and model.moe.groups > 1
     return decoder.write_latent(model) | {"topk_method": "group_limited_greedy" if grouped else "greedy"}
@@ -157,4 +190,29 @@ V3 = Family(
 )
 KIMI_K2 = replace(V3, model_type="kimi_k2")
 
-FAMILIES = (V2, V3, KIMI_K2)
+OCR2_TEXT = Family(
+    model_type="deepseek_ocr2_text",
+    architecture="DeepseekOcr2TextModel",
+    keys=drop_keys(decoder.KEYS, "head_dim")
+    | {"num_experts": "num_experts", "n_routed_experts": "num_experts"}
+    | same(
+        "attention_bias mlp_bias mlp_layer_types num_experts_per_tok moe_intermediate_size n_shared_experts "
+        "routed_scaling_factor n_group topk_group topk_method"
+    ),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 102_400,
+        "intermediate_size": 11_008,
+        "moe_intermediate_size": 1407,
+        "n_shared_experts": 2,
+        "num_experts": 64,
+        "topk_method": "greedy",
+    },
+    to_model=_build_ocr2,
+    write=_write_ocr2,
+    tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS,
+    stacked_tensors=decoder.stack_experts(),
+)
+
+FAMILIES = (V2, V3, KIMI_K2, OCR2_TEXT)
+WRAPPERS = (Wrapper("deepseek_ocr2", "DeepseekOcr2ForConditionalGeneration", text="deepseek_ocr2_text", tied=False),)

@@ -1,14 +1,15 @@
-"""ERNIE 4.5, dense and with experts."""
+"""ERNIE 4.5, dense and with experts, and the text model of PaddleOCR-VL."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, same
-from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_layers_of_experts
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
+from fivefold.model.huggingface.mapping import build_model, omit_mrope, read_attention_bias, read_layers_of_experts
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -19,6 +20,11 @@ KEYS = drop_keys(decoder.KEYS, "attention_dropout") | {"use_bias": "attention_bi
 def _build_ernie4_5(config: Config) -> Model:
     """Build ERNIE 4.5: Llama with biases in all matrices or in none."""
     return build_model(config, **read_rope(config), **read_attention_bias(config), mlp_bias=config.attention_bias)
+
+
+def _build_paddleocr_vl(config: Config) -> Model:
+    """Build the text model of PaddleOCR-VL as ERNIE 4.5."""
+    return _build_ernie4_5(omit_mrope(config))
 
 
 def _build_ernie4_5_moe(config: Config) -> Model:
@@ -112,4 +118,17 @@ ERNIE4_5_MOE = Family(
     bias_is_row=True,
 )
 
-FAMILIES = (ERNIE4_5, ERNIE4_5_MOE)
+PADDLEOCR_VL_TEXT = replace(
+    ERNIE4_5,
+    model_type="paddleocr_vl_text",
+    architecture="PaddleOCRTextModel",
+    to_model=_build_paddleocr_vl,
+    interleaved_rotary=False,
+)
+
+FAMILIES = (ERNIE4_5, ERNIE4_5_MOE, PADDLEOCR_VL_TEXT)
+WRAPPERS = (
+    Wrapper(
+        "paddleocr_vl", "PaddleOCRVLForConditionalGeneration", text="paddleocr_vl_text", tied=True, inner_ties=True
+    ),
+)

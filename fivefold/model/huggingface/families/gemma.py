@@ -144,4 +144,7 @@ GEMMA3_TEXT = Family(
 )
 
 FAMILIES = (GEMMA, GEMMA2, VAULTGEMMA, GEMMA3_TEXT)
-WRAPPERS = (Wrapper("gemma3", "Gemma3ForConditionalGeneration", text="gemma3_text", tied=True),)
+WRAPPERS = (
+    Wrapper("gemma3", "Gemma3ForConditionalGeneration", text="gemma3_text", tied=True),
+    Wrapper("shieldgemma2", "Gemma3ForConditionalGeneration", text="gemma3_text", tied=False, inner_ties=True),
+)

@@ -1,15 +1,17 @@
-"""GLM-4 of 2024 and of 2025, and GLM-4.5 and 4.7-Flash with experts."""
+"""GLM-4 of 2024 and of 2025, GLM-4.5 and 4.7-Flash with experts; the text models of GLM-4.1V, 4.5V, 4.6V and OCR."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
-from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
+    omit_mrope,
     read_attention_bias,
     read_biased_experts,
     read_latent,
@@ -60,6 +62,21 @@ def _build_glm4_moe_lite(config: Config) -> Model:
     """Build GLM-4.7-Flash: DeepSeek-V3's attention and experts."""
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=1)
     return build_model(config, **read_latent(config, read_rope(config)), **read_attention_bias(config), moe=moe)
+
+
+def _build_glm4v(config: Config) -> Model:
+    """Build the text model of GLM-4.1V and 4.6V as GLM-4 of 2025; queries, keys and values always have biases."""
+    return _build_glm4(omit_mrope(config).replace(attention_bias=True))
+
+
+def _build_glm_ocr(config: Config) -> Model:
+    """Build the text model of GLM-OCR: that of GLM-4.1V without biases."""
+    return _build_glm4(omit_mrope(config))
+
+
+def _build_glm4v_moe(config: Config) -> Model:
+    """Build the text model of GLM-4.5V as GLM-4.5."""
+    return _build_glm4_moe(omit_mrope(config))
 
 
 GLM = Family(
@@ -145,4 +162,56 @@ GLM4_MOE_LITE = Family(
     stacked_tensors=decoder.stack_experts(),
 )
 
-FAMILIES = (GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE)
+GLM4V_TEXT = replace(
+    GLM4,
+    model_type="glm4v_text",
+    architecture="Glm4vTextModel",
+    keys=drop_keys(KEYS, "attention_bias", "head_dim"),
+    defaults={
+        **{key: value for key, value in DEFAULTS.items() if key not in ("head_dim", "attention_bias")},
+        "max_position_embeddings": 32_768,
+        "norm_epsilon": 1e-5,
+        "partial_rotary_factor": 1.0,
+    },
+    to_model=_build_glm4v,
+)
+GLM_OCR_TEXT = replace(
+    GLM4V_TEXT,
+    model_type="glm_ocr_text",
+    architecture="GlmOcrTextModel",
+    keys=drop_keys(KEYS, "attention_bias"),
+    defaults={
+        **GLM4V_TEXT.defaults,
+        "vocab_size": 59_392,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+    },
+    to_model=_build_glm_ocr,
+)
+GLM4V_MOE_TEXT = replace(
+    GLM4_MOE,
+    model_type="glm4v_moe_text",
+    architecture="Glm4vMoeTextModel",
+    keys=drop_keys(GLM4_MOE.keys, *decoder.MTP_KEYS, "use_qk_norm"),
+    defaults={
+        **GLM4_MOE.defaults,
+        "vocab_size": 151_424,
+        "max_position_embeddings": 65_536,
+        "attention_bias": True,
+    },
+    to_model=_build_glm4v_moe,
+    write=lambda model: {},
+)
+
+FAMILIES = (GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE, GLM4V_TEXT, GLM_OCR_TEXT, GLM4V_MOE_TEXT)
+WRAPPERS = (
+    Wrapper("glm4v", "Glm4vForConditionalGeneration", text="glm4v_text", tied=False),
+    Wrapper("glm46v", "Glm46VForConditionalGeneration", text="glm4v_text", tied=False),
+    Wrapper("glmga", "Glm46VForConditionalGeneration", text="glm4v_text", tied=False),
+    Wrapper("glm4v_moe", "Glm4vMoeForConditionalGeneration", text="glm4v_moe_text", tied=False),
+    Wrapper("glm_ocr", "GlmOcrForConditionalGeneration", text="glm_ocr_text", tied=False),
+)

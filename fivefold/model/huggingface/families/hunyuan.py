@@ -1,15 +1,17 @@
-"""Hunyuan 1, dense and with experts, and Hunyuan (Hy) 3."""
+"""Hunyuan 1, dense and with experts, the text model of Hunyuan-OCR, and Hunyuan (Hy) 3."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, same
-from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
+    omit_mrope,
     read_attention_bias,
     read_biased_experts,
     read_experts,
@@ -45,6 +47,11 @@ def _build_v1(config: Config, **of_family: Any) -> Model:
         rope = read_rope(config)
     fields = {"qk_norm": "head", "qk_norm_after_rope": True}
     return build_model(config, **rope, **read_attention_bias(config), **fields, **of_family)
+
+
+def _build_vl(config: Config) -> Model:
+    """Build the text model of Hunyuan-OCR as Hunyuan 1."""
+    return _build_v1(omit_mrope(config))
 
 
 def _build_v1_moe(config: Config) -> Model:
@@ -120,4 +127,15 @@ HY_V3 = Family(
     | {"moe.bias": "mlp.e_score_correction_bias"},
 )
 
-FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE, HY_V3)
+HUNYUAN_VL_TEXT = replace(
+    HUNYUAN_DENSE,
+    model_type="hunyuan_vl_text",
+    architecture="HunYuanVLTextModel",
+    defaults={**V1_DEFAULTS, "tie_word_embeddings": True},
+    to_model=_build_vl,
+)
+
+FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL_TEXT, HY_V3)
+WRAPPERS = (
+    Wrapper("hunyuan_vl", "HunYuanVLForConditionalGeneration", text="hunyuan_vl_text", tied=True, inner_ties=True),
+)

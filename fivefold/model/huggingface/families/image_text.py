@@ -14,6 +14,7 @@ _WRAPPERS = """
     deepseek_vl_hybrid DeepseekVLHybridForConditionalGeneration llama tied
     exaone4_5 Exaone4_5_ForConditionalGeneration exaone4
     fast_vlm FastVlmForConditionalGeneration qwen2
+    fuyu FuyuForCausalLM persimmon
     got_ocr2 GotOcr2ForConditionalGeneration qwen2 tied
     hyperclovax_vision_v2 HyperCLOVAXVisionV2ForConditionalGeneration hyperclovax tied
     idefics2 Idefics2ForConditionalGeneration mistral
@@ -21,13 +22,19 @@ _WRAPPERS = """
     internvl InternVLForConditionalGeneration qwen2 tied
     janus JanusForConditionalGeneration llama tied
     kimi_k25 Kimi_K25ForConditionalGeneration deepseek_v3 tied
+    lfm2_vl Lfm2VlForConditionalGeneration lfm2 tied
     lighton_ocr LightOnOcrForConditionalGeneration qwen3 tied
     llava LlavaForConditionalGeneration llama
     llava_next LlavaNextForConditionalGeneration llama
     llava_next_video LlavaNextVideoForConditionalGeneration llama
     llava_onevision LlavaOnevisionForConditionalGeneration qwen2
+    minicpm_ocr MiniCPMOcrForConditionalGeneration qwen3_5_text tied
+    minicpmv4_6 MiniCPMV4_6ForConditionalGeneration qwen3_5_text
+    minicpmv4_7 MiniCPMV4_7ForConditionalGeneration qwen3_5_text
+    moss_transcribe_diarize MossTranscribeDiarizeForConditionalGeneration qwen3 tied
     ovis2 Ovis2ForConditionalGeneration qwen2 tied
     perception_lm PerceptionLMForConditionalGeneration llama
+    pp_chart2table GotOcr2ForConditionalGeneration qwen2 tied
     qianfan_ocr QianfanOCRForConditionalGeneration qwen3
     smolvlm SmolVLMForConditionalGeneration llama
     video_llama_3 VideoLlama3ForConditionalGeneration qwen2

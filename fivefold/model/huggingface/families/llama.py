@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same
-from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -25,6 +25,11 @@ def _build_internlm3(config: Config) -> Model:
             "give both the same value"
         )
     return _build_llama(config)
+
+
+def _build_emu3(config: Config) -> Model:
+    """Build the text model of Emu3: Llama whose dropout of attention also applies to what each branch adds."""
+    return _build_llama(config.replace(hidden_dropout=config.attention_dropout))
 
 
 LLAMA = Family(
@@ -78,4 +83,23 @@ IQUESTCODER = Family(
     tensors=decoder.TENSORS,
 )
 
-FAMILIES = (LLAMA, INTERNLM3, IQUESTCODER)
+EMU3_TEXT = Family(
+    model_type="emu3_text_model",
+    architecture="Emu3TextModel",
+    keys=KEYS,
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 184_622,
+        "intermediate_size": 14_336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 9216,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1_000_000.0,
+        "attention_dropout": 0.1,
+    },
+    to_model=_build_emu3,
+    tensors=decoder.TENSORS,
+)
+
+FAMILIES = (LLAMA, INTERNLM3, IQUESTCODER, EMU3_TEXT)
+WRAPPERS = (Wrapper("emu3", "Emu3ForConditionalGeneration", text="emu3_text_model", tied=False),)

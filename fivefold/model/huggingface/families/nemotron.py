@@ -5,8 +5,8 @@ from __future__ import annotations
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same
-from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
+from fivefold.model.huggingface.family import Family, Wrapper
+from fivefold.model.huggingface.mapping import build_model, omit_mrope, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
@@ -15,6 +15,12 @@ def _build_nemotron(config: Config) -> Model:
     """Build Nemotron-4: squared ReLU, and a LayerNorm whose weight is the factor minus one."""
     fields = {"norm": "layernorm", "norm_plus_one": True, "mlp": "plain", "mlp_bias": config.mlp_bias}
     return build_model(config, **read_rope(config, partly=True), **read_attention_bias(config), **fields)
+
+
+def _build_cosmos3_edge(config: Config) -> Model:
+    """Build the text model of Cosmos 3 Edge: Llama with an MLP without a gate, of squared ReLU."""
+    fields = {"mlp": "plain", "mlp_bias": config.mlp_bias}
+    return build_model(config, **read_rope(omit_mrope(config)), **read_attention_bias(config), **fields)
 
 
 NEMOTRON = Family(
@@ -36,4 +42,29 @@ NEMOTRON = Family(
     tensors=decoder.TENSORS,
 )
 
-FAMILIES = (NEMOTRON,)
+COSMOS3_EDGE_TEXT = Family(
+    model_type="cosmos3_edge_text",
+    architecture="Cosmos3EdgeTextModel",
+    keys=decoder.KEYS | same("attention_bias mlp_bias"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 131_072,
+        "hidden_size": 2048,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 131_072,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 100_000_000.0,
+    },
+    to_model=_build_cosmos3_edge,
+    tensors=decoder.TENSORS | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
+)
+
+FAMILIES = (NEMOTRON, COSMOS3_EDGE_TEXT)
+WRAPPERS = (
+    Wrapper("cosmos3_edge", "Cosmos3EdgeForConditionalGeneration", text="cosmos3_edge_text", tied=False, ties=False),
+)

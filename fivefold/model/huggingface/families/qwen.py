@@ -9,7 +9,13 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, same
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    omit_mrope,
+    read_attention_bias,
+    read_gated_experts,
+    read_windows,
+)
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
@@ -38,19 +44,9 @@ def _build_qwen2(config: Config) -> Model:
     return build_model(config, **read_rope(config), **_read_late_windows(config), qkv_bias=True)
 
 
-def remove_mrope(config: Config) -> Config:
-    """Return the config with plain rotary positions, as the three positions (mrope) of a text token are equal."""
-    of_text = {
-        field: {**given, "rope_type": "default"}
-        for field in ("rope_scaling", "rope_parameters")
-        if (given := getattr(config, field)) and given.get("rope_type", given.get("type")) == "mrope"
-    }
-    return config.replace(**of_text)
-
-
 def _build_qwen2_5_vl(config: Config) -> Model:
     """Build Qwen2-VL's and Qwen2.5-VL's text model as Qwen2."""
-    return _build_qwen2(remove_mrope(config))
+    return _build_qwen2(omit_mrope(config))
 
 
 def _build_qwen3(config: Config) -> Model:
@@ -61,12 +57,12 @@ def _build_qwen3(config: Config) -> Model:
 
 def _build_qwen3_vl(config: Config) -> Model:
     """Build Qwen3-VL's text model as Qwen3."""
-    return _build_qwen3(remove_mrope(config))
+    return _build_qwen3(omit_mrope(config))
 
 
 def _build_qwen3_vl_moe(config: Config) -> Model:
     """Build Qwen3-VL's text model with experts as Qwen3's."""
-    return _build_qwen3_moe(remove_mrope(config))
+    return _build_qwen3_moe(omit_mrope(config))
 
 
 def _build_qwen3_moe(config: Config) -> Model:
@@ -84,6 +80,15 @@ def _build_qwen3_moe(config: Config) -> Model:
     }
     fields = read_rope(config) | read_windows(config) | read_attention_bias(config)
     return build_model(config, **fields, qk_norm="head", moe=moe)
+
+
+def _build_qwen2_moe(config: Config) -> Model:
+    """Build Qwen1.5-MoE and Qwen2 with experts: a gated shared expert; every other early layer may slide."""
+    layers = range(config.num_hidden_layers)
+    used = config.use_sliding_window and config.sliding_window is not None
+    slides = tuple(used and layer % 2 == 0 and layer < config.max_window_layers for layer in layers)
+    fields = read_rope(config) | read_windows(config, default=slides)
+    return build_model(config, **fields, qkv_bias=config.attention_bias, moe=read_gated_experts(config))
 
 
 QWEN2 = Family(
@@ -149,6 +154,36 @@ QWEN3_MOE = Family(
     stacked_tensors=decoder.stack_experts(),
 )
 
+QWEN2_MOE = Family(
+    model_type="qwen2_moe",
+    architecture="Qwen2MoeForCausalLM",
+    keys=decoder.KEYS
+    | WINDOWS
+    | {"num_local_experts": "num_experts", "num_experts": "num_experts", "qkv_bias": "attention_bias"}
+    | same(
+        "num_experts_per_tok router_aux_loss_coef moe_intermediate_size shared_expert_intermediate_size "
+        "norm_topk_prob mlp_only_layers decoder_sparse_step"
+    ),
+    defaults={
+        **DEFAULTS,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": False,
+        "router_aux_loss_coef": 0.001,
+        "attention_bias": True,
+    },
+    to_model=_build_qwen2_moe,
+    write=decoder.write_dense_layers,
+    tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSOR | {"moe.shared_gate": "mlp.shared_expert_gate"},
+    stacked_tensors=decoder.stack_experts(),
+)
 QWEN2_VL_TEXT = replace(QWEN2_5_VL_TEXT, model_type="qwen2_vl_text", architecture="Qwen2VLTextModel")
 QWEN3_VL_TEXT = Family(
     model_type="qwen3_vl_text",
@@ -187,11 +222,59 @@ QWEN3_VL_MOE_TEXT = replace(
     overwritten=("sliding_window",),
 )
 
-FAMILIES = (QWEN2, QWEN2_5_VL_TEXT, QWEN2_VL_TEXT, QWEN3, QWEN3_VL_TEXT, QWEN3_MOE, QWEN3_VL_MOE_TEXT)
+QWEN2_5_OMNI_TEXT = replace(
+    QWEN2_5_VL_TEXT,
+    model_type="qwen2_5_omni_text",
+    architecture="Qwen2_5OmniThinkerTextModel",
+    defaults={
+        **QWEN2_5_VL_TEXT.defaults,
+        "hidden_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "norm_epsilon": 1e-6,
+        "max_window_layers": 28,
+        "tie_word_embeddings": True,
+    },
+)
+QWEN3_OMNI_MOE_TEXT = replace(
+    QWEN3_VL_MOE_TEXT,
+    model_type="qwen3_omni_moe_text",
+    architecture="Qwen3OmniMoeThinkerTextModel",
+    keys={**QWEN3_VL_MOE_TEXT.keys, **same("norm_topk_prob")},
+    defaults={
+        **QWEN3_MOE.defaults,
+        "vocab_size": 3584,
+        "intermediate_size": 18_944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "rope_theta": 1_000_000.0,
+        "norm_topk_prob": True,
+        "sliding_window": None,
+    },
+)
+
+FAMILIES = (
+    QWEN2_5_OMNI_TEXT,
+    QWEN3_OMNI_MOE_TEXT,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN2_5_VL_TEXT,
+    QWEN2_VL_TEXT,
+    QWEN3,
+    QWEN3_VL_TEXT,
+    QWEN3_MOE,
+    QWEN3_VL_MOE_TEXT,
+)
 WRAPPERS = (
     Wrapper("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", text="qwen2_5_vl_text", tied=False, flat=True),
     Wrapper("qwen2_vl", "Qwen2VLForConditionalGeneration", text="qwen2_vl_text", tied=False, flat=True),
     Wrapper("qwen3_vl", "Qwen3VLForConditionalGeneration", text="qwen3_vl_text", tied=False),
     Wrapper("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", text="qwen3_vl_moe_text", tied=False),
+    Wrapper("qwen2_5_omni_thinker", "Qwen2_5OmniThinkerForConditionalGeneration", text="qwen2_5_omni_text", tied=False),
+    Wrapper(
+        "qwen3_omni_moe_thinker", "Qwen3OmniMoeThinkerForConditionalGeneration", text="qwen3_omni_moe_text", tied=False
+    ),
     Wrapper("cosmos3_omni", "Cosmos3OmniForConditionalGeneration", text="qwen3_vl_text", tied=False),
 )

@@ -7,14 +7,13 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, same
-from fivefold.model.huggingface.families.qwen import remove_mrope
 from fivefold.model.huggingface.family import Family, Fused, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
+    omit_mrope,
     read_attention_bias,
+    read_gated_experts,
     read_mixers,
-    read_shared_expert,
-    read_sparse_steps,
 )
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.shape import MixerName
@@ -44,35 +43,19 @@ def _build(config: Config, **of_family: Any) -> Model:
     return build_model(config, **fields, **of_family, qk_norm="head", norm_plus_one=True, output_gate=True)
 
 
-def _read_gated_experts(config: Config) -> dict[str, Any]:
-    """Return the fields of experts with a shared one, whose output is multiplied by a gate."""
-    if not config.shared_expert_intermediate_size:
-        raise config.mistake("shared_expert_intermediate_size=0 leaves a gate without an expert; give its width")
-    return {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "shared_gate": True,
-        "aux_coefficient": config.router_aux_loss_coef,
-        "normalized": config.norm_topk_prob,
-        **read_shared_expert(config),
-        **read_sparse_steps(config, dense=()),
-    }
-
-
 def _build_qwen3_next(config: Config) -> Model:
     """Build Qwen3-Next."""
-    return _build(config, moe=_read_gated_experts(config))
+    return _build(config, moe=read_gated_experts(config))
 
 
 def _build_qwen3_5(config: Config) -> Model:
     """Build Qwen3.5's text model: Qwen3-Next without experts."""
-    return _build(remove_mrope(config))
+    return _build(omit_mrope(config))
 
 
 def _build_qwen3_5_moe(config: Config) -> Model:
     """Build Qwen3.5's text model with experts: Qwen3-Next, all of whose layers have experts."""
-    return _build(remove_mrope(config), ffn=config.moe_intermediate_size, moe=_read_gated_experts(config))
+    return _build(omit_mrope(config), ffn=config.moe_intermediate_size, moe=read_gated_experts(config))
 
 
 def _write_layers(model: Model) -> dict[str, Any]:
@@ -93,8 +76,7 @@ def _write_layers(model: Model) -> dict[str, Any]:
 
 
 def _write_qwen3_next(model: Model) -> dict[str, Any]:
-    dense = [layer for layer in range(model.layers) if not model.is_moe(layer)]
-    return {**_write_layers(model), "decoder_sparse_step": 1, "mlp_only_layers": dense}
+    return _write_layers(model) | decoder.write_dense_layers(model)
 
 
 QKV, QKVZ, BA = (tuple(f"mixer.{name}" for name in names) for names in ("qkv", "qkvz", "ba"))

@@ -15,6 +15,7 @@ from math import lcm
 from fivefold.job import Job
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
 from fivefold.planner.counts.operations.linear import Source, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm, rope, split
@@ -273,7 +274,7 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     """
     model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
     assert mla is not None
-    N, q_dim = local.heads, mla.nope_dim + mla.rope_dim
+    N, q_dim, indexer = local.heads, mla.nope_dim + mla.rope_dim, mla.indexer
     local_input = Source(local, source, into=model.width, rows=local.stream_rows, gathered=False)
     ops, up_ops = [*local_input.ops], list[Op]()
     if mla.q_rank is None:
@@ -282,10 +283,19 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
         ops.append(gathered_input.column("attention.q", "q", outof=N * q_dim))
     else:
         ops.append(local_input.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
-        up_ops += _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+        q_ops, _ = _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+        up_ops += q_ops
+        if indexer is not None and model.chooses_keys(layer):
+            up_ops += choose_keys(local, indexer, latent="cqn", hidden=source)
     ops.append(local_input.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
     key_ops, key_tensors = _rotary_key(local, "ckv", "key", dim=mla.rope_dim)
-    up_ops += [*key_ops, *_up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))]
+    kv_ops, kv_latent = _up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))
+    out = row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)
+    if indexer is not None:
+        key, here = (*key_tensors, "ckv")[0], model.chooses_keys(layer)
+        sparse = attend_to_chosen(local, kv_latent, q="q", key=key, chosen_here=here)
+        return [*ops, *up_ops, *key_ops, *map(_sent_once, kv_ops[:-1]), *sparse, *out]
+    up_ops += [*key_ops, *kv_ops]
     # Keys and values are views of kv, which is kept as one for the values; their gradients are joined.
     n_bytes, rope_scratch = rows * N * width, rows * N * mla.rope_dim * width
     split_kv = Op(
@@ -310,7 +320,12 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
         up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
         q = "qt"
     ops += [*up_ops, *_core(local, q=q, k="kr", v="v", layer=layer, held="kv")]
-    return [*ops, *row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)]
+    return [*ops, *out]
+
+
+def _sent_once(op: Op) -> Op:
+    """Return a gather whose result is kept, so that the backward does not gather it again."""
+    return op if op.message is None else op._replace(message=op.message._replace(regather=""))
 
 
 def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:
@@ -326,8 +341,8 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
     return [exchange("attention.key.share", source, out, size=size if part.sp else 0, message=message)], (out,)
 
 
-def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> list[Op]:
-    """List the norm of a latent and its up-projection to the heads of this rank."""
+def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> tuple[list[Op], Source]:
+    """List the norm of a latent and its up-projection to the heads of this rank; return the gathered latent too."""
     norm_op = norm(
         f"attention.{name}_norm",
         latent,
@@ -338,7 +353,7 @@ def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
         kind=local.norm,
     )
     up_input = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
-    return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, outof=outof)]
+    return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, outof=outof)], up_input
 
 
 def _unfused(local: Local, core: Op) -> list[Op]:

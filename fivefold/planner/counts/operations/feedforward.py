@@ -327,6 +327,12 @@ def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool
 
 
 def _activation(local: Local, name: str, *, size: int) -> Op:
+    """Return the activation of u, or silu(g)·u, with its trained numbers; ``size``: bytes of its output."""
+    op, numbers = _elementwise_activation(local, name, size=size), len(ACTIVATIONS[local.model.activation].parameters)
+    return op._replace(parameters=numbers, gradient_widths=(1,) * numbers) if numbers else op
+
+
+def _elementwise_activation(local: Local, name: str, *, size: int) -> Op:
     """Return the activation of u, or silu(g)·u; ``size``: bytes of its output."""
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
     activation = ACTIVATIONS[local.model.activation]

@@ -43,7 +43,7 @@ def embedding(local: Local) -> list[Op]:
     if model.embedding_scale != 1:
         ops.append(elementwise("embed.scale", "activation", ("x",), "xs", size=local.stream_bytes))
     if model.position == "learned":
-        table = model.positions * width
+        table = (model.positions + model.position_offset) * width
         source = "x" if model.embedding_scale == 1 else "xs"
         add = elementwise("embed.positions", "embedding", (source,), "xp", size=local.stream_bytes)
         ops.append(
@@ -96,7 +96,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if not model.feeds(layer):
         return []
     stream = "x" if model.mixer_name(layer) == "none" else "y"
-    pre, post = model.block != "post", model.block in ("post", "sandwich")
+    pre, post = model.block != "post", model.block == "post" or model.norms_feed_forward(layer)
     ops, source = list[Op](), "norm1.out"
     if model.block != "parallel_shared":  # else the MLP reads what attention reads
         source = "x" if model.block == "parallel" else stream
@@ -105,7 +105,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = "d"
     if post:
-        name = "norm2_post" if model.block == "sandwich" else "norm2"
+        name = "norm2" if model.block == "post" else "norm2_post"
         ops, branch = [*ops, _normed(local, name, "d")], f"{name}.out"
     return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
 
@@ -148,7 +148,7 @@ class Kind(NamedTuple):
 
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
     model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
-    the token mixer; ``feeds``: it has a feed-forward.
+    the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys.
     """
 
     slides: bool
@@ -157,6 +157,7 @@ class Kind(NamedTuple):
     leads: bool = False
     mixer: MixerName = "attention"
     feeds: bool = True
+    chooses: bool = False
 
     @property
     def representative(self) -> Kind:
@@ -168,7 +169,14 @@ def kind_of(model: Model, layer: int) -> Kind:
     """Return the kind of one block."""
     mixer = model.mixer_name(layer)
     is_still = mixer == "attention" and model.position == "rope" and not model.rotates(layer)
-    return Kind(model.slides(layer), model.is_moe(layer), is_still, mixer=mixer, feeds=model.feeds(layer))
+    return Kind(
+        model.slides(layer),
+        model.is_moe(layer),
+        is_still,
+        mixer=mixer,
+        feeds=model.feeds(layer),
+        chooses=model.chooses_keys(layer),
+    )
 
 
 def head(local: Local) -> list[Op]:

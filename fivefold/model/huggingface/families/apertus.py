@@ -1,0 +1,51 @@
+"""Apertus: Llama with norms of queries and keys, and an MLP without a gate, of xIELU."""
+
+from __future__ import annotations
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.mapping import build_model, read_attention_bias
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_apertus(config: Config) -> Model:
+    return build_model(config, **read_rope(config), **read_attention_bias(config), mlp="plain", qk_norm="head")
+
+
+APERTUS = Family(
+    model_type="apertus",
+    architecture="ApertusForCausalLM",
+    keys=decoder.KEYS | same("attention_bias"),
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 131_072,
+        "intermediate_size": 14_336,
+        "hidden_act": "xielu",
+        "max_position_embeddings": 65_536,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 12_000_000.0,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 12_000_000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    },
+    to_model=_build_apertus,
+    write=decoder.write_unscaled_rope,
+    tensors=decoder.TENSORS
+    | {
+        "norm1": "attention_layernorm",
+        "norm2": "feedforward_layernorm",
+        "mlp.alpha_p": "mlp.act_fn.alpha_p",
+        "mlp.alpha_n": "mlp.act_fn.alpha_n",
+    },
+    is_trained=False,
+)
+
+FAMILIES = (APERTUS,)

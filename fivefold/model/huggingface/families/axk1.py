@@ -1,0 +1,49 @@
+"""A.X K1: DeepSeek-V3 with a norm after the experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.families.deepseek import V3
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    read_attention_bias,
+    read_biased_experts,
+    read_latent,
+    read_mlp_layer_types,
+)
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+
+def _build_axk1(config: Config) -> Model:
+    moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
+    fields = read_latent(config, read_rope(config)) | read_attention_bias(config)
+    return build_model(config, **fields, moe=moe | {"post_norm": True})
+
+
+AXK1 = replace(
+    V3,
+    model_type="axk1",
+    architecture="AXK1ForCausalLM",
+    keys=drop_keys(V3.keys, *decoder.MTP_KEYS, "topk_method", "scoring_func", "aux_loss_alpha")
+    | same("mlp_layer_types"),
+    defaults={
+        **V3.defaults,
+        "vocab_size": 163_840,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "num_experts": 192,
+        "first_k_dense_replace": 1,
+        "max_position_embeddings": 32_768,
+    },
+    to_model=_build_axk1,
+    write=decoder.write_latent,
+    tensors={**V3.tensors, "norm2_post": "post_mlp_layernorm"},
+    stacked_tensors=decoder.stack_experts() | {"norm2_post": "mlp.post_mlp_layernorm"},
+)
+
+FAMILIES = (AXK1,)

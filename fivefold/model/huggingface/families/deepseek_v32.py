@@ -1,0 +1,138 @@
+"""DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer that chooses the keys of each query."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.families.deepseek import V3
+from fivefold.model.huggingface.family import Supported
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    find_period,
+    read_attention_bias,
+    read_biased_experts,
+    read_latent,
+    read_mlp_layer_types,
+)
+from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.spec import Model
+
+TENSORS = {f"attention.indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in {
+    "q": "wq_b", "k": "wk", "k_norm": "k_norm", "w": "weights_proj",
+}.items()}  # fmt: skip
+
+
+def _build(config: Config, *, pattern: tuple[bool, ...]) -> Model:
+    if config.q_lora_rank is None:
+        raise config.mistake("q_lora_rank=None, with which the family's code fails; give the rank of the queries")
+    if config.qk_rope_head_dim > config.index_head_dim:
+        raise config.mistake(
+            f"index_head_dim={config.index_head_dim} is less than qk_rope_head_dim={config.qk_rope_head_dim} rotated "
+            "dims; make it larger"
+        )
+    fields = read_latent(config, read_rope(config)) | read_attention_bias(config)
+    fields["mla"]["indexer"] = {
+        "heads": config.index_heads,
+        "head_dim": config.index_head_dim,
+        "topk": config.index_topk,
+        "pattern": pattern,
+    }
+    moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
+    return build_model(config, **fields, moe=moe)
+
+
+def _build_v32(config: Config) -> Model:
+    """Build DeepSeek-V3.2, every layer of which has an indexer."""
+    return _build(config, pattern=())
+
+
+def _build_glm_moe_dsa(config: Config) -> Model:
+    """Build GLM-5, some of whose layers attend to the keys that the indexer of an earlier layer chose."""
+    layers = config.num_hidden_layers
+    kinds = config.indexer_types or ("full",) * layers
+    if len(kinds) < layers or set(kinds) - {"full", "shared"}:
+        raise config.mistake(f"indexer_types={list(kinds)}: give full or shared for each of {layers} layers")
+    if kinds[0] != "full":
+        raise config.mistake("indexer_types begins with shared, without keys to share; begin with full")
+    pattern = find_period(tuple(kind == "full" for kind in kinds[:layers]))
+    return _build(config, pattern=() if all(pattern) else pattern)
+
+
+def _write(model: Model) -> dict[str, Any]:
+    written, indexer = decoder.write_latent(model), model.mla.indexer if model.mla else None
+    if indexer is None:
+        return written
+    return written | {
+        "index_n_heads": indexer.heads,
+        "index_head_dim": indexer.head_dim,
+        "index_topk": indexer.topk,
+    }
+
+
+def _write_glm_moe_dsa(model: Model) -> dict[str, Any]:
+    kinds = ["full" if model.chooses_keys(layer) else "shared" for layer in range(model.layers)]
+    return _write(model) | {"indexer_types": kinds}
+
+
+KEYS = drop_keys(
+    V3.keys, *decoder.MTP_KEYS, "topk_method", "scoring_func", "aux_loss_alpha", "rope_interleave", "head_dim"
+) | {
+    "mlp_layer_types": "mlp_layer_types",
+    "index_n_heads": "index_heads",
+    **same("index_head_dim index_topk"),
+}
+V32 = replace(
+    V3,
+    model_type="deepseek_v32",
+    architecture="DeepseekV32ForCausalLM",
+    keys=KEYS,
+    defaults={
+        **V3.defaults,
+        "max_position_embeddings": 163_840,
+        "index_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 2048,
+    },
+    supported={"moe_layer_freq": V3.supported["moe_layer_freq"]},
+    overwritten=("layer_types",),
+    to_model=_build_v32,
+    write=_write,
+    tensors={**V3.tensors, **TENSORS},
+    is_trained=False,
+)
+GLM_MOE_DSA = replace(
+    V32,
+    model_type="glm_moe_dsa",
+    architecture="GlmMoeDsaForCausalLM",
+    keys=KEYS | same("indexer_types"),
+    defaults={
+        **V32.defaults,
+        "vocab_size": 154_880,
+        "hidden_size": 6144,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 78,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "q_lora_rank": 2048,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "n_group": 1,
+        "topk_group": 1,
+        "max_position_embeddings": 202_752,
+        "norm_epsilon": 1e-5,
+        "index_heads": 32,
+    },
+    supported={
+        **V32.supported,
+        "index_topk_pattern": Supported((None,), "a pattern in an old key: write it as indexer_types"),
+        "index_topk_freq": Supported((1,), "a period in an old key: write it as indexer_types"),
+    },
+    to_model=_build_glm_moe_dsa,
+    write=_write_glm_moe_dsa,
+)
+
+FAMILIES = (V32, GLM_MOE_DSA)

@@ -1,0 +1,131 @@
+"""OPT and BioGPT: LayerNorms, biases everywhere, and learned positions that begin at row 2 of their table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
+from fivefold.model.huggingface.mapping import build_model
+from fivefold.model.spec import Model
+
+FIELDS: dict[str, Any] = {
+    "norm": "layernorm",
+    "norm_epsilon": 1e-5,
+    "mlp": "plain",
+    "position": "learned",
+    "position_offset": 2,
+    "qkv_bias": True,
+    "out_bias": True,
+    "mlp_bias": True,
+}
+WHOLE = {"layerdrop": Supported((0,), "layers that are left out at random")}
+TENSORS = decoder.TENSORS | {
+    "norm1": "self_attn_layer_norm",
+    "norm2": "final_layer_norm",
+    "attention.out": "self_attn.out_proj",
+    "mlp.up": "fc1",
+    "mlp.down": "fc2",
+}
+
+
+def _build_opt(config: Config) -> Model:
+    """Build OPT: GPT with ReLU."""
+    if config.embedding_width not in (None, config.hidden_size):
+        raise config.mistake(
+            f"word_embed_proj_dim={config.embedding_width} is not hidden_size={config.hidden_size} and needs "
+            "projections of the embedding, which are not supported"
+        )
+    return build_model(config, **FIELDS)
+
+
+def _build_biogpt(config: Config) -> Model:
+    """Build BioGPT: the embedding is multiplied by the root of its width."""
+    scale = config.hidden_size**0.5 if config.mup_enabled else 1.0
+    dropout = config.hidden_dropout
+    return build_model(config.replace(embedding_dropout=dropout), **FIELDS, embedding_scale=scale)
+
+
+OPT = Family(
+    model_type="opt",
+    architecture="OPTForCausalLM",
+    keys=drop_keys(decoder.SIZES, "intermediate_size")
+    | {
+        "ffn_dim": "intermediate_size",
+        "activation_function": "hidden_act",
+        "dropout": "hidden_dropout",
+        "word_embed_proj_dim": "embedding_width",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 50_272,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "hidden_act": "relu",
+        "hidden_dropout": 0.1,
+        "tie_word_embeddings": True,
+    },
+    supported={
+        **WHOLE,
+        "do_layer_norm_before": Supported((True,), "norms after each sum of the residual stream"),
+        "_remove_final_layer_norm": Supported((False,), "a head without a norm"),
+        "enable_bias": Supported((True,), "matrices without biases"),
+        "layer_norm_elementwise_affine": Supported((True,), "LayerNorms without weights next to biases"),
+    },
+    to_model=_build_opt,
+    tensors=TENSORS
+    | {
+        "blocks": "model.decoder.layers.{}",
+        "embed.tokens": "model.decoder.embed_tokens",
+        "embed.positions": "model.decoder.embed_positions",
+        "head.norm": "model.decoder.final_layer_norm",
+    },
+)
+BIOGPT = Family(
+    model_type="biogpt",
+    architecture="BioGptForCausalLM",
+    keys=drop_keys(decoder.SIZES, "attention_dropout")
+    | same("hidden_act")
+    | {
+        "hidden_dropout_prob": "hidden_dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "scale_embedding": "mup_enabled",
+    },
+    defaults={
+        **decoder.DEFAULTS,
+        "vocab_size": 42_384,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "hidden_act": "gelu",
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "mup_enabled": True,
+    },
+    overwritten=("layer_norm_eps",),
+    supported={**WHOLE, "activation_dropout": Supported((0,), "dropout within the MLP")},
+    to_model=_build_biogpt,
+    write=lambda model: {"scale_embedding": model.embedding_scale != 1},
+    tensors=TENSORS
+    | {
+        "blocks": "biogpt.layers.{}",
+        "embed.tokens": "biogpt.embed_tokens",
+        "embed.positions": "biogpt.embed_positions",
+        "head.norm": "biogpt.layer_norm",
+        "head.out": "output_projection",
+    },
+)
+
+FAMILIES = (OPT, BIOGPT)
+WRAPPERS = (
+    Wrapper("blip-2", "Blip2ForConditionalGeneration", text="opt", tied=None),
+    Wrapper("instructblip", "InstructBlipForConditionalGeneration", text="opt", tied=None),
+    Wrapper("instructblipvideo", "InstructBlipVideoForConditionalGeneration", text="opt", tied=None),
+)

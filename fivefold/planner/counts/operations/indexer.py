@@ -1,0 +1,134 @@
+"""The operations of a lightning indexer and of latent attention to the keys that it chooses (arXiv:2512.02556 §2.1).
+
+    cq → q;  x → k → norm;  x → w;  rope;  Σ w · ReLU(q k) → top-k → indices
+    q → absorb (W_uk) → core with the latent as key and value, top-k pairs of each query → absorb (W_uv)
+
+The choice has no gradient (transformers 5.23:models/deepseek_v32/modeling_deepseek_v32.py, ``DeepseekV32Indexer``, runs
+under ``no_grad``), so nothing is saved for it but the indices. Its scores are still T² / 2 products. Attention runs in
+its multi-query form, as each query has keys of its own: all heads read one latent key of kv_rank + rope_dim numbers.
+"""
+
+from __future__ import annotations
+
+from fivefold.model.indexer import Indexer
+from fivefold.model.norms import NORMS
+from fivefold.planner.counts.operations.linear import Source, over
+from fivefold.planner.counts.operations.local_shapes import Local
+from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul, norm, rope
+
+QUERY_BLOCK = 1024  # queries whose fp32 scores are held at once, until their keys are chosen: our assumption
+INDEX_BYTES = 4  # an int32 index (FlashMLA, flash_mla_interface.py: indices of flash_mla_sparse_fwd)
+
+
+def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> list[Op]:
+    """List the operations of the indexer: latents of queries and the input, of this rank's rows, → ``indices``.
+
+    Under sp a rank chooses the keys of its own rows among the keys of all, and all get the indices.
+    """
+    model, part, width, heads, dim = local.model, local.part, local.width, indexer.heads, indexer.head_dim
+    assert model.mla is not None
+    assert model.mla.q_rank is not None
+    rows, tokens, sequences = local.stream_rows, local.job.sequence, part.sequences
+    pairs = sequences * tokens * (tokens + 1) // 2 * rows // local.rows
+    chosen_bytes = INDEX_BYTES * min(indexer.topk, tokens)
+    norm_kind = local.norm._replace(norm=NORMS["layernorm"], bias=True, weight=True)
+    keys, indices = ("ika", "chosen") if part.sp else ("ikr", "indices")
+    choice = Op(
+        "attention.indexer.choice",
+        "attention",
+        ("iqr", keys, "iw"),
+        {indices: rows * chosen_bytes},
+        flops=2 * rows * tokens * heads * (dim + 1),
+        causal_flops=2 * pairs * heads * (dim + 1),
+        shape=(sequences * heads, tokens, dim),
+        moved_bytes=(rows * (heads * dim + heads) + local.rows * dim) * width + 2 * 4 * pairs + rows * chosen_bytes,
+        forward_scratch=4 * min(QUERY_BLOCK, rows) * tokens,
+    )
+    ops = [
+        matmul("attention.indexer.q", latent, "iq", rows=rows, into=model.mla.q_rank, outof=heads * dim, width=width),
+        matmul("attention.indexer.k", hidden, "ik", rows=rows, into=model.width, outof=dim, width=width),
+        norm("attention.indexer.k_norm", "ik", "ikn", rows=rows, dim=dim, width=width, kind=norm_kind),
+        matmul("attention.indexer.w", hidden, "iw", rows=rows, into=model.width, outof=heads, width=width),
+        rope("attention.indexer.rope.q", "iq", "iqr", numel=rows * heads * dim, width=width),
+        rope("attention.indexer.rope.k", "ikn", "ikr", numel=rows * dim, width=width),
+        *([_gathered(local, "ikr", "ika", row_bytes=dim * width)] if part.sp else ()),
+        choice,
+        *([_gathered(local, "chosen", "indices", row_bytes=chosen_bytes)] if part.sp else ()),
+    ]
+    return [_without_gradient(op) for op in ops]
+
+
+def _gathered(local: Local, source: str, out: str, *, row_bytes: int) -> Op:
+    """Return the gather of all rows over tp."""
+    size = local.rows * row_bytes
+    message = Message(over(local.part), "all_gather", "", payload=size)
+    return exchange(f"attention.indexer.{source}.gather", source, out, size=size, message=message)
+
+
+def _without_gradient(op: Op) -> Op:
+    """Return an operation that runs without autograd: it keeps nothing and has no backward."""
+    return op._replace(
+        keeps=(),
+        differentiates=(),
+        gradient_widths=(),
+        backward_products=0,
+        backward_scratch=0,
+        scratch_tensor=0,
+        moved_backward_bytes=0,
+    )
+
+
+def attend_to_chosen(local: Local, latent: Source, *, q: str, key: str, chosen_here: bool) -> list[Op]:
+    """List the operations of attention to the chosen keys: ``q`` and latent | ``key`` → ``o`` [rows, N · v_dim].
+
+    ``chosen_here``: this layer's indexer chose them, and its indices are kept for this layer and those that share them.
+    """
+    mla, rows, width, N = local.model.mla, local.rows, local.width, local.heads
+    assert mla is not None
+    assert mla.indexer is not None
+    tokens, sequences = local.job.sequence, local.part.sequences
+    dim, indices = mla.kv_rank + mla.rope_dim, ("indices",) if chosen_here else ()
+    topk = min(mla.indexer.topk, tokens)
+    pairs = sequences * (topk * (topk + 1) // 2 + (tokens - topk) * topk)
+    flops = 2 * N * pairs * (dim + mla.kv_rank)
+    key_bytes, query_bytes = rows * dim * width, rows * N * dim * width
+    join = elementwise("attention.core.key", "activation", (latent.read, key), "lk", size=key_bytes)
+    core = Op(
+        "attention.core",
+        "attention",
+        ("qr", "lk", *indices),
+        {"ol": rows * N * mla.kv_rank * width, "lse": rows * N * 4},
+        keeps=("qr", "lk", *indices, "ol", "lse"),
+        differentiates=("qr", "lk"),
+        flops=flops,
+        causal_flops=flops,
+        windowed_flops=flops,
+        shape=(sequences, tokens, dim),
+        moved_bytes=query_bytes + rows * N * mla.kv_rank * width + pairs * (dim * width + INDEX_BYTES),
+        moved_backward_bytes=2 * (query_bytes + rows * N * mla.kv_rank * width) + 2 * pairs * dim * width,
+        # sums of the gradients of the latent keys in fp32, as several queries add to one
+        backward_scratch=4 * rows * dim,
+    )
+    return [
+        _absorb(local, "attention.core.absorb_k", q, "qa", into=mla.nope_dim, outof=mla.kv_rank),
+        rope("rope.q", "qa", "qr", numel=rows * N * dim, width=width)._replace(reads=("qa", q)),
+        join,
+        core,
+        _absorb(local, "attention.core.absorb_v", "ol", "o", into=mla.kv_rank, outof=mla.v_dim),
+    ]
+
+
+def _absorb(local: Local, name: str, source: str, out: str, *, into: int, outof: int) -> Op:
+    """Return the product of each head of ``source`` with its part of the up-projection of keys or values."""
+    op = matmul(name, source, out, rows=local.rows, into=into, outof=outof, width=local.width)
+    N = local.heads
+    return op._replace(
+        writes={out: N * op.writes[out]},
+        parameters=N * op.parameters,
+        gradient_widths=(N * into * outof,),
+        flops=N * op.flops,
+        causal_flops=N * op.causal_flops,
+        moved_bytes=N * op.moved_bytes,
+        moved_backward_bytes=N * op.moved_backward_bytes,
+        batch=N,
+    )

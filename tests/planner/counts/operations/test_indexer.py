@@ -1,0 +1,125 @@
+"""Attention to keys that an indexer chooses: FLOPs counted pair by pair, what is kept, and what is not supported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fivefold as ff
+from fivefold.job import Job
+from fivefold.layout.legal import refuse
+from fivefold.layout.spec import Layout
+from fivefold.model.indexer import Indexer
+from fivefold.model.shape import MLA
+from fivefold.model.spec import Model
+from fivefold.model.weights import block_weights
+from fivefold.planner.counts.flops import work
+from fivefold.planner.counts.operations.layer import block
+from fivefold.planner.counts.operations.local_shapes import Local, part_of
+from fivefold.planner.counts.operations.op import Op
+from fivefold.record import UsageWarning, UserError
+from fivefold.trainer.supported import check_supported
+
+HEADS, DIM, TOPK = 3, 8, 5
+INDEXER = Indexer(heads=HEADS, head_dim=DIM, topk=TOPK, pattern=(True, False))
+SPARSE = Model(
+    name="sparse",
+    layers=2,
+    width=48,
+    heads=4,
+    kv_heads=4,
+    head_dim=12,
+    ffn=40,
+    vocab=131,
+    mla=MLA(q_rank=12, kv_rank=20, nope_dim=8, rope_dim=4, v_dim=6, indexer=INDEXER),
+)
+
+
+def list_ops(model: Model = SPARSE, *, layer: int = 0, layout: Layout | None = None, **of_job: Any) -> dict[str, Op]:
+    job = Job(sequence=12, global_batch=2, **of_job)
+    local = Local(model, job, part_of(layout or Layout(mbs=2)))
+    return {op.name: op for op in block(local, layer=layer)}
+
+
+def test_flops_are_those_of_every_pair() -> None:
+    """Each query scores all keys up to its own with every head, weighs the sums, and attends to the best of them."""
+    ops, sequences, tokens = list_ops(), 2, 12
+    scored = sum(1 for query in range(tokens) for key in range(tokens) if key <= query)
+    attended = sum(min(query + 1, TOPK) for query in range(tokens))
+    choice, core = ops["attention.indexer.choice"], ops["attention.core"]
+    assert choice.causal_flops == sequences * scored * HEADS * 2 * (DIM + 1)
+    assert core.causal_flops == sequences * attended * SPARSE.heads * 2 * (20 + 4 + 20)  # latent | rope, and latent
+    assert ops["attention.core.absorb_k"].flops == 24 * SPARSE.heads * 2 * 8 * 20
+    assert ops["attention.core.absorb_v"].flops == 24 * SPARSE.heads * 2 * 20 * 6
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_operations_use_every_weight_once(layer: int, tp: int) -> None:
+    ops = list_ops(layer=layer, layout=Layout(tp=tp, mbs=2))
+    held = 0
+    for weight in block_weights(SPARSE, layer):
+        whole = weight.kind in ("norm", "router") or any(part in weight.name for part in ("q_down", "kv_down"))
+        held += weight.numel // (1 if whole else tp)
+    assert sum(op.parameters for op in ops.values()) == held
+    assert ("attention.indexer.choice" in ops) is (layer == 0)
+
+
+def test_the_choice_keeps_indices_alone_and_has_no_backward() -> None:
+    ops = list_ops()
+    for name in (name for name in ops if name.startswith("attention.indexer")):
+        assert (ops[name].keeps, ops[name].gradient_widths, ops[name].backward_products) == ((), (), 0)
+    core = ops["attention.core"]
+    assert ops["attention.indexer.choice"].writes == {"indices": 4 * 24 * TOPK}
+    assert "indices" in core.keeps
+    assert core.differentiates == ("qr", "lk")
+
+
+def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_token() -> None:
+    def causal_flops(tokens: int) -> list[int]:
+        ops = list_ops() | {op.name: op for op in block(_local(tokens), layer=0)}
+        return [ops[name].causal_flops for name in ("attention.indexer.choice", "attention.core")]
+
+    (short_choice, short_core), (long_choice, long_core) = causal_flops(2048), causal_flops(4096)
+    assert long_choice / short_choice == pytest.approx(4, rel=1e-3)
+    assert long_core / short_core == pytest.approx(2, rel=1e-2)
+
+
+def _local(tokens: int) -> Local:
+    return Local(SPARSE, Job(sequence=tokens, global_batch=1), part_of(Layout()))
+
+
+def test_layers_with_and_without_an_indexer_are_counted_apart() -> None:
+    job = Job(sequence=64, global_batch=1)
+    every, half = (
+        work(SPARSE.replace(mla=SPARSE.mla and SPARSE.mla.replace(indexer=INDEXER.replace(pattern=pattern))),
+             layout=Layout(), job=job).model_flops_causal
+        for pattern in ((), (True, False))
+    )  # fmt: skip
+    assert every > half
+
+
+def test_what_is_not_supported_is_one_line() -> None:
+    job = Job(sequence=12, global_batch=2)
+    with pytest.raises(UserError, match="cp=2 would shard the keys that the indexer of sparse chooses"):
+        refuse(Layout(cp=2), model=SPARSE, job=job)
+    with pytest.raises(UserError, match="unfused attention does not know the keys that the indexer"):
+        refuse(Layout(), model=SPARSE, job=job.replace(attention="unfused"))
+    with pytest.raises(UserError, match="an indexer is not counted under autocast"):
+        refuse(Layout(), model=SPARSE, job=job.replace(precision="bf16-autocast", stack="ddp"))
+    with pytest.raises(UserError, match=r"the trainer does not choose keys by mla\.indexer yet"):
+        check_supported(Layout(), job, model=SPARSE)
+    with pytest.raises(UserError, match="give q_rank, or no indexer"):
+        MLA.read({**SPARSE.mla.model_dump(), "q_rank": None} if SPARSE.mla else {}, origin="x")
+    with pytest.raises(UserError, match=r"attention_sinks does not go with mla\.indexer"):
+        Model.read({**SPARSE.model_dump(), "attention_sinks": True}, origin="x")
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp2", "tp2 nosp", "pp2", "dp2 zero3", "dp2 ac=full", "dp2 ac=selective", "dp2 ac=norm"]
+)
+def test_it_is_predicted_under_every_layout_and_its_loss_is_said_to_be_missing(layout: str) -> None:
+    with pytest.warns(UsageWarning, match="the indexer's own loss is not counted"):
+        step = ff.predict(SPARSE, "h100:2", layout, sequence=64, global_batch=8)
+    assert step.time.step_seconds > 0
