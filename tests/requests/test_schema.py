@@ -60,7 +60,7 @@ def differences(schema: type[Request], options: type[Request], functions: Sequen
         stated = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
         hints = get_type_hints(SimpleNamespace(__annotations__=stated), {**vars(verbs), **_records(), **HERE})
         for name, parameter in inspect.signature(function).parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD or name not in stated:  # an option of the job
                 continue
             field = RENAMED.get((function.__name__, name), name)
             taken.add(field)
