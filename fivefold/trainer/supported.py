@@ -167,6 +167,12 @@ def _check_model(model: Model) -> None:
         raise UserError(f"model {model.name!r}: the trainer cannot weigh the inputs of {kind} experts yet")
 
 
+def check_generation(model: Model, *, origin: str, fix: str) -> None:
+    """Raise a ``UserError`` for layers that text cannot be generated with; ``origin``: what asks for it."""
+    if kinds := model.other_mixers:
+        raise UserError(f"{origin}: {', '.join(kinds)} layers have no cache for generation yet; {fix}")
+
+
 def idle_window(model: Model, job: Job) -> str | None:
     """Return a remark if no sequence is longer than the model's window; None if one is, or without a window."""
     slides = any(model.slides(layer) for layer in range(model.layers))

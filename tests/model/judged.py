@@ -52,6 +52,8 @@ REFUSED_ALL_THE_SAME = {
     ("gemma3_text", "attn_logit_softcapping"): "a model that wants it is not one that ignores it",
     **{("", key): "a table that the family does not read" for key in ("rope_scaling", "rope_parameters")},
     ("", "per_layer_config"): "layers that differ",
+    **{(kind, "is_causal"): "it has no attention" for kind in ("mamba", "mamba2", "falcon_mamba")},
+    ("nemotron_h", "mamba_chunk_size"): "another name of chunk_size, given twice",
 }
 
 

@@ -12,7 +12,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.shape import MLA, MoE
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
-from fivefold.trainer.supported import OURS, check_supported, idle_window
+from fivefold.trainer.supported import OURS, check_generation, check_supported, idle_window
 
 OTHERS: dict[str, Any] = {
     "kernels": "plain", "merged_projections": True, "wgrad_accumulation": "fused", "flat_copies": ("weights",),
@@ -85,3 +85,9 @@ def test_a_window_that_does_nothing_is_said() -> None:
 def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         check_supported(Layout.parse(layout), Job(attention=kind), model=build_model("nano").replace(**changed))
+
+
+def test_text_is_not_generated_with_layers_that_have_no_cache() -> None:
+    check_generation(build_model("nano"), origin="x", fix="y")
+    with pytest.raises(UserError, match=r"^sample='a': mamba2 layers have no cache for generation yet; drop it$"):
+        check_generation(build_model("nemotron3-nano-30b-a3b"), origin="sample='a'", fix="drop it")

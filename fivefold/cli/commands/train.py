@@ -41,7 +41,7 @@ def train(request: TrainOptions) -> None:
     layout = Layout.parse(_layout(settings, chips))
     chips = _machine(settings) if settings.measure else chips  # includes the measurements just made
     refuse(layout, model=model, job=settings.job, machine=chips)
-    _must_be_supported(layout, settings.job, model=model)
+    _must_be_supported(layout, settings, model=model)
     if launcher() is None:
         _must_be_there(settings, model=model)
     if not slurm:  # a Slurm job starts on other chips than this computer's
@@ -80,11 +80,13 @@ def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
     launch(words, ranks=layout.world, folder=run.folder, restarts=run.faults.max_restarts)
 
 
-def _must_be_supported(layout: Layout, job: Job, *, model: Model) -> None:
+def _must_be_supported(layout: Layout, run: Run, *, model: Model) -> None:
     """Reject what the engine does not support; it imports torch, so it comes after the checks that do not need it."""
-    from fivefold.trainer.supported import check_supported
+    from fivefold.trainer.supported import check_generation, check_supported
 
-    check_supported(layout, job, model=model)
+    check_supported(layout, run.job, model=model)
+    if run.sample:
+        check_generation(model, origin=f"sample={run.sample!r}", fix="give the run file sample = ''")
 
 
 def _on_this_chip(job: Job, *, model: Model) -> Job:

@@ -236,4 +236,5 @@ def _cached_core(
 
 
 def _blocks(module: Transformer) -> list[Block]:
-    return [block for block in module.blocks if isinstance(block, Block)]
+    """Return the blocks that attend; others, which have a feed-forward alone, need no cache."""
+    return [block for block in module.blocks if isinstance(block, Block) and block.attention is not None]

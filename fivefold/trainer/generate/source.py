@@ -33,6 +33,7 @@ from fivefold.trainer.data.tokenizer import Tokenizer
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.shard import Box
 from fivefold.trainer.run import Run
+from fivefold.trainer.supported import check_generation
 
 WINDOW = 4096  # tokens, for a Hugging Face model without max_position_embeddings
 
@@ -50,10 +51,7 @@ class Source:
     def find(cls, path: Path) -> Source:
         """Resolve ``path`` as the module describes; raises ``UserError`` if it holds no weights."""
         source = cls._find(path)
-        if kinds := source.model.other_mixers:
-            raise UserError(
-                f"{path}: {', '.join(kinds)} layers have no cache for generation yet; `train` evaluates them"
-            )
+        check_generation(source.model, origin=str(path), fix="`train` evaluates them")
         return source
 
     @classmethod

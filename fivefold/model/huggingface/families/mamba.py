@@ -16,6 +16,8 @@ from fivefold.model.spec import Model
 def _build(config: Config, **norms: Any) -> Model:
     """Build Mamba; heads and feed-forward of a model that has neither attention nor MLPs are not used."""
     net = state_space.read_mamba(config) | norms
+    if config.intermediate_size is not None:  # takes precedence over ``expand``
+        net["inner"] = config.intermediate_size
     unused = state_space.unused_sizes(1, 1)
     return build_model(config, mixers=("mamba",), mamba=net, feed_forwards=(False,), position="none", **unused)
 
@@ -46,7 +48,7 @@ def _write_falcon_mamba(model: Model) -> dict[str, Any]:
 MAMBA = Family(
     model_type="mamba",
     architecture="MambaForCausalLM",
-    keys=same("vocab_size hidden_size num_hidden_layers tie_word_embeddings")
+    keys=same("vocab_size hidden_size intermediate_size num_hidden_layers tie_word_embeddings")
     | {
         "layer_norm_epsilon": "norm_epsilon",
         "state_size": "ssm_state",
@@ -59,6 +61,7 @@ MAMBA = Family(
     defaults={
         **decoder.DEFAULTS,
         **state_space.UNUSED,
+        "intermediate_size": None,
         "vocab_size": 50_280,
         "hidden_size": 768,
         "norm_epsilon": 1e-5,
@@ -68,7 +71,6 @@ MAMBA = Family(
         "conv_bias": True,
     },
     supported=state_space.ACTIVATION,
-    overwritten=("intermediate_size",),
     to_model=_build,
     write=_write_mamba,
     tensors=state_space.list_tensors("mixer")
