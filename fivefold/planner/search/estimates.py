@@ -111,7 +111,7 @@ class Estimates(Tables):
                 experts = parts[-1].sums if self.counts.routed(name) else 0
                 dense = sum(entry.sums for entry in parts) - experts
                 if birth == AllocatedGradients.HELD:
-                    sums = Sums()._replace(held=True)
+                    sums = Sums(held=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings)
                 elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or predicted)):
                     sums = Sums()  # a table's gradients have rules of their own
                 else:

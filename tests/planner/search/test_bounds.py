@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fivefold.job import Job
+from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
@@ -195,6 +195,12 @@ STORED = {
         "l4:12",
         Job(sequence=1, global_batch=24, stack=stack_named("kempnerforge")),
         "pp>1 zero>=2 schedule=1f1b",
+    ),
+    "gradients of a table that a head uses three times were kept three times": StoredSpace(
+        build_model("tiny").replace(vocab=50257, layers=4, tied_embeddings=True, mtp=MTP(depth=2, coefficient=0.3)),
+        "l4:8",
+        Job(sequence=2, global_batch=24, precision=recipe("bf16-grad16"), stack=stack_named("megatron-deepspeed")),
+        "pp=2 zero<=1 schedule=1f1b mbs>1",
     ),
     "weights gathered one by one were counted at once, at another operation's peak": StoredSpace(
         glm(),

@@ -48,6 +48,7 @@ class Waits(NamedTuple):
 
 
 NO_SUMS, NO_WAITS = Sums(), Waits()
+OUTPUTS = ("head.out", "loss")  # operations that make the output projection's gradient, once for each predicted token
 
 
 class Gradient:
@@ -297,7 +298,8 @@ class Backward:
         self.width, self.split, self.graph, self.stay = entered.gradient_width, split, graph, sums.held
         self.unborn = {"dense": sums.dense, "experts": sums.experts} | ({"table": sums.table} if sums.table else {})
         tables = ("embedding",) if sums.table or sums.tied else ()
-        self.into_table = (*tables, *(("head.out", "loss") if sums.tied else ()))
+        self.into_table = (*tables, *(OUTPUTS if sums.tied else ()))
+        self.kept_tables: set[str] = set()  # whose gradient is kept until the unit's backward has ended
         self.reduction = sums.reduced, sums.gone
         self.closing = entered.last_reduced
         self.held: dict[int, int] = {}  # bytes kept for W, by operation
@@ -390,10 +392,12 @@ class Backward:
         elif not op.delivers:
             self._allocate_sums(op)
             self._note(self.live + weights, op.name)
-        if self.stay:
+        table = "table" if self._uses_table(op) or op.kind == "embedding" else "output" if op.name in OUTPUTS else ""
+        if self.stay and table not in self.kept_tables:  # else autograd adds it to the gradient of an earlier use
             all_weights = sum(op.gradient_widths) * self.width
             self.live += all_weights
             self.sums += all_weights
+            self.kept_tables |= {table} - {""}
 
     def _add_biases(self, place: int, op: Op) -> None:
         """Make the gradients of experts' biases, which a separate operation makes before dx."""
@@ -464,10 +468,13 @@ class Backward:
 
     def _allocate_sums(self, op: Op) -> None:
         """Allocate the gradient sums of the operation's family (experts or dense), if this is its first gradient."""
-        is_table = op.kind in self.into_table or op.name in self.into_table
-        new_sums = self.unborn.pop("table" if is_table else "experts" if is_expert(op) else "dense", 0)
+        new_sums = self.unborn.pop("table" if self._uses_table(op) else "experts" if is_expert(op) else "dense", 0)
         self.live += new_sums
         self.sums += new_sums
+
+    def _uses_table(self, op: Op) -> bool:
+        """Return True if the operation makes a gradient of the embedding's table in a head that looks up tokens."""
+        return op.kind in self.into_table or op.name in self.into_table
 
     def _reduce(self, beside: int) -> None:
         """Reduce the experts' gradients, which are complete before the rest of the unit's backward."""

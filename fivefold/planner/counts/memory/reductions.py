@@ -102,7 +102,7 @@ class Reductions(NamedTuple):
         ``by_biases``. ``reduces``: gradients are reduced in this pass.
         """
         if (reduces and self.copies(first=first)) or (first and self.destination == "first" and not deferred):
-            return NO_SUMS._replace(held=True)
+            return NO_SUMS._replace(held=True, tied=unit.born.tied)
         if deferred:
             unit_sums = self.born(unit, first=first)
             return Sums(experts=first * self.by_biases(unit), table=unit_sums.table, tied=unit_sums.tied)
