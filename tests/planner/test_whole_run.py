@@ -12,7 +12,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.machine.datacenter import Site, assumed
+from fivefold.machine.datacenter import SOURCES, Site, assumed
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
@@ -144,6 +144,16 @@ def test_published_failures_bound_the_days() -> None:
     assert result.low_seconds < result.seconds < result.high_seconds
     stated = run(tokens=1e13, site=Site(failures=0.48, restart_seconds=601))
     assert stated.high_seconds < result.high_seconds  # what is stated is no range
+
+
+def test_bounds_of_the_default_restart_are_those_of_the_published_ones_stated() -> None:
+    """The two ends of the range are runs whose restart is stated as the fastest and the slowest published one."""
+    known, site = SOURCES["restart"], Site(failures=5000, checkpoint_seconds=900)
+    assert known.low is not None
+    assert known.high is not None
+    fastest, slowest = (run(site=site.replace(restart_seconds=end), tokens=1e11) for end in (known.low, known.high))
+    result = run(site=site, tokens=1e11)
+    assert (result.low_seconds, result.high_seconds) == pytest.approx((fastest.low_seconds, slowest.high_seconds))
 
 
 def test_a_run_that_never_ends_is_refused() -> None:
