@@ -2,9 +2,10 @@
 
     x, z = h W        x ← silu(conv(x))        dt, B, C = x W_s        y = scan(x, dt W_t, B, C)        out(y · silu(z))
 
-The core, from the convolution to the gate, saves its input, dt, B and C, and the scan's output, as ``MambaInnerFn`` of
-state-spaces/mamba@d757aef:mamba_ssm/ops/selective_scan_interface.py does, and computes the convolution, the steps and
-the states again. The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of pairs.
+The core, from the convolution to the gate, saves its input, dt, B and C, and the scan's output, and computes the
+convolution, the steps and the states again. ``MambaInnerFn`` of
+state-spaces/mamba@e9594ce:mamba_ssm/ops/selective_scan_interface.py saves the same, and one state for each of its
+chunks of 2,048 tokens. The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of pairs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     z, x, B, C, dt = h W        x, B, C ← silu(conv(·))        o = scan(x, B, C, dt)        out(norm(o · silu(z)))
 
 The core, from the convolution to the gate, saves its input, the scan's output and the norm's statistics, as
-``MambaSplitConv1dScanCombinedFn`` of state-spaces/mamba@d757aef:mamba_ssm/ops/triton/ssd_combined.py does, and computes
+``MambaSplitConv1dScanCombinedFn`` of state-spaces/mamba@e9594ce:mamba_ssm/ops/triton/ssd_combined.py does, and computes
 the convolution and the states again. The scan (``chunks.py``) is in fp32. Same formulas as transformers 5.23,
 ``mamba2_chunk_scan``.
 """
