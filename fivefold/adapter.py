@@ -76,10 +76,14 @@ class Adapter(Record):
         return (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
 
     @property
+    def scale_numerator(self) -> float:
+        """Return alpha, which is twice the rank if it is not given."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+    @property
     def scale(self) -> float:
         """Return the factor on B A x."""
-        alpha = 2 * self.rank if self.alpha is None else self.alpha
-        return alpha / (sqrt(self.rank) if self.rank_stabilized else self.rank)
+        return self.scale_numerator / (sqrt(self.rank) if self.rank_stabilized else self.rank)
 
     @property
     def name(self) -> str:

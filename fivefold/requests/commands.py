@@ -52,6 +52,10 @@ Batch = Literal["advised", "job"]
 Picture = Literal["pipeline", "memory", "parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"]
 SettingsAction = Literal["set", "get", "unset", "list"]
 WeightsDtype = Literal["bf16", "fp32"]
+BaseFolder = Annotated[
+    Path | None,
+    Field(description="The Hugging Face folder of the weights under adapters. Default: the one that SOURCE names."),
+]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
@@ -579,7 +583,9 @@ class GenerateOptions(JsonOption):
     command = "generate"
     panel = "Run"
     source: Annotated[
-        Path, Field(description="A run file, the folder of a run or checkpoint, or a Hugging Face folder."), Argument()
+        Path,
+        Field(description="A run file, the folder of a run or checkpoint, or a folder of Hugging Face or peft."),
+        Argument(),
     ]
     prompt: Annotated[tuple[str, ...], Field(description="Text to continue; several prompts are batched.")] = ()
     tokens: Annotated[int, Field(ge=1, description="Largest number of tokens to generate.")] = 200
@@ -597,6 +603,7 @@ class GenerateOptions(JsonOption):
     tokenizer: Annotated[
         Path | None, Field(description="A tokenizer.json, or bytes, instead of the source's tokenizer.")
     ] = None
+    base: BaseFolder = None
 
 
 class NumericsOptions(JsonOption):
@@ -619,8 +626,13 @@ class ImportOptions(JsonOption):
 
     command = "import"
     panel = "Share"
-    folder: Annotated[Path, Field(description="A Hugging Face folder: config.json and safetensors."), Argument()]
+    folder: Annotated[
+        Path,
+        Field(description="A Hugging Face folder, config.json and safetensors; or a folder of peft's, with a LoRA."),
+        Argument(),
+    ]
     to: Annotated[Path | None, Field(description="Write a run file that starts from these weights.")] = None
+    base: BaseFolder = None
 
 
 class ExportOptions(JsonOption):
@@ -632,7 +644,14 @@ class ExportOptions(JsonOption):
         Path, Field(description="The folder of a run (its newest checkpoint) or of a checkpoint."), Argument()
     ]
     to: Annotated[Path, Field(description="The Hugging Face folder to write.")]
-    dtype: Annotated[WeightsDtype, Field(description="Data type of the weights.")] = "bf16"
+    dtype: Annotated[
+        WeightsDtype | None, Field(description="Data type of the weights. Default: bf16; of adapters fp32.")
+    ] = None
+    merge: Annotated[
+        bool,
+        Field(description="Of a run with adapters: write the weights of its base with the adapters merged into them."),
+    ] = False
+    base: BaseFolder = None
     file_size: Annotated[str, Field(description="Maximum size of one file.")] = "5GB"
 
 

@@ -25,7 +25,7 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
 from fivefold.results.spans import RankTrace
 from fivefold.trainer.build import Built
-from fivefold.trainer.checkpoint import checkpoint, huggingface_import
+from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
 from fivefold.trainer.checkpoint.async_saver import Saver
 from fivefold.trainer.checkpoint.resume import set_aside, step_past
 from fivefold.trainer.data.loader import Loader
@@ -305,6 +305,9 @@ class Loop:
             return progress.step, events
         if base is not None and self.job.adapter is None:
             huggingface_import.start(base, built=self.built, model=self.model)
+        if (folder := self.run.start.adapter) is not None:
+            assert base is not None
+            peft_adapter.start(folder, base=base, built=self.built, model=self.model, job=self.job)
         return 0, events
 
     def _load(self, path: Path) -> checkpoint.Progress:
@@ -313,7 +316,7 @@ class Loop:
     def _save(self, step: int) -> None:
         """Start to save a checkpoint of ``step`` steps; written in the background if the run is asynchronous."""
         self.watchdog.enter_phase(step, "a save")
-        facts = self.guard.facts() | checkpoint.origin(self.shards.index)
+        facts, base = self.guard.facts() | checkpoint.origin(self.shards.index), self.run.start.weights
         progress = checkpoint.Progress(
             step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts
         )
@@ -326,5 +329,6 @@ class Loop:
                 job=self.job,
                 progress=progress,
                 files=(),
+                base=None if base is None or self.job.adapter is None else str(base.absolute()),
             )
         )

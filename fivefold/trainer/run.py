@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from fivefold.job import Job
 from fivefold.layout.schedule.csv_file import read_table
@@ -47,6 +47,13 @@ class Start(Record):
     """[start]: initial weights of a run that has no checkpoint yet; None: random."""
 
     weights: Path | None = None  # a Hugging Face folder
+    adapter: Path | None = None  # a folder of peft: factors of [job] adapter; None: A is drawn, B is zero
+
+    @model_validator(mode="after")
+    def _over_weights(self) -> Self:
+        if self.adapter is not None and self.weights is None:
+            raise ValueError("adapter needs the weights under it; set weights to the folder of the base")
+        return self
 
 
 class Loggers(Record):
@@ -87,14 +94,15 @@ class Run(Record):
         data = {name: getattr(run.data, name) for name in ("corpus", "tokenizer")}
         for name, value in data.items():  # working directory first: a run's folder has a ``data`` too
             data[name] = value if value in KEYWORDS or Path(value).exists() else locate(value, beside=path)
-        weights, schedule = (
-            Path(locate(str(file), beside=path)) if file else None for file in (run.start.weights, run.schedule)
+        weights, adapter, schedule = (
+            Path(locate(str(file), beside=path)) if file else None
+            for file in (run.start.weights, run.start.adapter, run.schedule)
         )
         return run.replace(
             model=locate_model(run.model, beside=path),
             machine=locate_machine(run.machine, beside=path),
             schedule=schedule,
-            start=run.start.replace(weights=weights),
+            start=run.start.replace(weights=weights, adapter=adapter),
             data=run.data.replace(**data),
         )
 

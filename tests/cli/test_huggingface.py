@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
@@ -151,9 +152,6 @@ def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(here: 
     assert train("half", steps=4, sample="document ", sample_tokens=3) == straight
     assert straight[3] != straight[2]
 
-    alone = "holds adapters of rank 4 without the weights under them, and only `train` goes on from it; give a "
-    assert alone in refusal("export", "half", "--to", "out")
-    assert alone in refusal("generate", "half", "--prompt", "document")
     assert refusal("numerics", "run.toml").startswith("numerics: does not compare adapters yet; take [job] adapter out")
     Path("run.toml").write_text(emit(values | {"folder": "half", "noise_scale": True}))
     assert refusal("train", "run.toml").startswith("noise_scale: is not measured of adapters yet; drop it")
@@ -161,3 +159,65 @@ def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(here: 
     done = subprocess.run([sys.executable, "-m", "fivefold", "train", "run.toml"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "was trained with adapter " in done.stderr
+
+
+def test_adapters_are_trained_exported_merged_and_trained_on(here: Path) -> None:
+    run("import", "llama", "--to", "run.toml")
+    values = read_file(Path("run.toml"))
+    adapter = {"rank": 4, "alpha": 8, "targets": ["q_proj", "down_proj"]}
+    job = {**values["job"], **RUN["job"], "adapter": adapter, "learning_rate": {"peak": 1e-2}}
+    data = {**values["data"], **RUN["data"]}
+    Path("run.toml").write_text(emit({**values, **RUN, "job": job, "data": data}))
+    trained = subprocess.run([sys.executable, "-m", "fivefold", "train", "run.toml"], capture_output=True, text=True)
+    assert trained.returncode == 0, trained.stderr
+
+    assert run("export", "runs/llama", "--to", "lora").stdout.startswith(
+        "lora: llama after step 2, adapters in 8 tensors"
+    )
+    config = json.loads(Path("lora/adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 8, ["q_proj", "down_proj"])
+    assert config["base_model_name_or_path"] == str(here / "llama")
+    merged = run("export", "runs/llama", "--to", "merged", "--merge", "--dtype", "fp32").stdout
+    assert merged.startswith("merged: llama after step 2, merged weights in 21 tensors in 1 files")
+    (Path("merged") / "tokenizer.json").write_bytes(Path("llama/tokenizer.json").read_bytes())
+
+    words = ("--prompt", "all work", "--tokens", "8", "--temperature", "0", "--json")
+    texts = [
+        json.loads(run("generate", source, *words).stdout)["samples"] for source in ("runs/llama", "lora", "merged")
+    ]
+    assert texts[0] == texts[1] == texts[2]
+
+    facts = json.loads(run("import", "lora", "--to", "more.toml", "--json").stdout)
+    assert facts["adapter"] == {
+        "folder": "lora", "kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["q_proj", "down_proj"],
+        "rank_stabilized": False, "base": None,
+    }  # fmt: skip
+    values = read_file(Path("more.toml"))
+    assert values["start"] == {"weights": str(here / "llama"), "adapter": "lora"}
+    job = {**values["job"], **RUN["job"], "learning_rate": {"peak": 1e-9}, "steps": 1}
+    Path("more.toml").write_text(emit({**values, **RUN, "folder": "runs/more", "job": job, "data": data}))
+    again = subprocess.run([sys.executable, "-m", "fivefold", "train", "more.toml"], capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    run("export", "runs/more", "--to", "more")
+    before, after = (load_file(folder / "adapter_model.safetensors") for folder in (Path("lora"), Path("more")))
+    assert before.keys() == after.keys()
+    assert all((after[name] - before[name]).abs().max() < 1e-7 for name in before)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("export", "run", "--to", "out", "--merge"), "holds all weights and no adapter; drop --merge"),
+        (("generate", "llama", "--base", "llama"), "has no adapters; drop --base"),
+        (("import", "llama", "--base", "llama"), "has no adapter_config.json; drop --base"),
+    ],
+)
+def test_options_of_adapters_without_one_are_errors(here: Path, words: tuple[str, ...], reason: str) -> None:
+    if words[0] == "export":
+        run("import", "llama", "--to", "run.toml")
+        values = read_file(Path("run.toml"))
+        job, data = {**values["job"], **RUN["job"], "steps": 1}, {**values["data"], **RUN["data"]}
+        Path("run.toml").write_text(emit({**values, **RUN, "folder": "run", "layout": "dp1", "job": job, "data": data}))
+        subprocess.run([sys.executable, "-m", "fivefold", "train", "run.toml"], check=True, capture_output=True)
+    with pytest.raises(UserError, match=reason):
+        run(*words)

@@ -1,4 +1,4 @@
-"""The engine's adapters against peft's around transformers' Llama: losses, gradients and factors of ten steps."""
+"""The engine's adapters against peft's around transformers: ten steps, and folders that each writes for the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
+from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.engine import Engine
+from fivefold.trainer.generate.source import Source
+from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, nothing, text_tokens, trained
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -124,3 +127,32 @@ def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> 
     final = {ours(name): weight for name, weight in model.named_parameters() if weight.requires_grad}  # type: ignore
     for name, weight in finals.items():  # type: ignore[attr-defined]
         assert (weight - final[name]).norm() <= 1e-5 * final[name].norm(), name
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "adapter"),
+    [
+        ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
+        ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
+        ("phi", "dp2 zero2 mbs2", ADAPTER),
+    ],
+)
+def test_peft_computes_what_was_trained_and_is_read_back(
+    forked, tmp_path: Path, family: str, text: str, adapter: Adapter
+) -> None:
+    base, layout = base_of(tmp_path / "base", family), Layout.parse(text)
+    logits, _ = forked(layout.world, trained, tmp_path / "run", base, layout, adapter)[0]
+    export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=nothing)
+
+    with torch.no_grad():
+        model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "lora", dtype=torch.float32)
+        torch.testing.assert_close(model(text_tokens()).logits, logits, rtol=1e-5, atol=1e-5)
+        plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        assert (plain(text_tokens()).logits - logits).abs().max() > 1e-3
+
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.mul_(1.5)
+        model.save_pretrained(tmp_path / "theirs")
+        ours = Source.find(tmp_path / "theirs").decoder()(text_tokens())
+        torch.testing.assert_close(ours, model(text_tokens()).logits, rtol=1e-5, atol=1e-5)

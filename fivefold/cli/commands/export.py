@@ -1,4 +1,4 @@
-"""``fivefold export``: the weights of a checkpoint as a Hugging Face folder."""
+"""``fivefold export``: the weights of a checkpoint as a Hugging Face folder, or its adapters as a folder of peft."""
 
 from __future__ import annotations
 
@@ -11,17 +11,28 @@ from fivefold.units import show_bytes
 
 @takes_request(ExportOptions)
 def export(request: ExportOptions) -> None:
-    """Write the weights of a checkpoint, of any layout, as a folder that transformers loads."""
+    """Write the weights of a checkpoint, of any layout, as a folder that transformers loads.
+
+    Of a run with adapters it writes the adapters, as a folder that peft loads; with --merge the base that has them.
+    """
     file_bytes = parse_bytes(request.file_size, option="--file-size")
     from fivefold.rendering.progress import bar
     from fivefold.trainer.checkpoint.huggingface_export import export, find
 
     with bar("exporting") as report:
-        summary = export(find(request.source), request.to, dtype=request.dtype, file_bytes=file_bytes, report=report)
+        summary = export(
+            find(request.source),
+            request.to,
+            dtype=request.dtype,
+            file_bytes=file_bytes,
+            report=report,
+            merge=request.merge,
+            base=request.base,
+        )
     if request.as_json:
         show(summary.model_dump_json(indent=2))
         return
     show(
-        f"{summary.folder}: {summary.family} after step {summary.step}, {summary.tensors} tensors "
+        f"{summary.folder}: {summary.family} after step {summary.step}, {summary.holds} in {summary.tensors} tensors "
         f"in {summary.files} files, {show_bytes(summary.bytes)} of {summary.dtype}"
     )

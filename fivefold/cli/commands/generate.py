@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 @takes_request(GenerateOptions)
 def generate(request: GenerateOptions) -> None:
-    """Generate text with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder."""
+    """Generate text with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder.
+
+    Adapters, of a run or of a folder of peft, are merged into the weights of their base.
+    """
     from fivefold.trainer.generate.decode import SamplingParams
     from fivefold.trainer.generate.sample import samples
     from fivefold.trainer.generate.source import Source
@@ -25,7 +28,7 @@ def generate(request: GenerateOptions) -> None:
     sampling = SamplingParams.read(
         {name: getattr(request, name) for name in ("temperature", "top_p", "seed")}, origin="generate"
     )
-    source = Source.find(request.source)
+    source = Source.find(request.source, base=request.base)
     tokenizer, prompts = source.tokenizer(request.tokenizer), [*request.prompt] or [""]
     decoder = source.decoder(dtype=request.dtype)
     is_streamed = len(prompts) == 1 and not request.as_json

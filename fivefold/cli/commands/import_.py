@@ -1,4 +1,4 @@
-"""``fivefold import``: examines a Hugging Face folder, and writes a run file that starts from its weights.
+"""``fivefold import``: examines a folder of Hugging Face or peft, and writes a run file that starts from its weights.
 
 Nothing is converted: a run file names the folder, and each rank reads its own shard from it.
 """
@@ -6,16 +6,26 @@ Nothing is converted: a run file names the folder, and each rank reads its own s
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fivefold.adapter import Adapter
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
+from fivefold.model.weights import count_adapters
 from fivefold.record import UserError, read_file
 from fivefold.requests.commands import ImportOptions
 from fivefold.units import show_bytes, show_count
 
 if TYPE_CHECKING:
     from fivefold.trainer.checkpoint.huggingface_import import Folder
+
+
+class StartAdapter(NamedTuple):
+    """The folder of peft from which a run is to start, and its adapter."""
+
+    folder: Path
+    adapter: Adapter
+
 
 LONGEST = 4096  # highest sequence length in the written run file; lower if the model has fewer positions
 
@@ -24,20 +34,28 @@ LONGEST = 4096  # highest sequence length in the written run file; lower if the 
 def import_(request: ImportOptions) -> None:
     """Check that a Hugging Face model can be trained: its family, and every name and shape of its weights.
 
-    With --to, it writes a run file that starts from them.
+    Of a folder of peft it checks the adapters and the model under them. With --to, it writes a run file that starts
+    from them.
     """
     from fivefold.model.huggingface.read import remark
+    from fivefold.trainer.checkpoint import merged_adapter, peft_adapter
     from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
 
-    folder, to = request.folder, request.to
-    opened = Folder.open(folder)
+    folder, to, start = request.folder, request.to, None
+    if (folder / peft_adapter.CONFIG).is_file():
+        adapters = merged_adapter.open_adapter_folder(folder, base=request.base)
+        start, folder, opened = StartAdapter(folder, adapters.adapter), adapters.base.path, adapters.base
+    elif request.base is not None:
+        raise UserError(f"{folder}: has no {peft_adapter.CONFIG}; drop --base")
+    else:
+        opened = Folder.open(folder)
     if warning := remark(read_file(folder / CONFIG), name=opened.model.name):
         say(f"fivefold: {warning}")
     model, stored = opened.model, opened.dtypes()
     stored_bytes = sum(DTYPES[dtype] * count for dtype, count in stored.items())
     if to is not None:
-        _write_run(to, opened)
-    facts = {
+        _write_run(to, opened, start)
+    facts: dict[str, Any] = {
         "folder": str(folder),
         "family": opened.family,
         "parameters": model.parameters,
@@ -46,6 +64,7 @@ def import_(request: ImportOptions) -> None:
         "dtypes": sorted(stored),
         "ignored": list(opened.ignored),
         "run": None if to is None else str(to),
+        "adapter": None if start is None else {"folder": str(start.folder), **start.adapter.model_dump(mode="json")},
     }
     if request.as_json:
         import json as json_module
@@ -56,13 +75,19 @@ def import_(request: ImportOptions) -> None:
         f"{model.name}: {opened.family}, {show_count(model.parameters)} parameters in {facts['tensors']} tensors, "
         f"{show_bytes(stored_bytes)} of {', '.join(sorted(stored))}"
     )
+    if start is not None:
+        trained = count_adapters(model, start.adapter)
+        show(
+            f"{start.folder}: adapters of rank {start.adapter.rank} on {', '.join(start.adapter.targets)}, "
+            f"{show_count(trained)} parameters"
+        )
     if opened.ignored:
         say(f"left out {len(opened.ignored)} tensors that the model does not need, such as {opened.ignored[0]}")
     if to is not None:
         say(f"wrote {to}; start with: fivefold train {to}")
 
 
-def _write_run(path: Path, opened: Folder) -> None:
+def _write_run(path: Path, opened: Folder, start: StartAdapter | None) -> None:
     """Write a run file with the folder as model and weights, and its tokenizer; the rest has its defaults."""
     from fivefold.machine.toml import emit
 
@@ -78,6 +103,9 @@ def _write_run(path: Path, opened: Folder) -> None:
         "job": {"sequence": min(opened.model.positions, LONGEST)},
         "data": {"tokenizer": str(tokenizer)},
     }
+    if start is not None:
+        values["start"]["adapter"] = str(start.folder)
+        values["job"]["adapter"] = start.adapter.model_dump(mode="json", exclude_defaults=True)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(emit(values))

@@ -186,6 +186,10 @@ def _must_be_there(run: Run, *, model: Model) -> None:
         from fivefold.trainer.checkpoint.huggingface_import import Folder
 
         Folder.open(run.start.weights, model=model)
+        if run.start.adapter is not None:
+            from fivefold.trainer.checkpoint import peft_adapter
+
+            peft_adapter.open_as(run.start.adapter, base=run.start.weights, model=model, job=run.job)
 
 
 def _must_be_this_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> None:

@@ -49,9 +49,17 @@ T = TypeVar("T")
 
 
 def save(
-    directory: Path, *, built: Built, progress: Progress, model: Model, layout: Layout, job: Job, keep: int = 3
+    directory: Path,
+    *,
+    built: Built,
+    progress: Progress,
+    model: Model,
+    layout: Layout,
+    job: Job,
+    keep: int = 3,
+    base: str | None = None,
 ) -> Path:
-    """Save the state of ``built`` synchronously; return the new folder."""
+    """Save the state of ``built`` synchronously; return the new folder. ``base``: as in ``Checkpoint``."""
     checkpoint = Checkpoint(
         torch=torch.__version__,
         device=built.ranks.device.type,
@@ -60,6 +68,7 @@ def save(
         job=job,
         progress=progress,
         files=(),
+        base=base,
     )
     return write(directory, state_dict(built), checkpoint=checkpoint, ranks=built.ranks, keep=keep)
 

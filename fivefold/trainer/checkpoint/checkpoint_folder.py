@@ -58,7 +58,10 @@ class File(Record):
 
 
 class Checkpoint(Record):
-    """The manifest ``checkpoint.json``: model, layout, job, progress, and every other file of the folder."""
+    """The manifest ``checkpoint.json``: model, layout, job, progress, and every other file of the folder.
+
+    ``base``: the Hugging Face folder of the weights under adapters, which the checkpoint does not hold.
+    """
 
     version: int = VERSION
     torch: str
@@ -68,6 +71,7 @@ class Checkpoint(Record):
     job: Job
     progress: Progress
     files: tuple[File, ...]
+    base: str | None = None
 
 
 # Writing
@@ -185,17 +189,6 @@ def read(path: Path) -> Checkpoint:
     if values.pop("digest", None) != _digest(values):
         raise UserError(f"{manifest}: does not hold what was written; {recovery_hint(path)}")
     return Checkpoint.read(values, origin=str(manifest))
-
-
-def read_full(path: Path) -> Checkpoint:
-    """Read the manifest of a checkpoint that holds all weights; raises ``UserError`` if it holds adapters only."""
-    checkpoint = read(path)
-    if checkpoint.job.adapter is not None:
-        raise UserError(
-            f"{path}: holds adapters of rank {checkpoint.job.adapter.rank} without the weights under them, and only "
-            "`train` goes on from it; give a checkpoint of a run without [job] adapter"
-        )
-    return checkpoint
 
 
 def verify(path: Path, files: tuple[File, ...]) -> None:

@@ -1,6 +1,8 @@
 """Exports a checkpoint of any layout as a Hugging Face folder, atomically, with one file's tensors in memory at a time.
 
 step-00000100/ ── the tensors of one file ──> FOLDER.tmp-…/model-00001-of-00009.safetensors, … ── rename ──> FOLDER
+
+Of a run with adapters it writes the factors, as peft stores them, or the weights of its base with them merged.
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -27,8 +32,10 @@ from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import layer_of, weights
 from fivefold.record import Record, RunFailure, UserError
-from fivefold.trainer.checkpoint import checkpoint_folder
+from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
+from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
 from fivefold.trainer.checkpoint.huggingface_import import CONFIG, INDEX, SINGLE
+from fivefold.trainer.checkpoint.merged_adapter import MergedFolder
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.parallel.shard import Box
 from fivefold.units import show_bytes
@@ -36,11 +43,15 @@ from fivefold.units import show_bytes
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BIAS = ".moe.bias"
 Report = Callable[[str, int, int], None]
+Read = Callable[[dict[str, Tensor]], None]  # fills tensors by their names in a checkpoint
 Fused = list[Part]  # the parts that are stored in one tensor of the folder
 
 
 class Exported(Record):
-    """The result of an export: the folder and what was written to it."""
+    """The result of an export: the folder and what was written to it.
+
+    ``holds``: all weights, those of the base with adapters merged into them, or the factors of adapters alone.
+    """
 
     folder: str
     family: str
@@ -49,6 +60,7 @@ class Exported(Record):
     tensors: int
     files: int
     bytes: int
+    holds: Literal["weights", "merged weights", "adapters"] = "weights"
 
 
 def find(source: Path) -> Path:
@@ -61,24 +73,84 @@ def find(source: Path) -> Path:
     raise UserError(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
 
 
-def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, report: Report) -> Exported:
+def export(
+    checkpoint: Path,
+    folder: Path,
+    *,
+    dtype: str | None = None,
+    file_bytes: int,
+    report: Report,
+    merge: bool = False,
+    base: Path | None = None,
+) -> Exported:
     """Write the weights of ``checkpoint`` to the new ``folder``, in files of up to ``file_bytes`` each.
 
-    ``dtype``: bf16 or fp32; routing biases of experts stay fp32, as published. Raises ``UserError`` if the folder
-    exists, the checkpoint is damaged or no family has this model, and ``RunFailure`` if writing fails.
+    ``dtype``: bf16 or fp32; None: fp32 for factors of adapters, else bf16. Routing biases of experts stay fp32, as
+    published. ``merge``: write the weights of ``base`` (None: the folder that the checkpoint names) with the adapters
+    added, instead of the adapters. Raises ``UserError`` if the folder exists, the checkpoint is damaged or no family
+    has this model, and ``RunFailure`` if writing fails.
     """
     if folder.exists():
         raise UserError(f"{folder} exists already; remove it or give another folder")
-    manifest = checkpoint_folder.read_full(checkpoint)
+    manifest = checkpoint_folder.read(checkpoint)
+    if manifest.job.adapter is None and (merge or base):
+        raise UserError(f"{checkpoint}: holds all weights and no adapter; drop {'--merge' if merge else '--base'}")
+    if manifest.job.adapter is not None and not merge:
+        return _export_adapter(checkpoint, folder, manifest, dtype=dtype or "fp32", base=base)
+    dtype = dtype or "bf16"
     config = to_config(manifest.model) | {"torch_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype]}
     for number, file in enumerate(manifest.files):
         report("checks", number, len(manifest.files))
         checkpoint_folder.verify(checkpoint, (file,))
+    merged = merged_adapter.open_checkpoint(checkpoint, manifest, base=base) if merge else None
+    read = partial(_read_checkpoint, checkpoint) if merged is None else partial(_read_merged, merged)
     wanted = dict[str, list[Part]]()
     for part in parts(manifest.model, family=config["model_type"], copies=True):
         wanted.setdefault(part.name, []).append(part)
     files = list(_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
     total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values())
+    with _new_folder(folder, checkpoint=checkpoint, total=total) as temporary:
+        _write(temporary, read, files, config, model=manifest.model, dtype=DTYPES[dtype], report=report)
+    return Exported(
+        folder=str(folder),
+        family=config["model_type"],
+        step=manifest.progress.step,
+        dtype=dtype,
+        tensors=len(wanted),
+        files=len(files),
+        bytes=total,
+        holds="weights" if merged is None else "merged weights",
+    )
+
+
+def _export_adapter(checkpoint: Path, folder: Path, manifest: Checkpoint, *, dtype: str, base: Path | None) -> Exported:
+    """Write the factors of ``checkpoint`` to the new ``folder``, as peft does."""
+    adapter, named = manifest.job.adapter, base or (None if manifest.base is None else Path(manifest.base))
+    assert adapter is not None
+    in_folder = named is not None and named.is_dir()
+    family = peft_adapter.family_of(named) if named and in_folder else str(to_config(manifest.model)["model_type"])
+    factors = merged_adapter.read_checkpoint_factors(checkpoint, manifest)
+    factors = {name: factor.to(DTYPES[dtype]) for name, factor in factors.items()}
+    total = sum(factor.nbytes for factor in factors.values())
+    with _new_folder(folder, checkpoint=checkpoint, total=total) as temporary:
+        base_name = None if named is None else str(named)
+        peft_adapter.write(temporary, factors, model=manifest.model, family=family, adapter=adapter, base=base_name)
+        _sync(temporary)
+    return Exported(
+        folder=str(folder),
+        family=family,
+        step=manifest.progress.step,
+        dtype=dtype,
+        tensors=len(factors),
+        files=1,
+        bytes=total,
+        holds="adapters",
+    )
+
+
+@contextmanager
+def _new_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]:
+    """Yield a temporary folder for ``total`` bytes of ``checkpoint``, renamed to ``folder`` at the end or removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
     if total > free:
@@ -86,7 +158,7 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
     temporary = folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
     try:
         temporary.mkdir()
-        _write(temporary, checkpoint, files, config, model=manifest.model, dtype=DTYPES[dtype], report=report)
+        yield temporary
         os.rename(temporary, folder)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -97,15 +169,6 @@ def export(checkpoint: Path, folder: Path, *, dtype: str, file_bytes: int, repor
         raise RunFailure(f"{checkpoint}: cannot be read: {str(error).splitlines()[0]}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return Exported(
-        folder=str(folder),
-        family=config["model_type"],
-        step=manifest.progress.step,
-        dtype=dtype,
-        tensors=len(wanted),
-        files=len(files),
-        bytes=total,
-    )
 
 
 def _dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
@@ -131,7 +194,7 @@ def _files(wanted: list[Fused], dtype: torch.dtype, *, file_bytes: int) -> Itera
 
 def _write(
     folder: Path,
-    checkpoint: Path,
+    read: Read,
     files: list[list[Fused]],
     config: dict[str, object],
     *,
@@ -143,7 +206,7 @@ def _write(
     names = names if len(files) > 1 else [SINGLE]
     for number, (name, file) in enumerate(zip(names, files, strict=True)):
         report("writes", number, len(files))
-        save_file(_load(checkpoint, file, model=model, dtype=dtype), folder / name, metadata={"format": "pt"})
+        save_file(_load(read, file, model=model, dtype=dtype), folder / name, metadata={"format": "pt"})
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(_bytes(fused, dtype) for file in files for fused in file)},
@@ -151,6 +214,11 @@ def _write(
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    """Flush the files of ``folder`` to the disk (fsync), and the folder itself."""
     for path in (*folder.iterdir(), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -159,8 +227,8 @@ def _write(
             os.close(descriptor)
 
 
-def _load(checkpoint: Path, file: list[Fused], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read the tensors of one output file, by their Hugging Face names, from any ranks' files (DCP, no_dist)."""
+def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Read the tensors of one output file, by their Hugging Face names."""
     shapes = {weight.name: weight.shape for weight in weights(model)}
     targets: dict[str, Tensor] = {}
     tensors: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by Hugging Face name and ours
@@ -178,11 +246,24 @@ def _load(checkpoint: Path, file: list[Fused], *, model: Model, dtype: torch.dty
             targets[f"bias/{layer_of(model, ours)}"] = rows
         else:
             targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(stored, shape), rows)
+    read(targets)
+    tensors |= {key: rows.clone() for key, rows in copies.items()}
+    return {fused[0].name: _together(fused, [tensors.pop((part.name, part.ours)) for part in fused]) for fused in file}
+
+
+def _read_checkpoint(checkpoint: Path, targets: dict[str, Tensor]) -> None:
+    """Fill ``targets`` from any ranks' files (DCP, no_dist)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that no process group is initialised
         load_tensors(dict(targets), storage_reader=FileSystemReader(checkpoint), no_dist=True)
-    tensors |= {key: rows.clone() for key, rows in copies.items()}
-    return {fused[0].name: _together(fused, [tensors.pop((part.name, part.ours)) for part in fused]) for fused in file}
+
+
+def _read_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
+    """Fill ``targets`` from the folder of a base with adapters, whose model has no experts and so no biases of them."""
+    for name, target in targets.items():
+        assert isinstance(target, BoxTensor)
+        for box, part in zip(target.boxes, target.parts, strict=True):
+            part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
 
 
 def _ours(part: Part) -> str:

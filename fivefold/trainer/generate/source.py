@@ -1,8 +1,9 @@
-"""Loads a trained decoder into one process from a run, a checkpoint of any layout, or a Hugging Face folder.
+"""Loads a trained decoder into one process from a run, a checkpoint of any layout, or a folder of Hugging Face or peft.
 
 RUN.toml, a run's folder  >  its newest checkpoint
 a checkpoint              >  model, weights by name, the tokenizer of its run  >  a single-process decoder
 a Hugging Face folder     >  model, weights by name, its own tokenizer         >  a single-process decoder
+adapters (of a checkpoint, or a folder of peft)  >  those of the base's folder, with the adapters merged
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from fivefold.model.huggingface.tensors import bias_name
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_name, weights
 from fivefold.record import RunFailure, UserError, read_file
-from fivefold.trainer.checkpoint import checkpoint_folder
+from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.full_weights import decoder
 from fivefold.trainer.checkpoint.huggingface_export import DTYPES, find
 from fivefold.trainer.checkpoint.huggingface_import import CONFIG, Folder
+from fivefold.trainer.checkpoint.merged_adapter import MergedFolder
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.data import tokenizer
 from fivefold.trainer.data.tokenizer import Tokenizer
@@ -46,24 +48,37 @@ class Source:
     model: Model
     window: int
     folder: Folder | None  # the opened Hugging Face folder; None: a checkpoint
+    adapted: MergedFolder | None = None  # the folder of the base with adapters merged, if the source has adapters
 
     @classmethod
-    def find(cls, path: Path) -> Source:
-        """Resolve ``path`` as the module describes; raises ``UserError`` if it holds no weights."""
-        source = cls._find(path)
+    def find(cls, path: Path, *, base: Path | None = None) -> Source:
+        """Resolve ``path`` as the module describes; raises ``UserError`` if it holds no weights.
+
+        ``base``: the folder of the weights under adapters; None: the one that their source names.
+        """
+        source = cls._find(path, base=base)
+        if source.adapted is None and base is not None:
+            raise UserError(f"{path}: has no adapters; drop --base")
         check_generation(source.model, origin=str(path), fix="`train` evaluates them")
         return source
 
     @classmethod
-    def _find(cls, path: Path) -> Source:
+    def _find(cls, path: Path, *, base: Path | None) -> Source:
         if path.suffix == ".toml":
             path = Run.load(path).folder
         if (path / CONFIG).is_file():
             folder = Folder.open(path)
             return cls(path, folder.model, folder.model.positions or WINDOW, folder)
+        if (path / peft_adapter.CONFIG).is_file():
+            adapted = merged_adapter.open_adapter_folder(path, base=base)
+            folder = adapted.base
+            return cls(folder.path, folder.model, folder.model.positions or WINDOW, folder, adapted)
         checkpoint = find(path)
-        manifest = checkpoint_folder.read_full(checkpoint)
-        return cls(checkpoint, manifest.model, manifest.job.sequence, None)
+        manifest = checkpoint_folder.read(checkpoint)
+        adapted_run = None
+        if manifest.job.adapter is not None:
+            adapted_run = merged_adapter.open_checkpoint(checkpoint, manifest, base=base)
+        return cls(checkpoint, manifest.model, manifest.job.sequence, None, adapted_run)
 
     def tokenizer(self, named: Path | None = None) -> Tokenizer:
         """Load the ``named`` tokenizer, else that of the Hugging Face folder or of the run that wrote the checkpoint.
@@ -98,19 +113,23 @@ class Source:
             for layer in range(self.model.layers + self.model.predicted)
             if self.model.moe is not None and self.model.is_moe(layer)
         }
-        if self.folder is not None:
-            _read_folder(self.folder, tensors, biases)
+        if self.adapted is not None:
+            _read_folder(self.adapted.base, self.adapted, tensors, biases)
+        elif self.folder is not None:
+            _read_folder(self.folder, self.folder, tensors, biases)
         else:
             _read_checkpoint(self.path, tensors, biases)
         return tensors | {f"{block_name(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
 
 
 @torch.no_grad()
-def _read_folder(folder: Folder, tensors: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
-    """Fill weights by name and routing biases by layer from a Hugging Face folder."""
+def _read_folder(
+    folder: Folder, source: Folder | MergedFolder, tensors: dict[str, Tensor], biases: dict[int, Tensor]
+) -> None:
+    """Fill weights by name from ``source``, and routing biases by layer from the Hugging Face ``folder``."""
     for name, weight in tensors.items():
         for box in _boxes(tuple(weight.shape), apart=folder.parts[name][0].expert is not None):
-            weight[box.rows] = folder.read(name, offsets=box.offsets, sizes=box.sizes)
+            weight[box.rows] = source.read(name, offsets=box.offsets, sizes=box.sizes)
     for layer, bias in biases.items():
         if (name := bias_name(folder.model, layer)) in folder.parts:
             bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))

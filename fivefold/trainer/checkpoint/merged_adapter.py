@@ -1,0 +1,84 @@
+"""The weights that a run with adapters computes with: those of its base folder, with the adapters merged, W + s · B A.
+
+A checkpoint of such a run holds the factors alone, and names the folder of the base.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from fivefold.adapter import Adapter
+from fivefold.model.weights import adapter_weights
+from fivefold.record import RunFailure, UserError
+from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
+from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
+from fivefold.trainer.checkpoint.huggingface_import import Folder
+
+
+@dataclass(frozen=True)
+class MergedFolder:
+    """The folder of a base, of which every box that is read has its part of the adapters added."""
+
+    base: Folder
+    adapter: Adapter
+    factors: Mapping[str, Tensor]
+
+    def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Read a box of our weight ``ours``: in fp32 if an adapter is merged into it, else in its stored dtype."""
+        box, linear = self.base.read(ours, offsets=offsets, sizes=sizes), ours.removesuffix(".weight")
+        if f"{linear}.lora_a" not in self.factors:
+            return box
+        rows, columns = (slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        factor_a, factor_b = (self.factors[f"{linear}.{factor}"].float() for factor in ("lora_a", "lora_b"))
+        return torch.addmm(box.float(), factor_b[rows], factor_a[:, columns], alpha=self.adapter.scale)
+
+
+def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = None) -> MergedFolder:
+    """Open the checkpoint ``path`` of a run with adapters over ``base``, by default the folder that it names."""
+    adapter = manifest.job.adapter
+    assert adapter is not None
+    if base is None and manifest.base is None:
+        raise UserError(f"{path}: does not name the folder of its base; give it with --base FOLDER")
+    folder = Folder.open(base or Path(str(manifest.base)), model=manifest.model)
+    return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest))
+
+
+def open_adapter_folder(path: Path, *, base: Path | None = None) -> MergedFolder:
+    """Open the folder ``path`` of peft over ``base``, by default the folder that its config names."""
+    opened = peft_adapter.AdapterFolder.open(path)
+    folder = find_base(opened, base=base)
+    return MergedFolder(folder, *opened.read_factors(folder.model, family=folder.family))
+
+
+def find_base(opened: peft_adapter.AdapterFolder, *, base: Path | None) -> Folder:
+    """Open the folder of the base under ``opened``: ``base``, or the folder that its config names."""
+    if base is None and not Path(opened.base).is_dir():
+        named = opened.base or "no base"
+        raise UserError(f"{opened.path}: names {named}, which is no folder here; give it with --base FOLDER")
+    return Folder.open(base or Path(opened.base))
+
+
+def read_checkpoint_factors(path: Path, manifest: Checkpoint) -> dict[str, Tensor]:
+    """Return the full factors of the checkpoint ``path`` in fp32; raises ``RunFailure`` if it is unreadable."""
+    assert manifest.job.adapter is not None
+    checkpoint_folder.verify(path, manifest.files)
+    factors = {
+        weight.name: torch.empty(weight.shape) for weight in adapter_weights(manifest.model, manifest.job.adapter)
+    }
+    targets = {f"weights/{name}": factor for name, factor in factors.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that no process group is initialised
+            load_tensors(dict(targets), storage_reader=FileSystemReader(path), no_dist=True)
+    except (OSError, RuntimeError, CheckpointException) as error:
+        raise RunFailure(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    return factors

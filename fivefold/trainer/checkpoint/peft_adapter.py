@@ -1,0 +1,216 @@
+"""LoRA adapters as peft stores them: FOLDER/ adapter_config.json, adapter_model.safetensors.
+
+    blocks.3.attention.q.lora_a = base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight   [rank, in]
+    blocks.3.attention.q.lora_b = base_model.model.model.layers.3.self_attn.q_proj.lora_B.weight   [out, rank]
+
+The rows of B are in the order of the rows of W there. Source: huggingface/peft@0.21.2:src/peft/utils/save_and_load.py,
+src/peft/tuners/lora/config.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fivefold.adapter import TARGETS, Adapter
+from fivefold.job import Job
+from fivefold.model.huggingface.read import text_of
+from fivefold.model.huggingface.tensors import Part, parts
+from fivefold.model.spec import Model
+from fivefold.model.weights import adapter_weights
+from fivefold.record import UserError, read_file
+from fivefold.trainer.build import Built
+from fivefold.trainer.checkpoint import huggingface_import
+from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+FACTORS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight"}
+# Keys of peft that change what is computed, with the values that mean plain LoRA. Other keys say how the adapter was
+# drawn or trained, or for whom it is.
+PLAIN_KEYS: dict[str, tuple[object, ...]] = {
+    "bias": ("none",),
+    "use_dora": (False,),
+    "fan_in_fan_out": (False,),
+    "lora_bias": (False,),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "layers_to_transform": (None, []),
+    "layer_replication": (None, []),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None, []),
+    "megatron_config": (None,),
+    "alora_invocation_tokens": (None, []),
+    "use_qalora": (False,),
+    "arrow_config": (None,),
+    "ensure_weight_tying": (False,),
+    # the others change the base weights, to which the stored adapter is then relative
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),
+}
+
+
+@dataclass(frozen=True)
+class AdapterFolder:
+    """An opened folder of peft: the adapter, the base that its config names, and its tensors by name."""
+
+    path: Path
+    adapter: Adapter
+    base: str
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the folder; raises ``UserError`` if it is damaged, or holds anything other than plain LoRA."""
+        config = read_file(path / CONFIG)
+        if (kind := config.get("peft_type")) != "LORA":
+            raise UserError(f"{path}: holds an adapter of peft_type {kind}, and only LORA is read")
+        for key, plain in PLAIN_KEYS.items():
+            if key in config and config[key] not in plain:
+                raise UserError(
+                    f"{path}: {CONFIG} has {key}={config[key]!r}, which is not supported; only LoRA is read"
+                )
+        try:
+            tensors = load_file(path / WEIGHTS)
+        except FileNotFoundError:
+            raise UserError(f"{path / WEIGHTS}: no such file; only safetensors are read") from None
+        except SafetensorError as error:
+            raise UserError(f"{path / WEIGHTS}: is damaged or cut short: {error}; fetch it again") from None
+        values = {
+            "rank": config.get("r", 8),
+            "alpha": config.get("lora_alpha", 8),
+            "dropout": config.get("lora_dropout", 0.0),
+            "rank_stabilized": config.get("use_rslora", False),
+        }
+        adapter = Adapter.read(values, origin=str(path / CONFIG))
+        return cls(path, adapter, str(config.get("base_model_name_or_path") or ""), tensors)
+
+    def read_factors(self, model: Model, *, family: str) -> tuple[Adapter, dict[str, Tensor]]:
+        """Return the adapter with its targets, and its factors by our names, in the order of our rows.
+
+        Raises ``UserError`` unless the tensors are the factors of the same linear layers in every block of ``model``.
+        """
+        every = dict(_tensor_names(model, family, Adapter(rank=self.adapter.rank)))
+        if unknown := sorted(self.tensors.keys() - {name for name, _ in every.values()}):
+            raise UserError(
+                f"{self.path}: holds {len(unknown)} tensors that are not factors of the linear layers of "
+                f"{model.name}, such as {unknown[0]}"
+            )
+        linears = {
+            ours.rpartition(".")[0].split(".", 2)[2] for ours, (name, _) in every.items() if name in self.tensors
+        }
+        targets = tuple(target for target, linear in TARGETS.items() if linear in linears)
+        if not targets:
+            raise UserError(f"{self.path}: {WEIGHTS} holds no factors")
+        adapter = self.adapter.replace(targets=targets)
+        factors: dict[str, Tensor] = {}
+        for weight in adapter_weights(model, adapter):
+            name, part = every[weight.name]
+            tensor = self.tensors.get(name)
+            if tensor is None or tuple(tensor.shape) != weight.shape:
+                state = "is missing" if tensor is None else f"is {list(tensor.shape)} instead of {list(weight.shape)}"
+                raise UserError(f"{self.path}: {name} {state}; all blocks need factors of rank {adapter.rank}")
+            factors[weight.name] = tensor[torch.tensor(part.order())] if weight.name.endswith("lora_b") else tensor
+        return adapter, factors
+
+
+def write(
+    folder: Path, factors: Mapping[str, Tensor], *, model: Model, family: str, adapter: Adapter, base: str | None
+) -> int:
+    """Write the ``factors`` by our names into ``folder`` as peft does; return the number of tensors."""
+    tensors: dict[str, Tensor] = {}
+    modules: list[str] = []
+    for ours, (name, part) in _tensor_names(model, family, adapter):
+        factor = factors[ours]
+        if ours.endswith("lora_b"):
+            rows = torch.empty_like(factor)
+            rows[torch.tensor(part.order())] = factor
+            factor = rows
+        tensors[name] = factor.contiguous()
+        modules.append(part.name.removesuffix(".weight").rpartition(".")[2])
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": adapter.rank,
+        "lora_alpha": int(alpha) if (alpha := adapter.scale_numerator).is_integer() else alpha,
+        "lora_dropout": adapter.dropout,
+        "use_rslora": adapter.rank_stabilized,
+        "target_modules": list(dict.fromkeys(modules)),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    return len(tensors)
+
+
+def start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> None:
+    """Load this rank's shards of the factors from the folder ``path``, over the weights of the folder ``base``.
+
+    Every rank calls it; all raise the same ``UserError``.
+    """
+    on_all_ranks(lambda: _start(path, base=base, built=built, model=model, job=job), ranks=built.ranks)
+    for unit in built.units:
+        unit.updated()
+
+
+@torch.no_grad()
+def _start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> None:
+    factors = open_as(path, base=base, model=model, job=job)
+    for shard in built.shards:
+        shard.weight.copy_(shard.rows_of(factors[shard.name]))
+
+
+def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tensor]:
+    """Return the factors of the folder ``path``; raises ``UserError`` unless the job's adapter computes with them."""
+    adapter = job.adapter
+    if adapter is None:
+        raise UserError(f"{path}: needs [job] adapter, such as 'lora:16'; `fivefold import {path}` writes a run file")
+    stored, factors = AdapterFolder.open(path).read_factors(model, family=family_of(base))
+    wanted = {weight.name for weight in adapter_weights(model, adapter)}
+    if (stored.rank, stored.scale, set(factors)) != (adapter.rank, adapter.scale, wanted):
+        raise UserError(
+            f"{path}: holds an adapter of {_describe(stored)}, and [job] adapter has {_describe(adapter)}; "
+            f"`fivefold import {path}` writes a run file that fits it"
+        )
+    return factors
+
+
+def family_of(base: Path) -> str:
+    """Return the family by whose names peft stores adapters over the folder ``base``."""
+    text = text_of(read_file(base / huggingface_import.CONFIG), name=str(base))
+    if text.wrapped:
+        raise UserError(f"{base}: adapters of peft over the text model of a multimodal folder are not supported yet")
+    return text.family.model_type
+
+
+def _describe(adapter: Adapter) -> str:
+    """Return what two adapters must have in common, in words."""
+    return f"rank {adapter.rank}, scale {adapter.scale:g} and targets {', '.join(adapter.targets)}"
+
+
+def _tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, Part]]]:
+    """Yield our name of each factor, its tensor in a folder of peft, and the part of the weight under it.
+
+    Raises ``UserError`` for a layer that ``family`` stores fused with others or transposed.
+    """
+    every = {part.ours: part for part in parts(model, family=family)}
+    for weight in adapter_weights(model, adapter):
+        linear, _, factor = weight.name.rpartition(".")
+        part = every[f"{linear}.weight"]
+        if part.transposed or part.rows not in (None, part.shape[part.dim]):
+            raise UserError(
+                f"model {model.name!r}: {family} stores {linear} fused with others or transposed, of which adapters "
+                "of peft are not supported"
+            )
+        yield weight.name, (f"{PREFIX}{part.name.removesuffix('weight')}{FACTORS[factor]}", part)

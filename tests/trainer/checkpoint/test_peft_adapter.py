@@ -1,0 +1,181 @@
+"""Adapters of a run as a folder of peft and back, and merged; tests/third_party loads them with peft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Ernie4_5Config, LlamaConfig, Phi3Config, PhiConfig
+
+from fivefold.adapter import Adapter
+from fivefold.job import Job, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.weights import adapter_weights
+from fivefold.record import UserError
+from fivefold.trainer.build import build
+from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
+from fivefold.trainer.checkpoint.full_weights import full_module, full_weights
+from fivefold.trainer.checkpoint.huggingface_export import export, find
+from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.engine import Engine
+from fivefold.trainer.generate.source import Source
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+# rows of q and k in another order; no gate, other names; fused tensors
+CONFIGS = {"llama": LlamaConfig, "ernie4_5": Ernie4_5Config, "phi": PhiConfig, "phi3": Phi3Config}
+ADAPTER = Adapter(rank=3, alpha=5, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
+Fork = Callable[..., list[Any]]
+
+
+def nothing(_what: str, _done: int, _of: int) -> None:
+    """No progress bar."""
+
+
+def base_of(path: Path, family: str) -> Path:
+    """A small model of ``family`` with random weights, as transformers saves it."""
+    torch.manual_seed(1)
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    AutoModelForCausalLM.from_config(CONFIGS[family](**SIZES, **special)).save_pretrained(path)
+    return path
+
+
+def job_of(adapter: Adapter) -> Job:
+    job = Job(sequence=32, global_batch=4, precision=recipe("fp32"), steps=4, adapter=adapter)
+    return job.replace(learning_rate=job.learning_rate.replace(peak=1e-2))
+
+
+def text_tokens() -> Tensor:
+    return torch.randint(0, 131, (3, 40), generator=torch.Generator().manual_seed(7))
+
+
+def trained(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> tuple[Tensor, dict[str, Tensor]] | None:
+    """Train two steps, save; return the logits of the full decoder and its weights on the first rank."""
+    job, model = job_of(adapter), Folder.open(base).model
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    huggingface_import.start(base, built=built, model=model)
+    engine, micro = Engine(built, model=model, layout=layout, job=job), layout.micro_batches(job)
+    for step in range(2):
+        batch = torch.randint(0, model.vocab, (4, 33), generator=torch.Generator().manual_seed(step))
+        engine.step(batch.view(micro, layout.dp, layout.mbs, 33)[:, built.ranks["dp"].rank])
+        engine.zero_grad()
+    progress = checkpoint.Progress(step=2, samples=8, tokens=256)
+    checkpoint.save(
+        folder / "checkpoints", built=built, progress=progress, model=model, layout=layout, job=job, base=str(base)
+    )
+    decoder, weights = full_module(built, model=model), full_weights(built, model=model)
+    return None if decoder is None else (decoder(text_tokens()), weights)
+
+
+def started(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
+    """The full weights of a run that starts from a folder of peft, on the first rank."""
+    job, model = job_of(adapter), Folder.open(base).model
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    huggingface_import.start(base, built=built, model=model)
+    peft_adapter.start(folder, base=base, built=built, model=model, job=job)
+    return full_weights(built, model=model)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "adapter"),
+    [
+        ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
+        ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
+        ("phi", "dp2 zero2 mbs2", ADAPTER),
+    ],
+)
+def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter) -> None:
+    base, layout = base_of(tmp_path / "base", family), Layout.parse(text)
+    logits, weights = forked(layout.world, trained, tmp_path / "run", base, layout, adapter)[0]
+    model = Folder.open(base).model
+
+    done = export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=nothing)
+    names = {weight.name for weight in adapter_weights(model, adapter)}
+    assert (done.family, done.holds, done.dtype, done.tensors) == (family, "adapters", "fp32", len(names))
+    again = forked(2, started, tmp_path / "lora", base, Layout.parse("dp2 zero3 mbs1"), adapter)[0]
+    assert again.keys() == weights.keys()
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+    merged = export(
+        find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=60_000, report=nothing, merge=True
+    )
+    assert merged.holds == "merged weights"
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
+        torch.testing.assert_close(theirs, logits, rtol=1e-5, atol=1e-5)
+        for source in (tmp_path / "run", tmp_path / "lora"):  # as `generate` and `numerics` read it
+            torch.testing.assert_close(Source.find(source).decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
+
+
+def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
+    model = Folder.open(base_of(tmp_path / "base", "phi3")).model
+    factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
+    with pytest.raises(UserError, match=r"phi3 stores blocks\.0\.attention\.q fused with others"):
+        peft_adapter.write(tmp_path, factors, model=model, family="phi3", adapter=ADAPTER, base=None)
+
+
+def folder_of(path: Path, base: Path) -> Path:
+    """A folder of peft with zeros."""
+    model = Folder.open(base).model
+    factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
+    path.mkdir()
+    peft_adapter.write(path, factors, model=model, family="llama", adapter=ADAPTER, base=str(base))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peft_type": "IA3"}, "peft_type IA3"),
+        ({"use_dora": True}, "use_dora=True"),
+        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save="),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern="),
+        ({"r": 4}, r"is \[3, 48\] instead of \[4, 48\]"),
+        ({"lora_alpha": 7}, "scale 4.04145 .* and .job. adapter has rank 3, scale 2.88675"),
+        ({"r": 0}, "rank: must be 1 or more, not 0"),
+    ],
+    ids=str,
+)
+def test_another_adapter_than_the_jobs_is_an_error(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    base = base_of(tmp_path / "base", "llama")
+    folder, model = folder_of(tmp_path / "lora", base), Folder.open(base).model
+    assert peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
+    config = json.loads((folder / peft_adapter.CONFIG).read_text())
+    (folder / peft_adapter.CONFIG).write_text(json.dumps(config | changes))
+    with pytest.raises(UserError, match=words):
+        peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
+
+
+def test_missing_and_unknown_factors_are_errors(tmp_path: Path) -> None:
+    base = base_of(tmp_path / "base", "llama")
+    folder = folder_of(tmp_path / "lora", base)
+    model, file = Folder.open(base).model, folder / peft_adapter.WEIGHTS
+    stored = load_file(file)
+    lost = "base_model.model.model.layers.2.self_attn.q_proj.lora_B.weight"
+    save_file({name: tensor for name, tensor in stored.items() if name != lost}, file)
+    with pytest.raises(UserError, match=r"layers\.2\.self_attn.q_proj.lora_B.weight is missing"):
+        peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
+    save_file({**stored, "base_model.model.lm_head.lora_A.weight": torch.zeros(3, 48)}, file)
+    with pytest.raises(UserError, match=r"1 tensors that are not factors .* base_model.model.lm_head.lora_A.weight"):
+        peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
+    file.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="is damaged or cut short"):
+        peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
+    file.unlink()
+    with pytest.raises(UserError, match="no such file"):
+        peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
