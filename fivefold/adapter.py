@@ -35,8 +35,9 @@ ADAPTERS = ("lora", "qlora")  # as in ``--adapter lora:16``; qlora: lora over a 
 
 # bitsandbytes' 4-bit NormalFloat with double quantization (bitsandbytes@0.50.2:bitsandbytes/functional.py,
 # quantize_4bit with compress_statistics): two elements in a byte; a scale for each block of 64 elements, in one byte;
-# for each 256 of these an fp32 scale; and per weight both codebooks (16 and 256 in fp32) and an fp32 offset.
-NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CONSTANT_BYTES = 64, 256, 4 * (16 + 256 + 1)
+# for each 256 of these an fp32 scale; and per weight an fp32 offset. bitsandbytes keeps both codebooks (16 and 256 in
+# fp32) per weight too.
+NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
 
 
 NO_DORA = "DoRA is not modelled, as it needs the norm of every updated weight"
@@ -106,7 +107,12 @@ def parse_adapter(text: str) -> dict[str, object]:
     return fields | ({"base": "nf4"} if kind == "qlora" else {})
 
 
-def nf4_bytes(numel: int) -> tuple[int, int]:
-    """Return the bytes of a weight of ``numel`` elements in nf4: of its elements, and of its scales and codebooks."""
+def nf4_bytes(numel: int) -> int:
+    """Return the bytes of the packed elements of a weight of ``numel`` elements in nf4."""
+    return ceil_div(numel, 2)
+
+
+def nf4_scales_bytes(numel: int) -> int:
+    """Return the bytes of the scales of a weight of ``numel`` elements in nf4, without codebooks."""
     scales = ceil_div(numel, NF4_BLOCK)
-    return ceil_div(numel, 2), scales + 4 * ceil_div(scales, NF4_SCALES_BLOCK) + NF4_CONSTANT_BYTES
+    return scales + 4 * ceil_div(scales, NF4_SCALES_BLOCK) + 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import Adapter, nf4_bytes
+from fivefold.adapter import NF4_CODEBOOK_BYTES, Adapter, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
@@ -236,8 +236,9 @@ def frozen_bytes(unit: Unit, *, shards: int, job: Job) -> FrozenBytes:
             continue
         elements = shard_numel(weight, shards=shards)
         if job.adapter.base == "nf4" and multiplies(weight):
-            elements_bytes, _ = nf4_bytes(elements)
-            scales += nf4_bytes(weight.numel)[1]
+            elements_bytes = nf4_bytes(elements)
+            shares_codebooks = job.stack.kernel_facts.fused_dequantization
+            scales += nf4_scales_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
         else:
             elements_bytes = elements * job.activation_bytes
         whole, shard = whole + shards * elements_bytes, shard + elements_bytes

@@ -17,6 +17,7 @@ class KernelFacts(NamedTuple):
     supports_autocast: bool
     two_dimensional_tp: bool  # 2D tensor parallelism splits rows and columns of weights
     fused_norms: bool  # a norm is one kernel, which needs no scratch in its backward
+    fused_dequantization: bool  # a weight in nf4 is dequantized by one kernel, which holds the codebooks
 
     # experts
     pads_to_capacity: bool  # computes on as many rows as experts may have; else on those received
@@ -42,6 +43,7 @@ FIVEFOLD = KernelFacts(
     supports_autocast=False,
     two_dimensional_tp=True,
     fused_norms=False,
+    fused_dequantization=True,
     pads_to_capacity=False,
     separate_biases=True,
     overlaps_expert_wgrad=True,
@@ -60,6 +62,7 @@ AUTOGRAD = KernelFacts(
     supports_autocast=True,
     two_dimensional_tp=False,
     fused_norms=True,
+    fused_dequantization=False,
     pads_to_capacity=True,
     separate_biases=False,
     overlaps_expert_wgrad=False,

@@ -123,7 +123,7 @@ def build(
     weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
     with torch.no_grad():
         for shard in (shard for unit in units for shard in (*unit.shards, *unit.frozen)):
-            shard.weight.copy_(shard.rows_of(initial(weights_by_name[shard.name], model=model, seed=job.seed)))
+            shard.load(initial(weights_by_name[shard.name], model=model, seed=job.seed))
     scaler = LossScaler() if job.precision.loss_scaling else None
     return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, underway, scaler)
 

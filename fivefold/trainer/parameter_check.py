@@ -9,11 +9,12 @@ A failure is an error of this package, not of the user: the module tree and the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 
 import torch
 from torch import nn
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import Adapter, nf4_bytes
 from fivefold.job import Job
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.sharding import local_weight
@@ -59,9 +60,12 @@ def check_placement(
             where = f"on device {tensor.device} after the build, not {device}"
             raise RuntimeError(f"{name} of model {model.name!r} is {where}")
     for name, tensor in tensors.items():
-        if isinstance(tensor, nn.Parameter) and tuple(tensor.shape) != local_shapes[name]:
+        if not isinstance(tensor, nn.Parameter):
+            continue
+        shape = local_shapes[name] if tensor.dtype != torch.uint8 else (nf4_bytes(prod(local_shapes[name])),)
+        if tuple(tensor.shape) != shape:
             raise RuntimeError(
-                f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {local_shapes[name]} in "
+                f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {shape} in "
                 "layout/sharding.py"
             )
 

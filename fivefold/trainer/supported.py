@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
+from fivefold.layout.sharding import multiplies
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.model.weights import block_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
@@ -43,7 +45,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"layout {str(layout)!r}: the engine cuts tensors over one axis, as a second saves 10 to 13 % of tp's "
             f"messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
         )
-    _check_adapter(layout, job)
+    _check_adapter(layout, job, model=model)
     if job.stack.name != "fivefold":
         raise UserError(
             f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
@@ -78,13 +80,24 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
 ADAPTER_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed next to adapters
 
 
-def _check_adapter(layout: Layout, job: Job) -> None:
+def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise a ``UserError`` for an adapter that is planned and not trained."""
     adapter, recomputed = job.adapter, layout.recomputed - ADAPTER_RECOMPUTES
     if adapter is None:
         return
     for is_present, feature, fix in (
-        (adapter.base == "nf4", "a base in nf4", f"lora:{adapter.rank}, over weights in the dtype of the activations"),
+        (
+            adapter.base == "nf4"
+            and layout.tp > 1,  # columns of a rank may begin within a block of 64 or of 256 scales
+            f"a base in nf4, whose scales are those of full weights, under tp{layout.tp}",
+            "dp, cp or pp instead of tp, or a base in 16 bits",
+        ),
+        (
+            adapter.base == "nf4"
+            and any(weight.shape[-1] % 2 for weight in block_weights(model, 0) if multiplies(weight)),
+            f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
+            "a base in 16 bits",
+        ),
         (adapter.dropout > 0, f"dropout={adapter.dropout:g} of the adapter's input", "adapter.dropout=0"),
         (job.stack.compiles, "compiled blocks", "compile=false"),
         (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),

@@ -189,13 +189,21 @@ def _adapted(case: Drawn, chance: random.Random) -> Drawn:
     """Every second case with adapters, if that is legal; drawn apart, so that the case is the same without them."""
     targets = chance.choice((("all-linear",), tuple(chance.sample(tuple(TARGETS), chance.randint(1, 4)))))
     adapter = Adapter(rank=chance.randint(1, 5), targets=targets, rank_stabilized=chance.random() < 0.3)
-    job = case.job.replace(adapter=adapter)
-    try:
-        refuse(case.layout, model=case.model, job=job)
-        check_supported(case.layout, job, model=case.model)
-    except ValueError:
+    if chance.random() > 0.5 or not _is_supported(case.layout, case.job.replace(adapter=adapter), model=case.model):
         return case
-    return case._replace(job=job) if chance.random() < 0.5 else case
+    quantized = case.job.replace(adapter=adapter.replace(base="nf4"))
+    if chance.random() < 0.5 and _is_supported(case.layout, quantized, model=case.model):
+        return case._replace(job=quantized)
+    return case._replace(job=case.job.replace(adapter=adapter))
+
+
+def _is_supported(layout: Layout, job: Job, *, model: Model) -> bool:
+    try:
+        refuse(layout, model=model, job=job)
+        check_supported(layout, job, model=model)
+    except ValueError:
+        return False
+    return True
 
 
 def _degrees(chance: random.Random, world: int) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import TARGETS, Adapter
+from fivefold.adapter import TARGETS, Adapter, nf4_scales_bytes
 from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -17,6 +17,7 @@ from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import Source
+from fivefold.trainer.model.nf4 import Nf4Weight
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, nothing, text_tokens, trained
 
 peft = pytest.importorskip("peft")
@@ -59,7 +60,15 @@ def with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[list[fl
         use_rslora=adapter.rank_stabilized,
         target_modules="all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets),
     )
-    base = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    quantized = {}
+    if adapter.base == "nf4":
+        quantized["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.float32,
+        )
+    base = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **quantized)
     model = peft.get_peft_model(base, config)
     trained = {ours(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained.keys() == start.keys()
@@ -113,10 +122,16 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "adapter",
-    [Adapter(rank=4, alpha=12), Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)],
-    ids=("all-linear", "some"),
+    [
+        Adapter(rank=4, alpha=12),
+        Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True),
+        Adapter(rank=4, alpha=12, base="nf4"),
+    ],
+    ids=("all-linear", "some", "qlora"),
 )
 def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
+    if adapter.base == "nf4":
+        pytest.importorskip("bitsandbytes")
     job = job_of(adapter)
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
     theirs, their_gradients, model = with_peft(base, job, start)
@@ -156,3 +171,24 @@ def test_peft_computes_what_was_trained_and_is_read_back(
         model.save_pretrained(tmp_path / "theirs")
         ours = Source.find(tmp_path / "theirs").decoder()(text_tokens())
         torch.testing.assert_close(ours, model(text_tokens()).logits, rtol=1e-5, atol=1e-5)
+
+
+SHAPES = ((3, 2), (3, 64), (7, 100), (60, 100), (64, 64), (69, 1000), (130, 254), (512, 384))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_codes_and_scales_equal_those_of_bitsandbytes(dtype: torch.dtype) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    generator = torch.Generator().manual_seed(3)
+    for shape in SHAPES:
+        for std in (1e-3, 0.02, 3.0):
+            weight = (torch.randn(shape, generator=generator) * std).to(dtype)
+            weight[: shape[0] // 4] = 0
+            packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
+            (ours,), codes, floats = Nf4Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
+            assert torch.equal(ours.quantize(weight), packed.view(-1))
+            assert torch.equal(ours.scales, state.absmax)
+            assert torch.equal(ours.largest, state.state2.absmax)
+            assert ours.mean == state.offset
+            assert torch.equal(ours.dequantize(packed.view(-1)), functional.dequantize_4bit(packed, state))
+            assert codes.nbytes + floats.nbytes == nf4_scales_bytes(weight.numel())

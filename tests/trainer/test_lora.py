@@ -8,18 +8,21 @@ from torch import Tensor
 
 from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job, LearningRate, Optimizer, recipe
+from fivefold.layout.sharding import multiplies
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build, initial
 from fivefold.trainer.checkpoint.full_weights import full_weights
 from fivefold.trainer.engine import Engine
+from fivefold.trainer.model.nf4 import round_to_nf4
 from fivefold.trainer.supported import check_supported
 from tests.selection import one_in
 from tests.trainer.test_parity import PLAIN, TIED, reference
 
 STEPS, BATCH, TOKENS = 10, 8, 24
 LORA = Adapter(rank=4, alpha=12)
+QLORA = LORA.replace(base="nf4")
 SOME = Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
 
 
@@ -45,7 +48,14 @@ def in_a_few_lines(model: object, job: Job) -> tuple[list[float], list[dict[str,
     """Losses, the clipped gradients of every step, and the final factors."""
     adapter = job.adapter
     assert adapter is not None
-    drawn = {w.name: initial(w, model=model, seed=job.seed) for w in weights(model, adapter)}  # type: ignore[arg-type]
+    listed = tuple(weights(model, adapter))  # type: ignore[arg-type]
+    drawn = {weight.name: initial(weight, model=model, seed=job.seed) for weight in listed}  # type: ignore[arg-type]
+    if adapter.base == "nf4":
+        drawn |= {
+            weight.name: round_to_nf4(drawn[weight.name], dtype=torch.float32)
+            for weight in listed
+            if multiplies(weight) and not weight.is_adapter
+        }
     factors = {name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name}
     targets = [TARGETS[name] for name in TARGETS if adapter.adapts(TARGETS[name])]
     adapted = [f"blocks.{layer}.{target}" for layer in range(PLAIN.layers) for target in targets]
@@ -119,7 +129,9 @@ LAYOUTS = (
     [
         ("dp2 zero3 mbs2", SOME, TIED),
         ("tp2 mbs4", LORA, PLAIN),
+        ("dp4 zero3/2 mbs1 ac=full", QLORA, PLAIN),
         *one_in(13, [(layout, adapter, PLAIN) for layout in LAYOUTS for adapter in (LORA, SOME)]),
+        *one_in(9, [(layout, QLORA, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
@@ -139,7 +151,7 @@ def test_ten_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter
 @pytest.mark.parametrize(
     ("text", "changed", "words"),
     [
-        ("dp1", {"adapter": Adapter(base="nf4")}, "a base in nf4"),
+        ("tp2", {"adapter": Adapter(base="nf4")}, "a base in nf4, whose scales are those of full weights, under tp2"),
         ("dp1", {"adapter": Adapter(dropout=0.1)}, "dropout=0.1 of the adapter's input"),
         ("dp1", {"compile": True}, "compiled blocks"),
         ("dp1", {"precision": recipe("tf32")}, "precision tf32"),
@@ -156,7 +168,8 @@ def merged(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
     layout, tokens = Layout.parse(text), batches()[2]
     built = build(model=PLAIN, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=PLAIN, layout=layout, job=job)
-    for batch in (*batches()[:2], tokens):
+    tokens = tokens[: job.global_batch]
+    for batch in (*batches()[:2, : job.global_batch], tokens):
         full = full_weights(built, model=PLAIN)
         rows = batch.view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, built.ranks["dp"].rank]
         loss = engine.step(rows).loss
@@ -164,9 +177,14 @@ def merged(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
     return full, loss, float(reference(PLAIN, full, tokens)) if full else loss
 
 
-@pytest.mark.parametrize("text", ["dp2 zero3 mbs2", "tp2 pp3 mbs2"])
-def test_full_weights_have_the_adapters_merged(forked, text: str) -> None:
-    (full, loss, expected), *others = forked(Layout.parse(text).world, merged, text, job_of(SOME))
+@pytest.mark.parametrize(
+    ("text", "adapter"),
+    [("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME), ("dp3 zero3 mbs1", SOME.replace(base="nf4"))],
+)
+def test_full_weights_have_the_adapters_merged(forked, text: str, adapter: Adapter) -> None:
+    batch = 6 if "dp3" in text else BATCH
+    job = job_of(adapter).replace(global_batch=batch)
+    (full, loss, expected), *others = forked(Layout.parse(text).world, merged, text, job)
     assert full.keys() == {weight.name for weight in weights(PLAIN)}
     assert not any(rest for rest, *_ in others)
     assert loss == pytest.approx(expected, rel=1e-6)

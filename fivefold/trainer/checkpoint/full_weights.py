@@ -25,7 +25,7 @@ def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     Every rank calls it (gather_object to rank 0); other ranks get an empty dictionary.
     """
     shards = [shard for unit in built.units for shard in (*unit.shards, *unit.frozen)]
-    tensors = _gather(shards, [shard.weight for shard in shards], ranks=built.ranks)
+    tensors = _gather(shards, [shard.values() for shard in shards], ranks=built.ranks)
     for name in [name for name in tensors if name.endswith(".lora_a")]:  # W + s · B A
         linear = name.removesuffix(".lora_a")
         scale = cast(Linear, built.module.get_submodule(linear)).lora_scale

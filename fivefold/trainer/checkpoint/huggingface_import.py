@@ -145,6 +145,10 @@ def start(path: Path, *, built: Built, model: Model) -> None:
 def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = Folder.open(path, model=model)
     for shard in built.base_shards:
+        if shard.packed:  # the scales are those of the full weight, on every rank
+            shape = shard.local_weight.weight.shape
+            shard.load(folder.read(shard.name, offsets=(0,) * len(shape), sizes=shape))
+            continue
         for box in shard.boxes() if shard.name in folder.parts else ():
             tensor = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
             shard.weight[box.rows].view(box.sizes).copy_(tensor)

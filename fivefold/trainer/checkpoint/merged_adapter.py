@@ -1,5 +1,7 @@
 """The weights that a run with adapters computes with: those of its base folder, with the adapters merged, W + s · B A.
 
+A base that the run held in nf4 is quantized and dequantized first, as the adapters were trained over these values.
+
 A checkpoint of such a run holds the factors alone, and names the folder of the base.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -17,29 +20,49 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.adapter import Adapter
-from fivefold.model.weights import adapter_weights
+from fivefold.layout.sharding import multiplies
+from fivefold.model.weights import Weight, adapter_weights, weights
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
 from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.model.nf4 import round_to_nf4
+from fivefold.trainer.model.precision import Dtypes
 
 
 @dataclass(frozen=True)
 class MergedFolder:
-    """The folder of a base, of which every box that is read has its part of the adapters added."""
+    """The folder of a base, of which every box that is read has its part of the adapters added.
+
+    ``nf4``: the dtype in which the run dequantized the matrices of blocks; None: they were not quantized.
+    """
 
     base: Folder
     adapter: Adapter
     factors: Mapping[str, Tensor]
+    nf4: torch.dtype | None = None
 
     def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of our weight ``ours``: in fp32 if an adapter is merged into it, else in its stored dtype."""
-        box, linear = self.base.read(ours, offsets=offsets, sizes=sizes), ours.removesuffix(".weight")
+        linear = ours.removesuffix(".weight")
+        slices = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        if self.nf4 is not None and multiplies(self._weights[ours]):
+            box = round_to_nf4(self._read_full(ours), dtype=self.nf4)[slices]
+        else:
+            box = self.base.read(ours, offsets=offsets, sizes=sizes)
         if f"{linear}.lora_a" not in self.factors:
             return box
-        rows, columns = (slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        rows, columns = slices
         factor_a, factor_b = (self.factors[f"{linear}.{factor}"].float() for factor in ("lora_a", "lora_b"))
         return torch.addmm(box.float(), factor_b[rows], factor_a[:, columns], alpha=self.adapter.scale)
+
+    @cached_property
+    def _weights(self) -> dict[str, Weight]:
+        return {weight.name: weight for weight in weights(self.base.model)}
+
+    def _read_full(self, ours: str) -> Tensor:
+        shape = self._weights[ours].shape
+        return self.base.read(ours, offsets=(0,) * len(shape), sizes=shape)
 
 
 def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = None) -> MergedFolder:
@@ -49,7 +72,8 @@ def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = Non
     if base is None and manifest.base is None:
         raise UserError(f"{path}: does not name the folder of its base; give it with --base FOLDER")
     folder = Folder.open(base or Path(str(manifest.base)), model=manifest.model)
-    return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest))
+    nf4 = Dtypes(manifest.job.precision).weights if adapter.base == "nf4" else None
+    return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest), nf4)
 
 
 def open_adapter_folder(path: Path, *, base: Path | None = None) -> MergedFolder:

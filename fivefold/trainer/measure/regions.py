@@ -23,7 +23,7 @@ from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.recorder import Recorder
 from fivefold.trainer.model.experts import Experts
-from fivefold.trainer.model.linear import Linear, Work, fused_linears
+from fivefold.trainer.model.linear import Linear, Work, fused_linears, is_recomputing
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.operation import Run
 from fivefold.trainer.parallel.zero import ZeroUnit
@@ -86,8 +86,10 @@ class Regions:
         linears = [(_name(path), part) for path, part in built.module.named_modules() if isinstance(part, Linear)]
         for name, linear in linears:
             names[id(linear.matrix)] = name
-        for _, linear in linears:
+        for name, linear in linears:
             self._wrap(linear, "gemms", Gemms(self.recorder, linear.gemms, names))
+            if linear.nf4 is not None:
+                self._wrap(linear, "dense_matrix", Dequantization(self.recorder, linear.dense_matrix, name, names))
         for path, part in built.module.named_modules():
             if isinstance(part, Experts):
                 weight_names = {
@@ -274,6 +276,23 @@ class Gemms:
         output = function(*inputs)
         self.recorder.end()
         return output
+
+
+class Dequantization:
+    """The dequantization of a linear layer's weight, in the region of the GEMM that reads the result."""
+
+    def __init__(self, recorder: Recorder, inner: Callable[[], Tensor], name: str, names: dict[int, str]) -> None:
+        self.recorder, self.inner, self.name, self.names = recorder, inner, name, names
+        self.labels = tuple(recorder.label("op", name, way) for way in ("forward", "recomputed", "backward"))
+
+    def __call__(self) -> Tensor:
+        """Return the weight; ``names`` gives the GEMM its name."""
+        way = 0 if not in_backward() else 1 if is_recomputing() else 2
+        self.recorder.begin(self.labels[way])
+        weight = self.inner()
+        self.recorder.end()
+        self.names[id(weight)] = self.name
+        return weight
 
 
 class GroupedGemms(Gemms):

@@ -8,7 +8,7 @@ attention_mask   score scaling and the keys that a query sees     dropout       
 mixers/          token mixers other than attention, one module each
 mlp · moe · routing · experts · norm · mtp   the other layers
 linear · linear_op                linear layers; the same in compiled blocks
-lora                              low-rank adapters next to frozen linear layers
+lora · nf4                        low-rank adapters next to frozen linear layers; frozen weights in 4 bits
 kernels/ · logits · chunked_loss  memory-bound operations that save little for the backward; logits and loss
 float8/ · precision · tf32        matmuls in fp8; a recipe as dtypes; products in tf32
 operation                         the call through which recomputation replaces an operation

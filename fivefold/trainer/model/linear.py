@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.trainer.model.float8.cast import Cast, widen
+from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.model.operation import outside_graphs
 
 Work = Callable[[], None]
@@ -148,6 +149,7 @@ class Linear(nn.Module):
         self.lora_a: nn.Parameter | None = None  # factors [rank, in] and [out, rank] of its adapter (``lora.py``)
         self.lora_b: nn.Parameter | None = None
         self.lora_scale = 0.0
+        self.nf4: Nf4Weight | None = None  # the scales of its weight, if that is stored in nf4 (``nf4.py``)
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 
     @classmethod
@@ -165,6 +167,10 @@ class Linear(nn.Module):
             assert owner is not None
             return owner.get_parameter("weight")
         return weight
+
+    def dense_matrix(self) -> Tensor:
+        """Return the weight [out, in] as GEMMs read it: dequantized, if it is stored in nf4."""
+        return self.matrix if self.nf4 is None else self.nf4.dequantize(self.matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer: [R, in] → [R, out]."""
@@ -258,7 +264,7 @@ def outputs(x: Tensor, linears: tuple[Linear, ...], *, entered: bool = False) ->
     operand = gemms.operand(x) if entered else hooks.operand(x, gemms)
     for linear in linears:
         bias = None if hooks.partial else linear.bias
-        y = hooks.leave(gemms.fprop(operand, linear.matrix, bias))
+        y = hooks.leave(gemms.fprop(operand, linear.dense_matrix(), bias))
         results.append(y.add_(linear.bias) if hooks.partial and linear.bias is not None else y)
     return tuple(results)
 
@@ -303,7 +309,7 @@ def begin_input_gradient(gradients: Sequence[Tensor], linears: tuple[Linear, ...
     """
     total: Tensor | None = None
     for linear, gradient in zip(linears, gradients, strict=True):
-        total = linears[0].gemms.dgrad(gradient, linear.matrix, total)
+        total = linears[0].gemms.dgrad(gradient, linear.dense_matrix(), total)
     assert total is not None
     return linears[0].hooks.begin_enter_backward(total)
 

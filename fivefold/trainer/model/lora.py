@@ -5,6 +5,7 @@
 
     backward   dlow = s · g B   ·   dB = s · gᵀ low   ·   dA = dlowᵀ x   ·   dx = g W + dlow A
 
+W may be stored in nf4 (QLoRA): it is dequantized before each product and freed after it (``nf4.py``).
 W and b are frozen parameters (``requires_grad`` is False): no gradient of them is computed, and dx only where a trained
 layer lies below. Under tensor parallelism A is sharded like the input of its layer and B like the output, so that the
 update is part of the sum that the layer sends anyway; a factor that is whole gets partial gradients, which are reduced
@@ -91,7 +92,7 @@ class _Raise(torch.autograd.Function):
         ctx.linears, hooks, outs, remaining = linears, linears[0].hooks, list[Tensor](), list(lows)
         ctx.save_for_backward(*lows)
         for linear in linears:
-            y = linears[0].gemms.fprop(rows, linear.matrix, None if hooks.partial else linear.bias)
+            y = linears[0].gemms.fprop(rows, linear.dense_matrix(), None if hooks.partial else linear.bias)
             if linear.lora_a is not None:
                 y.addmm_(remaining.pop(0), _factors(linear)[1].t(), alpha=linear.lora_scale)
             y = hooks.leave(y)
@@ -109,7 +110,7 @@ class _Raise(torch.autograd.Function):
         for linear, gradient in zip(linears, gradients, strict=True):
             inner = hooks.leave_backward(gradient)
             if ctx.needs_input_grad[0]:
-                total = linears[0].gemms.dgrad(inner, linear.matrix, total)
+                total = linears[0].gemms.dgrad(inner, linear.dense_matrix(), total)
             if linear.lora_a is None:
                 continue
             factor_a, factor_b = _factors(linear)

@@ -142,7 +142,10 @@ class Placement:
 
         def local(weight: Weight) -> LocalWeight:
             piece = local_slice(weight, model=self.model, layout=self.layout, vocab=vocab, place=place)
-            copies = _late_copies(weights.index(weight), sums) if weight in weights else 1
+            if weight in weights:
+                copies = _late_copies(weights.index(weight), sums)
+            else:  # both ends of the pipeline hold a frozen table
+                copies = 2 if weight.name == "embed.tokens.weight" and self._table_is_shared() else 1
             return LocalWeight(weight, piece, piece.holders * replica.size * copies)
 
         shards, dtypes = [Shard(local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
@@ -172,7 +175,10 @@ class Placement:
             self.module,
             shards,
             gradients,
-            frozen=[Shard(weight, axis=still if zero_policy.weights_stay else shard) for weight in frozen],
+            frozen=[
+                Shard(weight, axis=still if zero_policy.weights_stay else shard, packed=self._is_packed(weight.weight))
+                for weight in frozen
+            ],
             shard=shard,
             policy=zero_policy,
             dtypes=dtypes,
@@ -180,6 +186,10 @@ class Placement:
             ahead=overlaps,
             late=self.wgrad_store if defers_gradients else None,
         )
+
+    def _is_packed(self, weight: Weight) -> bool:
+        """Return whether the weight is stored in nf4."""
+        return self.job.adapter is not None and self.job.adapter.base == "nf4" and multiplies(weight)
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import chunk_rows
 from fivefold.model.weights import Weight
+from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.parallel.mesh import Axis
 
 
@@ -36,10 +37,11 @@ class Box(NamedTuple):
 class Shard:
     """The rows of one weight on this rank, which the optimizer updates, and their gradient in ``weight.grad``.
 
-    ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows.
+    ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows. ``packed``: the weight is stored in
+    nf4, two elements in a byte, and ``nf4`` has its scales.
     """
 
-    def __init__(self, held: LocalWeight, *, axis: Axis) -> None:
+    def __init__(self, held: LocalWeight, *, axis: Axis, packed: bool = False) -> None:
         self.local_weight, self.name, self.shape = held, held.weight.name, torch.Size(held.local_slice.shape)
         self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one row
         self.columns = self._row.numel()
@@ -49,10 +51,29 @@ class Shard:
         self.first_row = min(axis.rank * padded_rows, rows)
         self.rows = min(padded_rows, rows - self.first_row)
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.packed = packed
+        self.nf4: Nf4Weight | None = None
 
     def local(self, flat: Tensor) -> Tensor:
-        """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]."""
+        """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]; of a packed one all its bytes."""
+        if self.packed:
+            return flat[: self.rows * self.columns // 2]
         return flat[: self.rows * self.columns].view(self.rows, *self._row)
+
+    def load(self, whole: Tensor) -> None:
+        """Set this shard's rows to those of the full weight ``whole``."""
+        if self.nf4 is None:
+            self.weight.copy_(self.rows_of(whole))
+            return
+        packed = self.nf4.quantize(whole)
+        first = self.first_row * self.columns // 2
+        self.weight.copy_(packed[first : first + self.weight.numel()])
+
+    def values(self) -> Tensor:
+        """Return this shard's rows as they are computed with: dequantized if they are packed."""
+        if self.nf4 is None:
+            return self.weight
+        return self.nf4.dequantize_rows(self.weight, first=self.first_row, rows=self.rows)
 
     def rows_of(self, whole: Tensor) -> Tensor:
         """Return this shard's rows of a full weight: [rows, …], with zeros for padding."""

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fivefold.layout.sharding import Policy, multiplies
 from fivefold.trainer.model.float8.cast import Cast
-from fivefold.trainer.model.linear import WgradStore, accumulate_grad
+from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
+from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.parallel.backward_end import entered
 from fivefold.trainer.parallel.collectives import Pending, all_gather
@@ -31,9 +32,9 @@ class ZeroUnit:
     """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
 
     ``frozen``: weights that are not trained: kept in full where gathered weights stay, else gathered with the others
-    from ``frozen_rows``. ``ahead``: prefetch the next unit's weights during this one's compute. ``late``: the store in
-    which gradients made by autograd wait while those of matrices are deferred, so that all of a micro-batch come
-    together; None: they do not wait.
+    from ``frozen_rows``, or from ``packed_rows`` if they are in nf4. ``ahead``: prefetch the next unit's weights during
+    this one's compute. ``late``: the store in which gradients made by autograd wait while those of matrices are
+    deferred, so that all of a micro-batch come together; None: they do not wait.
     """
 
     def __init__(
@@ -51,10 +52,18 @@ class ZeroUnit:
         late: WgradStore | None = None,
     ) -> None:
         self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
-        self.device, self.ahead, self.late, self.frozen = device, ahead, late, frozen
+        self.device, self.ahead, self.late = device, ahead, late
         self.sizes, self.numel = gradients.sizes, gradients.numel
         self.gathers_frozen = bool(frozen) and not policy.weights_stay
-        self.gathered_sizes = self.sizes + [part.padded_numel for part in frozen if self.gathers_frozen]
+        packed = [part for part in frozen if part.packed]
+        self.frozen = [*(part for part in frozen if not part.packed), *packed]  # packed ones may begin at any byte
+        self._packs = bool(packed) and self.gathers_frozen  # one message of several formats, so of bytes
+        self.gathered_sizes = self.sizes + [part.padded_numel for part in self.frozen if self.gathers_frozen]
+        self._is_packed = [False] * len(self.sizes) + [part.packed for part in self.frozen]
+        if self._packs:
+            itemsizes = [dtypes.weights.itemsize] * (len(self.gathered_sizes) - len(packed))
+            wide_sizes = [size * item for size, item in zip(self.gathered_sizes, itemsizes, strict=False)]
+            self.gathered_sizes = wide_sizes + [part.padded_numel // 2 for part in packed]
         self.matrices = tuple(multiplies(weight_shard.local_weight.weight) for weight_shard in shards)
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
         self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
@@ -83,14 +92,26 @@ class ZeroUnit:
             chunks = list(self.own.split(self.sizes)) if self.sizes else []
         else:
             chunks = [part[self.shard.rank] for part in self._parts[: len(self.shards)]]
-        frozen_sizes = [part.padded_numel for part in self.frozen]
-        self.frozen_rows = torch.zeros(sum(frozen_sizes), dtype=self.dtypes.weights, device=self.device)
-        frozen_chunks = list(self.frozen_rows.split(frozen_sizes)) if self.frozen else []
+        frozen_chunks = self._allocate_frozen()
         for shard, chunk in zip((*self.shards, *self.frozen), (*chunks, *frozen_chunks), strict=True):
             shard.weight.data = shard.local(chunk)
         for shard, part in zip(self.frozen, self._parts[len(self.shards) :] or frozen_chunks, strict=True):
             _set_parameter(module, shard, part, trained=False)
         self._chunks = chunks + frozen_chunks * self.gathers_frozen
+
+    def _allocate_frozen(self) -> list[Tensor]:
+        """Allocate this rank's rows of frozen weights, and all scales of packed ones; return the rows by weight."""
+        packed, device = [part for part in self.frozen if part.packed], self.device
+        sizes = [part.padded_numel for part in self.frozen if not part.packed]
+        packed_sizes = [part.padded_numel // 2 for part in packed]
+        self.frozen_rows = torch.zeros(sum(sizes), dtype=self.dtypes.weights, device=device)
+        self.packed_rows = torch.zeros(sum(packed_sizes), dtype=torch.uint8, device=device)
+        shapes = [part.shape for part in packed]
+        quantized, *self.nf4_scales = Nf4Weight.allocate(shapes, dtype=self.dtypes.weights, device=device)
+        for part, weight in zip(packed, quantized, strict=True):
+            part.nf4 = weight
+        chunks = list(self.frozen_rows.split(sizes)) if sizes else []
+        return chunks + (list(self.packed_rows.split(packed_sizes)) if packed else [])
 
     def _allocate_gathered(self) -> None:
         """Allocate the gathered weights and ``_parts``, each weight's [ranks, numel of a shard].
@@ -99,6 +120,15 @@ class ZeroUnit:
         begin at an even byte.
         """
         ranks, weight_dtype, matrix_dtype = self.shard.size, self.dtypes.weights, self.dtypes.matrices
+        if self._packs:
+            sizes = [size * ranks for size in self.gathered_sizes]
+            self.gathered = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
+            self._byte_parts = [part.view(ranks, -1) for part in self.gathered.split(sizes)]
+            self._parts = [
+                part if packed else part.view(weight_dtype)
+                for part, packed in zip(self._byte_parts, self._is_packed, strict=True)
+            ]
+            return
         if weight_dtype == matrix_dtype or not any(self.matrices):
             sizes = [size * ranks for size in self.gathered_sizes]
             self.gathered = torch.zeros(sum(sizes), dtype=weight_dtype, device=self.device)
@@ -137,8 +167,16 @@ class ZeroUnit:
     def _narrowed(self) -> Tensor:
         if self.payload is not None:
             return self.payload.pack()
-        send = torch.empty(sum(self.gathered_sizes), dtype=self.dtypes.weights, device=self.device)
-        torch._foreach_copy_(list(send.split(self.gathered_sizes)), self._chunks)
+        send = torch.empty(
+            sum(self.gathered_sizes), dtype=torch.uint8 if self._packs else self.dtypes.weights, device=self.device
+        )
+        rows = list(send.split(self.gathered_sizes))
+        if self._packs:
+            rows = [
+                part if packed else part.view(self.dtypes.weights)
+                for part, packed in zip(rows, self._is_packed, strict=True)
+            ]
+        torch._foreach_copy_(rows, self._chunks)
         return send
 
     def gather(self, onward: str = "forward") -> None:
@@ -151,9 +189,8 @@ class ZeroUnit:
             if self.payload is not None:
                 self.payload.unpack(received, self._parts, self.parameters)
             else:
-                torch.split_with_sizes_copy(
-                    received.view(self.shard.size, -1), self.gathered_sizes, dim=1, out=self._parts
-                )
+                parts = self._byte_parts if self._packs else self._parts
+                torch.split_with_sizes_copy(received.view(self.shard.size, -1), self.gathered_sizes, dim=1, out=parts)
             resize(received, 0)
             if self._sent_copied:
                 resize(self._sent, 0)
@@ -170,7 +207,8 @@ class ZeroUnit:
 
     def live_tensors(self) -> list[Tensor]:
         """Return the tensors that the unit holds between steps."""
-        return [self.gathered, self.frozen_rows, *([self.own] if self.apart else [])]
+        frozen = [self.frozen_rows, self.packed_rows, *self.nf4_scales]
+        return [self.gathered, *frozen, *([self.own] if self.apart else [])]
 
     def passing(self) -> list[Tensor]:
         """Return the tensors that are allocated within a step: gathered weights, message buffers and gradients."""
@@ -218,11 +256,14 @@ class ZeroUnit:
 
 def _set_parameter(module: nn.Module, shard: Shard, part: Tensor, *, trained: bool) -> nn.Parameter:
     """Make the parameter of a weight in ``module`` a view of its gathered ``part``."""
-    view = part.view(-1)[: shard.shape.numel()].view(shard.shape)
+    flat = part.view(-1)
+    view = flat[: shard.shape.numel() // 2] if shard.packed else flat[: shard.shape.numel()].view(shard.shape)
     # .data: a new all_gather must not count as an in-place change for autograd
     parameter = nn.Parameter(view.data, requires_grad=trained)
     owner, _, attribute = shard.name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, parameter)
+    if shard.nf4 is not None:
+        cast(Linear, module.get_submodule(owner)).nf4 = shard.nf4
     return parameter
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.adapter import Adapter
 from fivefold.dry_run.record.tape import ALLOC, START, Tape
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
@@ -22,6 +23,14 @@ def test_a_rehearsal_is_the_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert verdict.events > 1000
+
+
+def test_a_rehearsal_of_a_base_in_nf4_is_the_run() -> None:
+    case = Case("dense", "dp2 zero3 mbs1 ac=full")
+    job = case.job.replace(adapter=Adapter(rank=3, base="nf4"))
+    ours = rehearse_rank(model=case.model, layout=case.layout, job=job, rank=1, streams=False)
+    ran: Any = forked(2, play, case.model, case.layout, job)[1]
+    assert [*unequal(ours, ran)] == []
 
 
 def test_a_difference_is_told() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.adapter import nf4_bytes
+from fivefold.adapter import NF4_CODEBOOK_BYTES, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
 from fivefold.layout.legal import reasons
 from fivefold.layout.spec import Layout
@@ -56,8 +56,13 @@ def test_trainable_parameters_are_those_that_peft_prints(adapter: dict[str, obje
 
 def test_nf4_is_stored_as_by_bitsandbytes() -> None:
     """Of a weight [1024, 512]: 262144 packed bytes, 8192 scales, 32 fp32, codebooks of 16 and 256, an offset."""
-    assert nf4_bytes(1024 * 512) == (262_144, 8192 + 4 * 32 + 4 * (16 + 256 + 1))
-    assert nf4_bytes(65) == (33, 2 + 4 + 4 * 273)
+    numel = 1024 * 512
+    assert (nf4_bytes(numel), nf4_scales_bytes(numel), NF4_CODEBOOK_BYTES) == (
+        262_144,
+        8192 + 4 * 32 + 4,
+        4 * (16 + 256),
+    )
+    assert (nf4_bytes(65), nf4_scales_bytes(65)) == (33, 2 + 4 + 4)
 
 
 def test_frozen_weights_have_no_states() -> None:
@@ -77,7 +82,7 @@ def test_a_base_in_nf4_keeps_embedding_norms_and_head_wide() -> None:
     (rank,), (wide,) = ranks("dp1 ac=full", "qlora:8"), ranks("dp1 ac=full")
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (640, 256), (640, 256), (256, 640))
     matrices = [out * into for out, into in shapes]
-    saved = sum(2 * numel - sum(nf4_bytes(numel)) for numel in matrices)
+    saved = sum(2 * numel - nf4_bytes(numel) - nf4_scales_bytes(numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == SMALL.layers * saved
 
 

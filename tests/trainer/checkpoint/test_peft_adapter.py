@@ -121,6 +121,16 @@ def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str
             torch.testing.assert_close(Source.find(source).decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
 
 
+def test_a_base_in_nf4_is_merged_as_it_was_trained(forked: Fork, tmp_path: Path) -> None:
+    base, adapter, layout = base_of(tmp_path / "base", "llama"), ADAPTER.replace(base="nf4"), Layout.parse("dp2 zero3")
+    logits, _ = forked(2, trained, tmp_path / "run", base, layout, adapter)[0]
+    export(find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=nothing, merge=True)
+    with torch.no_grad():
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
+        torch.testing.assert_close(theirs, logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(Source.find(tmp_path / "run").decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
+
+
 def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
     model = Folder.open(base_of(tmp_path / "base", "phi3")).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fivefold.adapter import NF4_BLOCK, Adapter, nf4_bytes
+from fivefold.adapter import NF4_BLOCK, Adapter, nf4_bytes, nf4_scales_bytes
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, dropout, elementwise, matmul
 from fivefold.units import ceil_div
@@ -126,9 +126,11 @@ def _frozen(op: Op, local: Local, adapter: Adapter) -> Op:
     _, outof, into = op.shape
     numel = outof * into
     weight, scales = numel * local.width, 4 * ceil_div(numel, NF4_BLOCK)
-    moved = weight + sum(nf4_bytes(numel))
-    # fp32 scales are freed before the product; its result is allocated after them
-    scratch = max(weight, weight + scales - sum(op.writes.values()))
+    moved = weight + nf4_bytes(numel) + nf4_scales_bytes(numel)
+    scratch = weight
+    if not local.job.stack.kernel_facts.fused_dequantization:
+        # fp32 scales are freed before the product; its result is allocated after them
+        scratch = max(weight, weight + scales - sum(op.writes.values()))
     return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_by_casts=(moved, moved, 0))
 
 

@@ -1,0 +1,192 @@
+"""Frozen weights in 4-bit NormalFloat with double quantization (QLoRA), in the format of bitsandbytes.
+
+    block of 64 elements   absmax = max |w|; w / absmax → nearest of 16 values, two in a byte, the upper half first
+    256 of these absmax    minus their mean over the weight → one byte each, of 256 values between ± the largest
+    w ≈ value[code] · (value2[code of absmax] · largest + mean)
+
+Codes and scales are those of bitsandbytes to the bit. ``dequantize`` is one operation, whose output alone is allocated.
+Sources: arXiv:2305.14314 §3; bitsandbytes-foundation/bitsandbytes@0.50.2:bitsandbytes/functional.py (get_4bit_type,
+create_dynamic_map, quantize_4bit), bitsandbytes/backends/default/ops.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fivefold.adapter import NF4_BLOCK, NF4_SCALES_BLOCK
+from fivefold.units import ceil_div
+
+# 16 quantiles of a normal distribution in [-1, 1], with an exact 0
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+ZERO_CODE = 7
+SMALLEST = 1e-38  # absmax that values are divided by
+TABLE_STEPS = 32767.5  # in each of the two halves of [-1, 1]; found by comparing codes, bitsandbytes 0.50.2
+CHUNK_BLOCKS = 2**14  # blocks that are dequantized at once without a kernel of their own: 2**20 elements
+
+
+class Nf4Weight:
+    """The scales of a weight [out, in] in nf4, which are all here even where ZeRO-3 shards its packed elements.
+
+    ``scales``: codes of the absmax of each block; ``largest``: of each 256 of these; ``mean``: [1].
+    """
+
+    def __init__(self, shape: torch.Size, *, dtype: torch.dtype, scales: Tensor, largest: Tensor, mean: Tensor) -> None:
+        self.shape, self.dtype = shape, dtype  # of the dequantized weight
+        self.scales, self.largest, self.mean = scales, largest, mean
+
+    @classmethod
+    def allocate(
+        cls, shapes: Sequence[torch.Size], *, dtype: torch.dtype, device: torch.device
+    ) -> tuple[list[Self], Tensor, Tensor]:
+        """Return the weights of ``shapes`` without values, and the two buffers of their scales, of bytes and fp32."""
+        blocks = [ceil_div(shape.numel(), NF4_BLOCK) for shape in shapes]
+        groups = [ceil_div(count, NF4_SCALES_BLOCK) for count in blocks]
+        codes = torch.zeros(sum(blocks), dtype=torch.uint8, device=device)
+        floats = torch.zeros(sum(groups) + len(groups), dtype=torch.float32, device=device)
+        sizes = [size for count in groups for size in (count, 1)]
+        parts = iter(floats.split(sizes) if sizes else ())
+        scales = codes.split(blocks) if blocks else ()
+        weights = [
+            cls(shape, dtype=dtype, scales=part, largest=next(parts), mean=next(parts))
+            for shape, part in zip(shapes, scales, strict=True)
+        ]
+        return weights, codes, floats
+
+    def quantize(self, weight: Tensor) -> Tensor:
+        """Set the scales to those of ``weight``, and return its packed elements [out · in / 2] of bytes."""
+        packed, *scales = quantize_nf4(weight.to(self.scales.device, self.dtype))
+        for kept, computed in zip((self.scales, self.largest, self.mean), scales, strict=True):
+            kept.copy_(computed)
+        result: Tensor = packed
+        return result
+
+    def dequantize(self, packed: Tensor) -> Tensor:
+        """Return the weight [out, in] of all ``packed`` elements."""
+        out: Tensor = dequantize_nf4(packed, self.scales, self.largest, self.mean, list(self.shape), self.dtype)
+        return out
+
+    def dequantize_rows(self, packed: Tensor, *, first: int, rows: int) -> Tensor:
+        """Return ``rows`` rows from row ``first`` on, whose elements alone are ``packed``, in fp32."""
+        columns = self.shape[1:].numel()
+        scales = _absmax(self.scales, self.largest, self.mean).repeat_interleave(NF4_BLOCK)
+        values = _unpack(packed)[: rows * columns] * scales[first * columns : (first + rows) * columns]
+        return values.to(self.dtype).float().view(rows, *self.shape[1:])
+
+
+def round_to_nf4(weight: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """Return ``weight`` as it is computed with in ``dtype`` when it is stored in nf4."""
+    packed, *scales = quantize_nf4(weight.to(dtype))
+    out: Tensor = dequantize_nf4(packed, *scales, list(weight.shape), dtype)
+    return out
+
+
+@torch.library.custom_op("fivefold::quantize_nf4", mutates_args=())
+def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the packed elements of ``weight``, the codes of its scales, their largest values and their mean [1]."""
+    values, absmax = _by_absmax(weight.float().flatten(), NF4_BLOCK)
+    if weight.numel() % NF4_BLOCK:
+        absmax[-1:].clamp_(min=SMALLEST)
+    codes = _nearest(values, _nf4_values(weight.device))
+    codes = torch.nn.functional.pad(codes, (0, len(codes) % 2), value=ZERO_CODE)
+    mean = absmax.mean(dim=0, keepdim=True)
+    values, largest = _by_absmax(absmax - mean, NF4_SCALES_BLOCK)
+    on_cpu = weight.device.type == "cpu"
+    if on_cpu:  # bitsandbytes' CPU kernel looks codes up in a table of this many steps
+        values = ((values + 1) * TABLE_STEPS + 0.5).int() / TABLE_STEPS - 1
+    scales = _nearest(values, _dynamic_values(weight.device))
+    if on_cpu:  # and gives equal absmax, which are 0 apart from their mean, the code 0
+        scales.masked_fill_(largest.repeat_interleave(NF4_SCALES_BLOCK)[: len(scales)] == 0, 0)
+    return (codes[::2] << 4) | codes[1::2], scales, largest, mean
+
+
+@quantize_nf4.register_fake
+def _(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    blocks = ceil_div(weight.numel(), NF4_BLOCK)
+    sizes = (ceil_div(weight.numel(), 2), blocks)
+    packed, scales = (weight.new_empty(size, dtype=torch.uint8) for size in sizes)
+    largest, mean = (weight.new_empty(size, dtype=torch.float32) for size in (ceil_div(blocks, NF4_SCALES_BLOCK), 1))
+    return packed, scales, largest, mean
+
+
+@torch.library.custom_op("fivefold::dequantize_nf4", mutates_args=())
+def dequantize_nf4(
+    packed: Tensor, scales: Tensor, largest: Tensor, mean: Tensor, shape: list[int], dtype: torch.dtype
+) -> Tensor:
+    """Return the weight of ``shape`` in ``dtype``: products in fp32, rounded once."""
+    out = torch.empty(shape, dtype=dtype, device=packed.device)
+    flat, absmax = out.view(-1), _absmax(scales, largest, mean)
+    step = CHUNK_BLOCKS * NF4_BLOCK
+    for start in range(0, flat.numel(), step):
+        stop = min(start + step, flat.numel())
+        values = _unpack(packed[start // 2 : ceil_div(stop, 2)])[: stop - start]
+        full = (stop - start) // NF4_BLOCK * NF4_BLOCK
+        chunk = absmax[start // NF4_BLOCK :]
+        values[:full].view(-1, NF4_BLOCK).mul_(chunk[: full // NF4_BLOCK, None])
+        if full < stop - start:
+            values[full:].mul_(chunk[full // NF4_BLOCK])
+        flat[start:stop] = values
+    return out
+
+
+@dequantize_nf4.register_fake
+def _(packed: Tensor, scales: Tensor, largest: Tensor, mean: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
+    return packed.new_empty(shape, dtype=dtype)
+
+
+def _unpack(packed: Tensor) -> Tensor:
+    """Return the values in fp32 of packed elements, two of each byte."""
+    return _pairs(packed.device)[packed.int()].view(-1)
+
+
+def _absmax(scales: Tensor, largest: Tensor, mean: Tensor) -> Tensor:
+    """Return the absmax of each block in fp32."""
+    values = _dynamic_values(scales.device)[scales.int()]
+    return values.mul_(largest.repeat_interleave(NF4_SCALES_BLOCK)[: len(values)]).add_(mean)
+
+
+def _by_absmax(flat: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Return fp32 ``flat`` in units of the |x| max of each block, and these."""
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
+    absmax = padded.abs().amax(1)
+    scaled = (padded * (1 / absmax.clamp(min=SMALLEST))[:, None]).clamp_(-1, 1)
+    return scaled.view(-1)[: len(flat)], absmax
+
+
+def _nearest(flat: Tensor, values: Tensor) -> Tensor:
+    """Return the indices of the nearest ``values``, which are sorted."""
+    return torch.bucketize(flat, (values[:-1] + values[1:]) / 2, out_int32=True).to(torch.uint8)
+
+
+@cache
+def _nf4_values(device: torch.device) -> Tensor:
+    return torch.tensor(NF4_VALUES, device=device)
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    """Return the two values of each byte [256, 2]."""
+    values = _nf4_values(device)
+    return torch.stack((values.repeat_interleave(16), values.repeat(16)), dim=1)
+
+
+@cache
+def _dynamic_values(device: torch.device) -> Tensor:
+    """Return the 256 values of the signed dynamic data type: 7 decades, each with twice the values of the one below.
+
+    Source: arXiv:1511.04561; bitsandbytes' ``create_dynamic_map``.
+    """
+    values = [0.0, 1.0]
+    for decade in range(7):
+        bounds = torch.linspace(0.1, 1, 2**decade + 1, dtype=torch.float32)
+        means = 10 ** (decade - 6) * ((bounds[:-1] + bounds[1:]) / 2)
+        values += [*means.tolist(), *(-means).tolist()]
+    return torch.tensor(sorted(values), dtype=torch.float32, device=device)
