@@ -20,7 +20,7 @@ NAV: dict[str, list[str]] = {
     "Home": ["index.md"],
     "Getting started": [
         "getting-started/plan-a-run.md", "getting-started/fit-a-model.md", "getting-started/find-a-layout.md",
-        "getting-started/train-and-compare.md", "getting-started/why-is-it-slow.md",
+        "getting-started/train-and-compare.md", "getting-started/fine-tune.md", "getting-started/why-is-it-slow.md",
         "getting-started/why-did-it-fail.md", "getting-started/calibrate.md",
     ],
     "How-to": [
