@@ -104,6 +104,8 @@ def _normalized(model: Model) -> Model:
     if not any(rotates):
         default_fields = {field: ModelShape.model_fields[field].default for field in ROTARY}
         model = model.replace(position="none" if model.position == "rope" else model.position, **default_fields)
+    if model.rope_theta_sliding and all(slides[layer] for layer in range(model.layers) if rotates[layer]):
+        model = model.replace(rope_theta=model.rope_theta_sliding, rope_theta_sliding=None, rope_scaling=None)
     return model.replace(
         name="",
         source="",
