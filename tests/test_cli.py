@@ -19,6 +19,7 @@ from fivefold import cli
 from fivefold.record import UserError
 from tests.forked_python import true_interpreters
 
+LOCAL = ("predict", "nano", "local", "dp8")
 PREDICT = ("predict", "nano", "h100:8", "dp8")
 ASK = ("ask", "run", "nano", "h100:8", "dp8", "--tokens")
 
@@ -56,7 +57,7 @@ def signals() -> object:
         (("predict", "nano", "h10:8", "dp8"), r"unknown machine 'h10'; did you mean h100.*lists all"),
         (("predict", "nano", "h100:0", "dp8"), r"machine 'h100:0': '0' is not a number of ranks; .* as in h100:8"),
         (("predict", "nano", "here.toml:2", "dp8"), r"here.toml: no such file"),
-        (("predict", "nano", "local", "dp8"), r"this computer is not calibrated yet \(.* is missing\); run .*"),
+        ((*LOCAL, "--no-calibrate"), r"this computer is not calibrated yet \(.* is missing\); run .*"),
         (("predict", "nano", "h100:8", "pd8"), r"unknown layout token 'pd8'; known: .* dp2, .*"),
         (("predict", "nano", "h100:8", "dp8 dp4"), r"layout 'dp8 dp4': 'dp4' sets dp a second time; keep one"),
         ((*PREDICT, "--gbs", "12"), r"layout 'dp8 .*': global batch 12 is not divisible by .*; try gbs 16 or dp6 mbs1"),

@@ -3,6 +3,7 @@
 parameters · request_options   a command's arguments and options, derived from its request schema
 options · arguments · completion · errors   shared by all commands; records from words or a file; exit codes
 user_settings   fills what is left open from the user's settings, and names those that took effect
+first_calibration   measures a computer that is not calibrated yet
 commands/   a module for each command, which has its name (``import_``), with a function of that name
 across · corpus · closing · slurm · hosts   several machines; a run's folder and corpus; its end; clusters; many hosts
 pictures · reproduce · trace_compare · written_configs   charts; a page's command; a run's traces; config files

@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from fivefold.cli.arguments import adds_fields, read_config, read_words, resolve_words, say_notes
+from fivefold.cli.first_calibration import calibrated
 from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.cli.user_settings import apply_prices, apply_settings
 from fivefold.record import UserError
-from fivefold.requests.commands import ConfigOptions, JobRequest
+from fivefold.requests.commands import CalibrationOption, ConfigOptions, JobRequest
 from fivefold.requests.configs import list_fields
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.schema import Request
@@ -35,7 +37,8 @@ def takes_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callab
         @functools.wraps(command)
         def with_request(**values: Any) -> None:
             request, settings = apply_settings(build_request(schema, values))
-            records = read_records(request, record_names)
+            may_calibrate = isinstance(request, CalibrationOption) and not request.no_calibrate
+            records = calibrated(partial(read_records, request, record_names), allowed=may_calibrate)
             machines = [records["machine"]] if "machine" in records else []
             request, settings = apply_prices(request, machines, settings)
             prints_json = getattr(request, "as_json", False)

@@ -403,6 +403,10 @@ def is_counted(text: str) -> bool:
     return spell_machine(text).partition(" ")[0].lower() not in ROWS
 
 
+class UncalibratedError(UserError):
+    """The machine ``local`` was asked for before this computer was calibrated."""
+
+
 def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[[str], Path] = Path) -> Machine:
     """Return the machine named ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4`` or ``local``.
 
@@ -425,7 +429,7 @@ def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[
     name, count = _split(text)
     count = ranks or count
     if name == "local" and not local.exists():
-        raise UserError(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
+        raise UncalibratedError(f"this computer is not calibrated yet ({local} is missing); run `fivefold calibrate`")
     if name == "local" or Path(name).suffix in (".toml", ".json"):
         machine = _read(local if name == "local" else find(name))
         return machine if count is None else with_ranks(machine, count)

@@ -59,6 +59,15 @@ BaseFolder = Annotated[
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
+class CalibrationOption(Request):
+    """The option to fail on a computer that is not calibrated yet, instead of measuring it."""
+
+    no_calibrate: Annotated[
+        bool,
+        Field(description="On this computer, if it is not calibrated yet: fail instead of measuring it."),
+    ] = False
+
+
 class JobRequest(Request):
     """A job: the most common fields, and any other by ``set``."""
 
@@ -120,7 +129,7 @@ class PredictRequest(LayoutRequest):
     """The fields of ``predict`` on every interface."""
 
 
-class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, JsonOption):
+class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, CalibrationOption, JsonOption):
     """Arguments and options of ``fivefold predict``."""
 
     command = "predict"
@@ -180,7 +189,7 @@ class SearchRequest(MachineRequest):
         return self.by == "energy" or any(word not in (None, ()) for word in words)
 
 
-class SearchOptions(SearchRequest, ConfigOptions, JsonOption):
+class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption):
     """Arguments and options of ``fivefold search``."""
 
     command = "search"
@@ -530,7 +539,7 @@ class TrainRequest(Request):
     ] = None
 
 
-class TrainOptions(TrainRequest, JsonOption):
+class TrainOptions(TrainRequest, CalibrationOption, JsonOption):
     """Arguments and options of ``fivefold train``."""
 
     command = "train"

@@ -280,7 +280,7 @@ def test_a_run_file_that_cannot_be_read(refused: Callable[..., str], command: st
 
 def test_a_computer_that_is_not_calibrated(refused: Callable[..., str], here: Path) -> None:
     shutil.rmtree(here / "cache")
-    line = refused("train", "run.toml")
+    line = refused("train", "run.toml", "--no-calibrate")
     assert_line(line, r"this computer is not calibrated yet \(\S+ is missing\); run `fivefold calibrate`")
 
 

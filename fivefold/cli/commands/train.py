@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from fivefold.cli import trace_compare
 from fivefold.cli.closing import print_proof, write_report
 from fivefold.cli.corpus import hold_folder, prepare_corpus
 from fivefold.cli.errors import launcher
+from fivefold.cli.first_calibration import calibrated
 from fivefold.cli.options import say
 from fivefold.cli.request_options import takes_request
 from fivefold.record import UserError
@@ -37,7 +39,8 @@ def train(request: TrainOptions) -> None:
     overrides = {"layout": request.layout, "machine": request.machine, "trace_steps": request.trace}
     force, slurm = request.force, request.slurm
     settings = Run.load(request.run).replace(**{name: value for name, value in overrides.items() if value is not None})
-    model, chips = resolve(settings.model), _machine(settings)
+    model = resolve(settings.model)
+    chips = calibrated(partial(_machine, settings), allowed=not (request.no_calibrate or slurm))
     layout = Layout.parse(_layout(settings, chips))
     chips = _machine(settings) if settings.measure else chips  # includes the measurements just made
     refuse(layout, model=model, job=settings.job, machine=chips)

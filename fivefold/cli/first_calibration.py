@@ -1,0 +1,42 @@
+"""Calibrate this computer when a command asks for the machine ``local`` before ``fivefold calibrate`` has run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TypeVar
+
+from fivefold.cli.errors import launcher
+from fivefold.cli.options import say
+from fivefold.requests.machines import local_file
+
+Value = TypeVar("Value")
+
+
+def calibrated(read: Callable[[], Value], *, allowed: bool) -> Value:
+    """Return what ``read`` returns; if it asks for this computer's calibration and there is none, measure it first.
+
+    Not in a rank that a launcher has started, nor without torch: the error then says what to do.
+    """
+    from fivefold.machine.catalog import UncalibratedError
+
+    try:
+        return read()
+    except UncalibratedError:
+        if not allowed or launcher() is not None or find_spec("torch") is None:
+            raise
+    measure()
+    return read()
+
+
+def measure() -> None:
+    """Measure this computer for half a minute, and write its machine file."""
+    from fivefold.calibration import calibrate
+    from fivefold.machine.toml import write
+    from fivefold.rendering.progress import bar
+
+    say("this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more")
+    with bar("calibrating") as progress:
+        machine = calibrate(quick=True, progress=progress)
+    write(machine, local_file())
+    say(f"wrote {local_file()}")

@@ -1,0 +1,64 @@
+"""A computer that is not calibrated yet is measured when a command asks for it."""
+
+import pytest
+
+from fivefold.cli import first_calibration
+from fivefold.cli.errors import LAUNCHER
+from fivefold.cli.first_calibration import calibrated
+from fivefold.machine import toml
+from fivefold.machine.catalog import UncalibratedError
+from fivefold.record import UserError
+from fivefold.requests.machines import load_machine, local_file
+from tests.calibration.test_profile import machine
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """The number of measurements so far, each of which writes the machine file of an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(LAUNCHER, raising=False)
+    times = []
+
+    def write_machine():
+        times.append(1)
+        local_file().parent.mkdir(parents=True, exist_ok=True)
+        toml.write(machine(), local_file())
+
+    monkeypatch.setattr(first_calibration, "measure", write_machine)
+    return times
+
+
+def test_it_is_measured_once(measured):
+    for _ in range(2):
+        assert calibrated(lambda: load_machine("local:2"), allowed=True).ranks == 2
+    assert len(measured) == 1
+
+
+def test_it_is_not_measured_unless_its_calibration_is_missing(measured, monkeypatch):
+    with pytest.raises(UncalibratedError, match=r"not calibrated yet .*; run `fivefold calibrate`"):
+        calibrated(lambda: load_machine("local"), allowed=False)
+    with pytest.raises(UserError, match="unknown machine"):
+        calibrated(lambda: load_machine("here"), allowed=True)
+    assert calibrated(lambda: load_machine("h100:8"), allowed=True).ranks == 8
+    monkeypatch.setenv(LAUNCHER, "1")  # a rank that `fivefold train` has started
+    with pytest.raises(UncalibratedError):
+        calibrated(lambda: load_machine("local"), allowed=True)
+    assert measured == []
+
+
+def test_the_measurement_is_the_quick_one(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(LAUNCHER, raising=False)
+    asked = []
+
+    def calibrate(**options):
+        asked.append(options["quick"])
+        return machine()
+
+    monkeypatch.setattr("fivefold.calibration.calibrate", calibrate)
+    calibrated(lambda: load_machine("local"), allowed=True)
+    assert asked == [True]
+    assert capsys.readouterr().err.splitlines() == [
+        "this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more",
+        f"wrote {local_file()}",
+    ]
