@@ -5,6 +5,6 @@ compare · comparison · search · robust · ratios · numerics · doctor · reh
 budget · interval · verdict · whole_run · playbook · lengths · catalogs      pages of text, one for each result
 palette · charts · losses · pipeline · memory · trace · figures/             colours; pictures as files; Perfetto traces
 html · rows · elements · drawing/ · point_charts · report  HTML for notebooks; pictures in pages; reports
-trace_report · explanation · sweep/        profiler traces; failures; a sweep's rows: pages and pictures
+trace_report · trace_advice · explanation · sweep/   profiler traces, advice; failures; a sweep's rows: pages, pictures
 progress                                   progress bars on a terminal
 """

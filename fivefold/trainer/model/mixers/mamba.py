@@ -5,7 +5,8 @@
 The core, from the convolution to the gate, saves its input, dt, B and C, and the scan's output, and computes the
 convolution, the steps and the states again. ``MambaInnerFn`` of
 state-spaces/mamba@e9594ce:mamba_ssm/ops/selective_scan_interface.py saves the same, and one state for each of its
-chunks of 2,048 tokens. The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of pairs.
+chunks of 2,048 tokens. The scan (``chunks.py``) is in fp32; a chunk's states are combined in pairs, then pairs of
+pairs.
 """
 
 from __future__ import annotations

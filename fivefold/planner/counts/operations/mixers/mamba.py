@@ -4,9 +4,10 @@
     core        x and z as projected; dt, B and C; the scan's output      w (3I + r + 2S)
 
 I channels with S numbers of state each, r: rank of the steps. The core computes the convolution, the steps and the
-states again. ``MambaInnerFn`` of mamba-ssm keeps the same, and 8 S I bytes more per 2,048 tokens (states). Its FLOPs are those of two matmuls of each row, 2 I (r + 2S) and
-2 r I, of which the backward computes the second again. The scan is elementwise: as with norms and activations, its
-about 9 operations of each of I S numbers are not counted. ``trainer/model/mixers/mamba.py`` runs them.
+states again. ``MambaInnerFn`` of mamba-ssm keeps the same, and 8 S I bytes more per 2,048 tokens (states). Its FLOPs
+are those of two matmuls of each row, 2 I (r + 2S) and 2 r I, of which the backward computes the second again. The scan
+is elementwise: as with norms and activations, its about 9 operations of each of I S numbers are not counted.
+``trainer/model/mixers/mamba.py`` runs them.
 """
 
 from __future__ import annotations
