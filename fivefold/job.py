@@ -275,8 +275,8 @@ class Job(Record):
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]  # name of a recipe such as ``bf16`` or ``fp8-tiles``
-    # apart: tokens do not attend to other documents packed into the same sequence; the planner counts both equally
-    documents: Literal["joined", "apart"] = "joined"
+    # separate: tokens do not attend to other documents packed into the same sequence; the planner counts both equally
+    documents: Literal["joined", "separate"] = "joined"
     # emulate fp8, fp4 and tf32 on devices without kernels for them: operands are cast, then multiplied in fp32
     emulate: bool = False
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert-parallel rank over the average

@@ -143,14 +143,16 @@ class Time(Record):
     compute_seconds: NonNegativeFloat
     bubble_seconds: NonNegativeFloat = 0.0  # idle: waits until another rank takes part in a message
     exposed_seconds: dict[str, NonNegativeFloat] = {}  # exposed communication, by axis
-    hidden_seconds: dict[str, NonNegativeFloat] = {}  # communication overlapped with compute, by axis; not in the sum
+    overlapped_seconds: dict[
+        str, NonNegativeFloat
+    ] = {}  # communication overlapped with compute, by axis; not in the sum
     optimizer_seconds: NonNegativeFloat = 0.0
     data_seconds: NonNegativeFloat = 0.0  # waits for the batch
     host_seconds: NonNegativeFloat = 0.0  # Python of the training code, outside operations and messages
     parts: dict[str, NonNegativeFloat] = {}  # "attention.core backward", "tp all_gather", "bubble", "optimizer", …
     error: NonNegativeFloat | None = None  # expected relative error
     interval: Interval | None = None  # range to expect for ``step_seconds``
-    bound_by: str = ""
+    longest_part: str = ""
 
     @property
     def split(self) -> dict[str, float]:

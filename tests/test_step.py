@@ -23,7 +23,7 @@ CONTRACT: dict[str, Any] = {
     "traffic": [{"axis": 0, "collective": 0, "messages": 0, "bytes": 0}],
     "time": {
         "step_seconds": 0, "compute_seconds": 0, "bubble_seconds": 0, "exposed_seconds": 0,
-        "optimizer_seconds": 0, "error": 0, "bound_by": 0,
+        "optimizer_seconds": 0, "error": 0, "longest_part": 0,
     },
     "tokens_per_second_per_gpu": 0,
     "mfu": {"causal": 0, "full": 0, "hardware": 0},

@@ -25,7 +25,7 @@ class JobWords(TypedDict, total=False):
     attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] | None
     sequence: int
     global_batch: int
-    documents: Literal["joined", "apart"]
+    documents: Literal["joined", "separate"]
     emulate: bool
     imbalance: float
     offload: Sequence[Literal["optimizer", "activations"]]

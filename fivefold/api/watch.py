@@ -24,7 +24,7 @@ def watch(
     tokens: int = 0,
     mesh: Any = None,
     stage: int = 0,
-    called: str = "",
+    layout_name: str = "",
     against: tuple[str | Model, str | Machine, str | Layout] | None = None,
     **job: Unpack[JobWords],
 ) -> Watched:
@@ -40,7 +40,7 @@ def watch(
         Its dimensions name the axes of messages.
     stage : int
         Pipeline stage of this rank.
-    called : str
+    layout_name : str
         A name for the layout.
     against : tuple of model, machine and layout, optional
         ``watched.save(FOLDER)`` writes their predicted step next to the measured one, for ``fivefold show``.
@@ -81,5 +81,12 @@ def watch(
     elif job:
         raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")
     return run(
-        model, optimizer, tokens=tokens, mesh=mesh, stage=stage, predicted=predicted, machine=machine, called=called
+        model,
+        optimizer,
+        tokens=tokens,
+        mesh=mesh,
+        stage=stage,
+        predicted=predicted,
+        machine=machine,
+        layout_name=layout_name,
     )

@@ -65,7 +65,9 @@ def calibrate_hosts(
     process.start()
     try:
         if len(set(_of_all(local))) > 1 or nodes * local != process.world:
-            raise UserError(f"hosts have {sorted(set(_of_all(local)))} ranks; calibrate needs equally many on each")
+            raise UserError(
+                f"hosts have {sorted(set(_of_all(local)))}; calibrate needs the same number of ranks on every host"
+            )
         host_machine = (
             calibrate(ranks=(1, local), quick=quick, points=points, progress=progress)
             if process.local_rank == 0

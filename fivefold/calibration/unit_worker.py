@@ -104,7 +104,7 @@ def profile(order: ProfileOrder, meeting: Barrier, *, device: torch.device) -> R
     layout = Layout.parse(order.layout)
     with _world(order, layout):
         built = build(model=order.model, layout=layout, job=order.job, device=device, streams=False)
-        end = 0 if order.job.documents == "apart" else None  # any token may end a document
+        end = 0 if order.job.documents == "separate" else None  # any token may end a document
         engine = Engine(built, model=order.model, layout=layout, job=order.job, end=end)
         step = _step_of(engine, built, order)
         for _ in range(WARM):

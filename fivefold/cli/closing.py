@@ -62,7 +62,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     if not json:
         if line := assumed(pair[0]):
             show(line)
-        show(page((pair[0], *trace_compare.rehearsed(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
+        show(page((pair[0], *trace_compare.read_dry_run(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
 
 
 def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:

@@ -26,10 +26,10 @@ def add(run: Run, layout: Layout, *, model: Model, machine: Machine, steps: tupl
     step, rows = _rehearse(run, layout, model=model, machine=machine)
     if step is not None:
         write_steps(run.folder / "step.json", *steps, step)
-    _merge(run, layout, model=model, machine=machine, rehearsed=rows)
+    _merge(run, layout, model=model, machine=machine, dry_run=rows)
 
 
-def rehearsed(path: Path) -> tuple[Step, ...]:
+def read_dry_run(path: Path) -> tuple[Step, ...]:
     """Return the dry-run step that a traced run has written with the two others, if any."""
     from fivefold.record import read_file
     from fivefold.step import Step
@@ -54,7 +54,7 @@ def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tu
     return rehearsal.step, [spans(rehearsal.played, rehearsal.steady[rank], row) for rank, row in rows]
 
 
-def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearsed: Rows) -> None:
+def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, dry_run: Rows) -> None:
     """Merge the ranks' trace files; if some are on other hosts, print that instead."""
     from fivefold.rendering import trace
     from fivefold.results import trace_file
@@ -65,11 +65,11 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, rehearse
         say(f"traces are not merged: {mistake}")
         return
     predicted = _planned(run, layout, model=model, machine=machine)
-    trace_file.write_planned({"predicted": predicted, "dry_run": rehearsed}, run.folder)
+    trace_file.write_planned({"predicted": predicted, "dry_run": dry_run}, run.folder)
     path = run.folder / trace_file.FOLDER / "step.json"
     error = 1e6 * max(rank_trace.clock_error for rank_trace in traces)
     about = {"model": model.name, "machine": machine.name, "layout": str(layout), "clock_error_us": f"{error:.1f}"}
-    trace.write(trace.lanes(traces, predicted=predicted, rehearsed=rehearsed), path, about=about)
+    trace.write(trace.lanes(traces, predicted=predicted, dry_run=dry_run), path, about=about)
     say(
         f"wrote {path}: {len(traces[0].steps)} steps of {len(traces)} ranks, whose clocks agree to {error:.0f} us; "
         "open it at https://ui.perfetto.dev"

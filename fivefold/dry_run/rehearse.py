@@ -91,7 +91,7 @@ def assumed(model: Model, job: Job) -> tuple[str, ...]:
     remarks = []
     if job.stack.compiles:
         remarks.append("the dry run executes blocks uncompiled")
-    if job.documents == "apart":
+    if job.documents == "separate":
         remarks.append("the dry run treats packed documents as one; with separate documents, attention is less work")
     if line := idle_window(model, job):
         remarks.append(line)

@@ -101,7 +101,7 @@ def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -
     reserved_bytes, shortage = None, ""
     if machine.backend == "nccl":
         both, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
-        replayed = reserved(both, expandable=expandable, capacity_bytes=room_bytes(machine, layout))
+        replayed = reserved(both, expandable=expandable, capacity_bytes=available_bytes(machine, layout))
         shortage = str(replayed.shortage or "")
         reserved_bytes = (reserved(both, expandable=expandable) if shortage else replayed).reserved_bytes
     flops = sum(tapes.steady.kernels[index].flops for kind, index, *_ in tapes.steady if kind == KERNEL)
@@ -194,19 +194,19 @@ def moment(tapes: RankTapes, *, rows: int = 16) -> Moment:
 def _holding(together: Sequence[LiveStorage], category: str, module: str, line: str) -> Holding:
     sizes = [storage.bytes for storage in together]
     scopes, phases = ({name(storage.scope) for storage in together} for name in (str, lambda scope: scope.phase))
-    since = next((min(names) for names in (scopes, phases) if len(names) == 1), "")
-    since = "" if since == "start" else since  # live before the step
-    return Holding(sum(sizes), len(sizes), max(sizes), category, since, module, line)
+    allocated_in = next((min(names) for names in (scopes, phases) if len(names) == 1), "")
+    allocated_in = "" if allocated_in == "start" else allocated_in  # live before the step
+    return Holding(sum(sizes), len(sizes), max(sizes), category, allocated_in, module, line)
 
 
-def room_bytes(machine: Machine, layout: Layout) -> int:
+def available_bytes(machine: Machine, layout: Layout) -> int:
     """Return the bytes of a rank that PyTorch can reserve: its memory less the driver's share."""
     return machine.chip.memory_bytes - driver_bytes(machine, layout)
 
 
 def out_of_memory(share: RankSummary, machine: Machine, layout: Layout) -> bool:
     """Return whether a rank runs out of memory, by size or by fragmentation."""
-    return bool(share.shortage) or share.peak_bytes > room_bytes(machine, layout)
+    return bool(share.shortage) or share.peak_bytes > available_bytes(machine, layout)
 
 
 def _risk(share: RankSummary, *, model: Model, machine: Machine, layout: Layout, job: Job) -> float:
@@ -233,7 +233,7 @@ def too_large(
     failing = [share for share in rank_summaries if out_of_memory(share, machine, layout)]
     if not failing:
         return ()
-    available, fullest = room_bytes(machine, layout), max(failing, key=lambda share: share.peak_bytes)
+    available, fullest = available_bytes(machine, layout), max(failing, key=lambda share: share.peak_bytes)
     if fullest.peak_bytes <= available:
         return (fullest.shortage,)
     stage = max(fullest.first, fullest.steady, key=lambda memory: memory.peak_bytes)

@@ -120,7 +120,7 @@ class PredictionCallback(TrainerCallback):
         if isinstance(machine, str):
             machine = load_machine(machine if is_counted(machine) else f"{machine}:{world}")
         if hasattr(self.trainer.model, "peft_config") and "adapter" not in self.job:
-            raise UserError("the model has adapters of peft; say which, by adapter='lora:16' or 'qlora:16'")
+            raise UserError("the model has adapters of peft; name them with adapter='lora:16' or 'qlora:16'")
         model = self._read_model()
         layout, job = self._read_arguments(args, model, machine)
         words = {FIELDS.get(name, name): value for name, value in self.job.items() if value is not None}
@@ -194,7 +194,7 @@ class PredictionCallback(TrainerCallback):
 
         sequence = self._sequence(args)
         if sequence is None:
-            raise UserError("TrainingArguments do not say the length of a sequence; add sequence_length=4096")
+            raise UserError("TrainingArguments do not give the sequence length; add sequence_length=4096")
         values = _changed_arguments(args) | {"max_length": sequence}
         config, dtype = self.trainer.model.config, getattr(self.trainer.model, "dtype", None)
         values |= {"attn_implementation": getattr(config, "_attn_implementation", None) or "sdpa"}

@@ -43,8 +43,8 @@ def read(
         result = result.replace(model=_known(result.model))
     if result.model is None or result.layout is None or result.job is None:
         return result
-    refused = tuple(reasons(result.layout, model=result.model, job=result.job, machine=None))
-    return result.replace(refused=refused)
+    errors = tuple(reasons(result.layout, model=result.model, job=result.job, machine=None))
+    return result.replace(errors=errors)
 
 
 def _known(model: Model) -> Model:

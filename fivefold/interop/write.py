@@ -38,7 +38,7 @@ def write(plan: Plan, *, to: str) -> Written:
     refuse(plan.layout, model=plan.model, job=plan.job)
     if form.stack and plan.layout.ac != plan.layout.recomputation:
         raise UserError(
-            f"--to {form.name}: ac={plan.layout.ac}: it recomputes on all pipeline ranks alike; "
+            f"--to {form.name}: ac={plan.layout.ac}: it recomputes on every pipeline rank in the same way; "
             f"take ac={plan.layout.recomputation}"
         )
     files = form.emit(plan)
@@ -71,13 +71,15 @@ def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
     """
     option = f"--to {form.name}"
     if back.model is None or back.layout is None or back.job is None:
-        raise UserError(f"{option}: the config would not say {'; '.join(back.missing)}")
+        raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}")
     if why := differs(back.model, fitted(plan.model, back.model)):
-        raise UserError(f"{option}: of model {plan.model.name!r} it can only say {why}")
+        raise UserError(f"{option}: of model {plan.model.name!r} the config can only express {why}")
     if back.layout != plan.layout:
-        raise UserError(f"{option}: of layout {str(plan.layout)!r} it can only say {str(back.layout)!r}; take that")
+        raise UserError(
+            f"{option}: of layout {str(plan.layout)!r} the config can only express {str(back.layout)!r}; take that"
+        )
     if why := difference(back.job, plan.job, skip=IGNORED_JOB_FIELDS):
-        raise UserError(f"{option}: of the job it can only say {why}")
+        raise UserError(f"{option}: of the job the config can only express {why}")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:
         remarks.append("rotary positions are scaled otherwise than the model's")

@@ -113,7 +113,7 @@ def unfit(model: Model, job: Job) -> Iterator[str]:
         if job.stack.attention == "unfused":
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
     for kind in model.other_mixers:
-        if job.documents == "apart":
+        if job.documents == "separate":
             yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
         if job.precision.autocasts:
             yield f"{kind} is not counted under autocast ({job.precision.name}); take {job.precision.compute}"

@@ -80,7 +80,7 @@ class MoE(Record):
     expert_bias: bool = False  # the experts have biases
     post_norm: bool = False  # the output of the layer's experts, shared ones too, is normed (A.X K1)
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
-    weighs: Literal["outputs", "inputs"] = (
+    router_weight_on: Literal["outputs", "inputs"] = (
         "outputs"  # what routing weights multiply: outputs or inputs of experts (Llama 4: inputs)
     )
 
@@ -90,8 +90,8 @@ class MoE(Record):
             raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
         if self.topk > self.experts:
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}")
-        if self.weighs == "inputs" and self.expert_bias:
-            raise ValueError("weighs='inputs' does not go with expert_bias, which no weight would multiply")
+        if self.router_weight_on == "inputs" and self.expert_bias:
+            raise ValueError("router_weight_on='inputs' does not go with expert_bias, which no weight would multiply")
         if self.experts % self.groups:
             raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}")
         if self.topk_groups > self.groups:

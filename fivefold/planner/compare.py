@@ -50,7 +50,7 @@ def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
     variants = [_variant(*fields) for fields in zip(ascii_uppercase, distinct, facts, strict=False)]
     told = [(case, variant.step) for case, variant in zip(distinct, variants, strict=True) if variant.step is not None]
     if not told:
-        raise UserError(variants[0].refused)
+        raise UserError(variants[0].error)
     common = tuple(fact for fact in facts[0] if all(fact in other for other in facts))
     own = [variant.replace(facts=tuple(f for f in variant.facts if f not in common)) for variant in variants]
     rows = tuple(row for row in _rows(told) if any(value not in (None, 0.0) for value in row.values))
@@ -88,13 +88,13 @@ def in_precision(job: Job, name: str) -> Job:
 
 
 def _variant(name: str, case: Case, facts: Sequence[str]) -> Variant:
-    step, refused = None, ""
+    step, error = None, ""
     try:
         step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
     except UserError as mistake:
-        refused = str(mistake)
+        error = str(mistake)
     price = case.machine.dollars_per_rank_hour
-    return Variant(name=name, facts=tuple(facts), step=step, refused=refused, dollars_per_rank_hour=price)
+    return Variant(name=name, facts=tuple(facts), step=step, error=error, dollars_per_rank_hour=price)
 
 
 def _facts(cases: Sequence[Case]) -> list[list[str]]:
@@ -147,7 +147,7 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     yield row("tokens/s per GPU", "per second", "more", lambda step: step.tokens_per_second_per_gpu)
     yield row("tokens/s, all GPUs", "per second", "more", lambda step: step.tokens_per_second_per_gpu * step.world)
     yield row("MFU", "share", "more", lambda step: step.mfu.causal)
-    yield row("bound by", "words", "neither", lambda step: step.time.bound_by)
+    yield row("longest part", "words", "neither", lambda step: step.time.longest_part)
     yield row("GPU hours of 1 T tokens", "count", "less", _hours)
     yield Quantity(
         name="cost of 1 T tokens",

@@ -138,6 +138,6 @@ def _changes(
 
 
 def _needs(miss: NearMiss) -> str:
-    mend = f"; it would fit with {miss.mends[0]}" if miss.mends else "; use more GPUs"
+    fix = f"; it would fit with {miss.fixes[0]}" if miss.fixes else "; use more GPUs"
     need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-    return f"more than the layout: none fits; {miss.layout} comes closest and needs {need} of {have}{mend}"
+    return f"more than the layout: none fits; {miss.layout} comes closest and needs {need} of {have}{fix}"

@@ -170,7 +170,7 @@ class Planner:
                 error=seconds.error if seconds else None,
                 interval=seconds,
                 parts=parts(self.units, layout, step_time),
-                bound_by=step_time.bound_by,
+                longest_part=step_time.longest_part,
             ),
             operations=tuple(self._operations(layout)),
             remarks=(*describe_idle(layout, machine), *describe_uncounted(model)),

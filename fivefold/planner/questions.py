@@ -246,7 +246,7 @@ def sound_batches(
             tokens=size * chunk * job.sequence,
             micro_batches=size,
             steps=ceil(tokens / (size * chunk * job.sequence)),
-            who=tuple(_who(size * chunk * job.sequence, model=model, tokens=tokens, noise=noise)),
+            references=tuple(_references(size * chunk * job.sequence, model=model, tokens=tokens, noise=noise)),
         )
         for size in sizes
     ]
@@ -268,7 +268,7 @@ def _legal_batches(sizes: list[int], *, model: Model, machine: Machine | None, j
     return batch_sizes
 
 
-def _who(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
+def _references(size: float, *, model: Model | None, tokens: float, noise: float | None) -> Iterator[str]:
     """Yield the laws and published runs that have a batch of about ``size`` tokens."""
     if noise and abs(log2(noise / size)) < 0.5:
         yield f"the measured noise scale, {show_count(noise)}"

@@ -84,8 +84,8 @@ def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: f
     seconds = _seconds(training, site=site, interval=interval, **times)
     if seconds == inf:
         raise UserError(
-            f"a failure every {between:.0f} s and {restart:.0f} s to come back: saved every {interval:.0f} s the run "
-            "never ends; lower --assume restart= or checkpoint="
+            f"a failure every {between:.0f} s and {restart:.0f} s to restart: with a checkpoint every "
+            f"{interval:.0f} s the run never ends; lower --assume restart= or checkpoint="
         )
     low, high = (_bound(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True))
     hours, price, watts = seconds * step.world / 3600, machine.dollars_per_rank_hour, machine.chip.power_watts

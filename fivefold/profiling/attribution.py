@@ -223,12 +223,12 @@ def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
         compute_seconds=by_category["compute"],
         bubble_seconds=bubble,
         exposed_seconds=exposed_by_axis,
-        hidden_seconds={axis: seconds * scale for axis, seconds in travel.items()},
+        overlapped_seconds={axis: seconds * scale for axis, seconds in travel.items()},
         optimizer_seconds=by_category["optimizer"],
         data_seconds=by_category["data"],
         host_seconds=by_category["host"],
         parts=shares,
-        bound_by=max(sizes, key=lambda name: sizes[name]),
+        longest_part=max(sizes, key=lambda name: sizes[name]),
     )
 
 

@@ -250,15 +250,15 @@ def watch(
     stage: int = 0,
     predicted: Step | None = None,
     machine: Machine | None = None,
-    called: str = "",
+    layout_name: str = "",
     fake: bool = False,
 ) -> Watched:
     """Watch a loop that trains ``model`` with ``optimizer`` (or several optimizers, of which the last ends a step).
 
     ``tokens``: tokens of a step, over all ranks. ``mesh``: the mesh whose dimensions name the axes of messages.
-    ``stage``: the stage of this rank in a pipeline. ``predicted``: the step to compare with. ``called``: the layout's
-    name. ``fake``: the loop runs on fake tensors and ranks; then ``measured`` has the figures of rank 0 and there is no
-    ``step``.
+    ``stage``: the stage of this rank in a pipeline. ``predicted``: the step to compare with. ``layout_name``: a
+    name for the layout. ``fake``: the loop runs on fake tensors and ranks; then ``measured`` has the figures of rank 0
+    and there is no ``step``.
     """
     optimizers = optimizer if isinstance(optimizer, tuple) else (optimizer,)
     if not optimizers or not all(isinstance(item, torch.optim.Optimizer) for item in optimizers):
@@ -277,7 +277,7 @@ def watch(
     else:
         name = type(model.module if isinstance(model, DistributedDataParallel) else model).__name__
         where = machine.name if machine else "this one"
-        layout = called or f"dp{world}"
+        layout = layout_name or f"dp{world}"
         described = {"model": name, "machine": where, "layout": layout, "job": {}, "stack": "own loop"}
     return Watched(
         model,

@@ -57,9 +57,13 @@ def budget(predicted: Time, measured: Time, *, shown: int = MAX_BUDGET_ROWS) -> 
 
 def overlap(time: Time) -> dict[str, float]:
     """Return the share of the messages of each axis that was overlapped."""
-    axes = dict.fromkeys([*time.exposed_seconds, *time.hidden_seconds])
-    total_seconds = {axis: time.exposed_seconds.get(axis, 0.0) + time.hidden_seconds.get(axis, 0.0) for axis in axes}
-    return {axis: time.hidden_seconds.get(axis, 0.0) / seconds for axis, seconds in total_seconds.items() if seconds}
+    axes = dict.fromkeys([*time.exposed_seconds, *time.overlapped_seconds])
+    total_seconds = {
+        axis: time.exposed_seconds.get(axis, 0.0) + time.overlapped_seconds.get(axis, 0.0) for axis in axes
+    }
+    return {
+        axis: time.overlapped_seconds.get(axis, 0.0) / seconds for axis, seconds in total_seconds.items() if seconds
+    }
 
 
 def page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> RenderableType:

@@ -35,8 +35,8 @@ def page(comparison: Comparison) -> RenderableType:
             parts.append(
                 Text("\n".join(f"   {line}" for line in variant.step.remarks), style="yellow", overflow="fold")
             )
-        if variant.refused:
-            parts.append(Text(f"   not possible: {variant.refused}", style="red", overflow="fold"))
+        if variant.error:
+            parts.append(Text(f"   not possible: {variant.error}", style="red", overflow="fold"))
     parts += [Text(""), Text(finding(comparison), style="bold", overflow="fold")]
     parts += [*(Text(line, overflow="fold") for line in (*why(comparison), *describe_ratios(comparison))), Text("")]
     parts += [

@@ -53,7 +53,7 @@ def page(diagnosis: Diagnosis) -> RenderableType:
 def _costs(diagnosis: Diagnosis) -> Grid:
     rows = tuple(
         (
-            cost.what,
+            cost.variant,
             show_bytes(cost.peak_bytes),
             show_bytes(cost.states_bytes),
             show_bytes(cost.kept_bytes),
@@ -76,7 +76,7 @@ def advice(plan: Advice) -> Text:
     """Return the modules to recompute, their cost, the peak measured with them, and whether it fits."""
     if not plan.modules and plan.fits:
         return Text(f"none is needed: {show_bytes(plan.peak_bytes)} fits", style="green")
-    text = Text("".join(f"{line}\n" for line in plan.refused), overflow="fold")
+    text = Text("".join(f"{line}\n" for line in plan.not_recomputable), overflow="fold")
     if plan.modules:
         text.append("torch.utils.checkpoint(use_reentrant=False) of  ")
         text.append(", ".join(ranges(plan.modules)), "bold")

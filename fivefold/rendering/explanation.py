@@ -71,16 +71,16 @@ def _prediction(beside: AgainstPrediction) -> list[RenderableType]:
     rows = tuple(
         (
             row.part,
-            "–" if row.found_bytes is None else show_bytes(row.found_bytes),
+            "–" if row.actual_bytes is None else show_bytes(row.actual_bytes),
             "–" if row.predicted_bytes is None else show_bytes(row.predicted_bytes),
-            _difference(row.found_bytes, row.predicted_bytes),
+            _difference(row.actual_bytes, row.predicted_bytes),
         )
         for row in beside.rows
     )
     about = f"{step.model} on {step.machine} · {step.layout}" + (f" · {step.stack}" if step.stack != "fivefold" else "")
     grid = Grid(("memory", "found", "predicted", "difference"), rows, words=("memory",))
     lines = [Text(f"· {line}", overflow="fold") for line in beside.findings]
-    return [heading("Beside the prediction", about), grid, *lines, _change(beside)]
+    return [heading("Compared with the prediction", about), grid, *lines, _change(beside)]
 
 
 def _difference(measured: int | None, predicted: int | None) -> str:
@@ -90,7 +90,7 @@ def _difference(measured: int | None, predicted: int | None) -> str:
 
 
 def _change(beside: AgainstPrediction) -> Text:
-    capacity = f"the {show_bytes(beside.room_bytes)} that tensors can have"
+    capacity = f"the {show_bytes(beside.available_bytes)} that tensors can have"
     if beside.change is not None:
         needed = show_bytes(beside.change.memory_bytes + beside.excess_bytes)
         slower = f"{beside.slower:.1%} slower" if beside.slower else "not slower"
@@ -104,6 +104,6 @@ def _change(beside: AgainstPrediction) -> Text:
         return Text.assemble(
             "no single change fits; the fastest layout that does: ", (beside.layout, "bold green"), overflow="fold"
         )
-    if max(row.found_bytes or 0 for row in beside.rows) <= beside.room_bytes:
+    if max(row.actual_bytes or 0 for row in beside.rows) <= beside.available_bytes:
         return Text(f"it fits in {capacity}", style="green")
     return Text("no layout over these ranks fits: take more of them, or a machine with more memory", style="bold red")

@@ -161,7 +161,7 @@ def search_parts(what: SearchResult) -> list[str]:
         parts += [heading("By time alone" if what.proposal else "The best"), grid(make_best_grid(what.best))]
     for miss in what.misses:
         line = f"{miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}: {miss.cause}"
-        fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.mends)
+        fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.fixes)
         parts.append(paragraph(Raw(f"<b>{words(line)}</b>{fixes}")))
     if what.reasons:
         parts.append(folded("Why the others lost", grid(make_grid(REASONS, what.reasons))))
@@ -169,7 +169,7 @@ def search_parts(what: SearchResult) -> list[str]:
 
 
 def _proposed(what: Proposal) -> list[str]:
-    similar_text = f"the simplest within {what.within:.1%} of the best; {what.alike} layouts are"
+    similar_text = f"the simplest within {what.within:.1%} of the best; {what.similar_layouts} layouts are"
     return [
         heading("Proposal", "; ".join([similar_text, what.remark] if what.remark else [similar_text])),
         paragraph(Raw(f"<b><code>{words(what.layout)}</code></b>")),
@@ -221,7 +221,7 @@ def comparison(what: Comparison) -> str:
         (
             variant.name,
             " ".join(variant.facts) or "nothing else",
-            variant.refused or (variant.step.line() if variant.step else ""),
+            variant.error or (variant.step.line() if variant.step else ""),
         )
         for variant in what.variants
     ]

@@ -38,7 +38,7 @@ def page(playbook: Playbook) -> RenderableType:
         Text(""),
         brief(playbook.run),
     ]
-    for software, lines in playbook.typed.items():
+    for software, lines in playbook.commands.items():
         parts.append(heading(f"With {software}"))
         parts += [Text(line, overflow="fold") for line in lines]
     return Group(*parts)

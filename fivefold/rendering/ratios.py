@@ -17,7 +17,7 @@ from fivefold.units import show_count
 
 def page(ratios: Ratios) -> RenderableType:
     """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
-    rows = tuple((axis.axis, axis.sends, axis.behind, _up_to(axis), axis.reason) for axis in ratios.axes)
+    rows = tuple((axis.axis, axis.sends, axis.overlapped_with, _up_to(axis), axis.reason) for axis in ratios.axes)
     words = ("axis", "sends", "overlapped with", "worth it up to", "because")
     parts: list[RenderableType] = [_headline(ratios), Grid(words, rows, words=words)]
     if ratios.sizing:
@@ -33,12 +33,12 @@ def degrees(ratios: Ratios) -> RenderableType:
     parts: list[RenderableType] = []
     for axis in ratios.axes:
         rows = tuple(
-            (d.token, f"{d.flops_per_byte:,.0f}", f"{d.balance:,.0f}", d.link, "yes" if d.hides else "no")
+            (d.token, f"{d.flops_per_byte:,.0f}", f"{d.balance:,.0f}", d.link, "yes" if d.overlaps else "no")
             for d in axis.degrees
         )
         title = Text.assemble(
             (f"\n{axis.axis}", "bold"),
-            f"  {axis.sends} during {axis.behind}",
+            f"  {axis.sends} during {axis.overlapped_with}",
             (f"  {axis.formula}", "dim"),
             overflow="fold",
         )

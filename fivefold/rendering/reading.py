@@ -20,7 +20,7 @@ def page(reading: Reading) -> RenderableType:
         *(Text(f"{name:<8}{text}", overflow="fold") for name, text in records),
     ]
     parts += [Text(f"· not said: {why}", "red", overflow="fold") for why in reading.missing]
-    parts += [Text(f"· refused: {why}", "red", overflow="fold") for why in reading.refused]
+    parts += [Text(f"· error: {why}", "red", overflow="fold") for why in reading.errors]
     if reading.not_understood:
         note = "may change what a step costs: an answer is an error, unless --ignore KEY names them"
         parts += [heading("Not modelled", note), _keys(reading.not_understood)]

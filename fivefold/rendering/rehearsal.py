@@ -1,7 +1,7 @@
 """Show the step of a dry run as a page of text: findings first, then memory at the peak, time, traffic and work.
 
 does not fit: rank 0 needs 95.1 GiB …                                     (red, first) activations  31.00 GiB  48.1 %
-██████████████ 7.00 GiB  64 × 112 MiB  activations since forward of micro-batch 1: blocks.*.mlp
+██████████████ 7.00 GiB  64 × 112 MiB  activations allocated in forward of micro-batch 1: blocks.*.mlp
 (trainer/model/linear.py:144 …)
 """
 
@@ -30,7 +30,7 @@ class Holding(NamedTuple):
     number: int
     largest_bytes: int
     category: str
-    since: str  # scope of their allocation, "forward of micro-batch 1"; "" if before the step, or if several
+    allocated_in: str  # scope of their allocation, "forward of micro-batch 1"; "" if before the step, or if several
     module: str
     line: str  # file:line function
 
@@ -106,9 +106,9 @@ def _tensors(holding: Holding) -> str:
 
 
 def _what(holding: Holding) -> str:
-    since = f"{holding.category} since {holding.since}" if holding.since else holding.category
+    origin = f"{holding.category} allocated in {holding.allocated_in}" if holding.allocated_in else holding.category
     location = " ".join(filter(None, (holding.module, f"({holding.line})" if holding.line else "")))
-    return f"{since}: {location}" if location else since
+    return f"{origin}: {location}" if location else origin
 
 
 def _compare(predicted: Step, step: Step) -> list[RenderableType]:

@@ -101,7 +101,7 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
         memory_picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
         parts += [heading("Memory over time", remark), titled(memory_picture)]
         parts.append(legend((name, name) for name in areas.looks(drawing.levels)))
-    bound = f"bound by {step.time.bound_by}" if step.time.bound_by else ""
+    bound = f"longest part: {step.time.longest_part}" if step.time.longest_part else ""
     parts += [heading("Time", bound, level=2), html.time([step])]
     if drawing and drawing.rows:
         remark = pipeline.finding(step.time, drawing.rows)
@@ -208,7 +208,7 @@ def of_rows(rows: Sequence[Row]) -> list[str]:
         ]
     reasons: dict[str, int] = {}
     for row in rows:
-        if row.status == "refused":
+        if row.status == "invalid":
             reasons[row.why] = reasons.get(row.why, 0) + 1
     common_reasons = sorted(reasons.items(), key=lambda reason_count: -reason_count[1])[:12]
     return [

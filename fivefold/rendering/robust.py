@@ -27,11 +27,11 @@ def worded(robustness: Robustness) -> str:
     first = robustness.rows[0]
     figures = f"step time {show_seconds(first.step_seconds)}, peak memory {show_bytes(first.memory_bytes)}"
     if first.worst is None:
-        return f"{figures}; with {first.worst_in} it does not fit, and no other layout does"
+        return f"{figures}; with {first.worst_scenario} it does not fit, and no other layout does"
     if not first.worst:
         return f"{figures}; the best in each of {len(robustness.scenarios)} scenarios"
     return (
-        f"{figures}; at worst {first.worst:.1%} slower than the best layout of a scenario ({first.worst_in}), "
+        f"{figures}; at worst {first.worst:.1%} slower than the best layout of a scenario ({first.worst_scenario}), "
         f"{first.expected or 0.0:.1%} on average over {len(robustness.scenarios)}"
     )
 
@@ -66,7 +66,7 @@ REGRETS: tuple[Column[Regret], ...] = (
     Column("peak memory", attrgetter("memory_bytes"), show_bytes),
     Column("mean regret", attrgetter("expected"), show_share, missing=UNFIT),
     Column("worst regret", attrgetter("worst"), show_share, missing=UNFIT),
-    Column("in scenario", lambda row: row.worst_in if row.worst != 0 else "", is_text=True),
+    Column("in scenario", lambda row: row.worst_scenario if row.worst != 0 else "", is_text=True),
     Column("note", attrgetter("note"), is_text=True),
 )
 SCENARIOS: tuple[Column[ScenarioResult], ...] = (

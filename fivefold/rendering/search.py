@@ -54,14 +54,14 @@ def page(result: SearchResult) -> RenderableType:
             parts.append(Text.assemble("\nThe best layout", expected))
     if result.finalists:
         parts += [_heading("Measured"), finalists(result.finalists)]
-    if result.tightest:
-        parts.append(Text.assemble("\n", result.tightest, overflow="fold"))
+    if result.binding_constraint:
+        parts.append(Text.assemble("\n", result.binding_constraint, overflow="fold"))
     for miss in result.misses:
         needed, available = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
         line = f"{miss.layout}  needs {needed} of {available}{risk}: {miss.cause}"
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
-        parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.mends]
+        parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes]
     if len(result.front) > 1:
         parts += [_heading("Peak memory against step time"), make_grid(FRONT, result.front)]
     if result.reasons:
@@ -125,7 +125,11 @@ def _proposal(proposal: Proposal) -> RenderableType:
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
-    similar_text = "1 layout is that close" if proposal.alike == 1 else f"{proposal.alike} layouts are that close"
+    similar_text = (
+        "1 layout is that close"
+        if proposal.similar_layouts == 1
+        else f"{proposal.similar_layouts} layouts are that close"
+    )
     lines = [
         Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(proposal.choice), "bold cyan"), overflow="fold"),
         Text(f"{figures}; the simplest layout within {proposal.within:.1%} of the fastest ({similar_text})"),
@@ -194,7 +198,7 @@ RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
     Column("tokens/s/GPU", lambda row: row[1].step.tokens_per_second_per_gpu, show_count, is_wide=True),
     Column("GPU hours/step", lambda row: row[1].gpu_hours, "{:.3g}".format),
     Column("dollars", lambda row: row[1].dollars, _money),
-    Column("bound by", lambda row: row[1].step.time.bound_by, is_text=True),
+    Column("longest part", lambda row: row[1].step.time.longest_part, is_text=True),
 )
 REASONS: tuple[Column[Reason], ...] = (
     Column("layouts", attrgetter("layouts"), "{:,}".format),
@@ -235,7 +239,7 @@ BATCHES: tuple[Column[Batch], ...] = (
     Column("tokens", attrgetter("tokens"), show_count),
     Column("micro-batches", attrgetter("micro_batches")),
     Column("steps", attrgetter("steps"), "{:,}".format),
-    Column("recommended by, or used by", lambda batch: "; ".join(batch.who), is_text=True),
+    Column("recommended by, or used by", lambda batch: "; ".join(batch.references), is_text=True),
 )
 FINALISTS: tuple[Column[tuple[int, Finalist]], ...] = (
     Column("#", itemgetter(0)),

@@ -35,11 +35,11 @@ def _planned(row: Sequence[Span], process: int) -> Iterator[dict[str, Any]]:
 
 
 def lanes(
-    measured: Sequence[RankTrace], *, predicted: Sequence[Sequence[Span]] = (), rehearsed: Sequence[Sequence[Span]] = ()
+    measured: Sequence[RankTrace], *, predicted: Sequence[Sequence[Span]] = (), dry_run: Sequence[Sequence[Span]] = ()
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of one picture: the planned step, the dry run, then what each rank did, first step at 0."""
     process = 0
-    for kind, rows in (("predicted", predicted), ("dry run", rehearsed)):
+    for kind, rows in (("predicted", predicted), ("dry run", dry_run)):
         for rank, row in enumerate(rows):
             yield from names(process, f"{kind}, pipeline rank {rank}", ("step", "messages that nothing hides"))
             yield from _planned(row, process)

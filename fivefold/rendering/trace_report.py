@@ -34,14 +34,14 @@ TIME_PARTS = {
     "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
     "idle_host_seconds": ("host-bound idle", GREY),
 }  # fmt: skip
-DOES = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANGE, "host": GREY}
+ACTIVITY_COLOURS = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANGE, "host": GREY}
 
 
 class Piece(NamedTuple):
     """A piece of the critical path, in seconds from the start of its step."""
 
     rank: int
-    does: Does
+    activity: Activity
     start: float
     end: float
 
@@ -243,7 +243,7 @@ def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
     rows = tuple(
         (
             str(part.rank),
-            part.does,
+            part.activity,
             *((shortened(part.name),) if named else ()),
             show_seconds(part.seconds),
             f"{part.seconds / whole:.1%}" if whole else "–",
@@ -285,7 +285,7 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
         raise UserError("no step has a critical path; there is nothing to draw")
     pieces = _coarse(path)
     values = [
-        {"rank": f"rank {piece.rank}", "does": piece.does, "start": piece.start * 1e3, "end": piece.end * 1e3}
+        {"rank": f"rank {piece.rank}", "activity": piece.activity, "start": piece.start * 1e3, "end": piece.end * 1e3}
         for piece in pieces
     ]
     order = [f"rank {rank}" for rank in sorted({piece.rank for piece in pieces})]
@@ -296,11 +296,11 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
             x=alt.X("start:Q", title="time, ms"),
             x2="end:Q",
             y=alt.Y("rank:N", sort=order, title=None, axis=charts._labels(alt)),
-            color=charts._colour("does", DOES),
+            color=charts._colour("activity", ACTIVITY_COLOURS),
         )
     )
     path_seconds = path[-1].end
-    work = sum(piece.end - piece.start for piece in path if piece.does == "compute")
+    work = sum(piece.end - piece.start for piece in path if piece.activity == "compute")
     title = f"Compute is {work / path_seconds:.0%} of the critical path of {show_seconds(path_seconds)}"
     subtitle = f"{report.steps[-1]}; of pieces too short to be drawn, what takes most of their time"
     return charts._finish(picture, title=title, subtitle=subtitle, height=max(60, 30 * len(order)))
@@ -309,19 +309,19 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
 def _coarse(path: Sequence[Piece]) -> list[Piece]:
     """Return the path in ``SLOTS`` slots, each with what takes most of it; equal neighbours are one piece."""
     path_seconds = path[-1].end
-    slots: list[dict[tuple[int, Does], float]] = [{} for _ in range(SLOTS)]
+    slots: list[dict[tuple[int, Activity], float]] = [{} for _ in range(SLOTS)]
     for piece in path:
         first, last = piece.start / path_seconds * SLOTS, piece.end / path_seconds * SLOTS
         for slot in range(int(first), min(SLOTS, int(last) + 1)):
-            key = (piece.rank, piece.does)
+            key = (piece.rank, piece.activity)
             slots[slot][key] = slots[slot].get(key, 0.0) + min(last, slot + 1) - max(first, slot)
     pieces: list[Piece] = []
     for slot, sums in enumerate(slots):
-        rank, does = max(sums, key=lambda key: sums[key])
-        if pieces and (pieces[-1].rank, pieces[-1].does) == (rank, does):
+        rank, activity = max(sums, key=lambda key: sums[key])
+        if pieces and (pieces[-1].rank, pieces[-1].activity) == (rank, activity):
             pieces[-1] = pieces[-1]._replace(end=(slot + 1) / SLOTS * path_seconds)
         else:
-            pieces.append(Piece(rank, does, slot / SLOTS * path_seconds, (slot + 1) / SLOTS * path_seconds))
+            pieces.append(Piece(rank, activity, slot / SLOTS * path_seconds, (slot + 1) / SLOTS * path_seconds))
     return pieces
 
 

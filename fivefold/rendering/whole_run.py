@@ -73,7 +73,7 @@ def offers(offer_list: Offers) -> RenderableType:
         parts.append(Text(f"{best.ranks} {best.machine}: {duration}\n", style="bold"))
         parts.append(make_offer_grid(offer_list))
     for offer in (offer for offer in offer_list.offers if offer.run is None):
-        line = f"{offer.machine_argument}  {offer.layout}  {offer.refused}"
+        line = f"{offer.machine_argument}  {offer.layout}  {offer.error}"
         parts.append(Text(line, style="red", overflow="fold"))
     if best is not None:
         parts.append(Text.assemble("\n", (assumption(best.site), "dim"), overflow="fold"))

@@ -28,32 +28,34 @@ class Output(NamedTuple):
 
 _RESULTS = "fivefold.results"
 OUTPUTS: Mapping[str, Output] = {
-    "predict": Output(["fivefold.step:Step"]),
+    "predict": Output(["fivefold.step:Step"], version=2),
     "search": Output(
-        [f"{_RESULTS}.search_result:SearchResult", f"{_RESULTS}.search_result:Walk", f"{_RESULTS}.whole_run:Offers"]
+        [f"{_RESULTS}.search_result:SearchResult", f"{_RESULTS}.search_result:Walk", f"{_RESULTS}.whole_run:Offers"],
+        version=2,
     ),
-    "plan": Output([f"{_RESULTS}.playbook:Playbook"]),
-    "compare": Output([f"{_RESULTS}.comparison:Comparison"]),
-    "ratios": Output([f"{_RESULTS}.balance:Ratios"]),
+    "plan": Output([f"{_RESULTS}.playbook:Playbook"], version=2),
+    "compare": Output([f"{_RESULTS}.comparison:Comparison"], version=2),
+    "ratios": Output([f"{_RESULTS}.balance:Ratios"], version=2),
     "ask": Output(
         entries=[
             *(f"{_RESULTS}.search_result:{name}" for name in ("Answer", "Batch", "Change", "FineTune", "Lengths")),
             f"{_RESULTS}.whole_run:WholeRun",
-        ]
+        ],
+        version=2,
     ),
-    "sweep": Output([f"{_RESULTS}.outputs:SweepSize"], [f"{_RESULTS}.sweep_row:Row"]),
-    "dryrun": Output([f"{_RESULTS}.outputs:DryrunOutput"]),
+    "sweep": Output([f"{_RESULTS}.outputs:SweepSize"], [f"{_RESULTS}.sweep_row:Row"], version=2),
+    "dryrun": Output([f"{_RESULTS}.outputs:DryrunOutput"], version=2),
     "models": Output(entries=[f"{_RESULTS}.catalog:CatalogModel", f"{_RESULTS}.catalog:CatalogFamily"]),
     "machines": Output(entries=[f"{_RESULTS}.catalog:CatalogMachine"]),
     "stacks": Output(entries=[f"{_RESULTS}.catalog:CatalogStack"]),
     "read": Output([f"{_RESULTS}.reading:Reading"], version=3),
     "calibrate": Output(["fivefold.machine.spec:Machine"]),
-    "trace": Output([f"{_RESULTS}.traced:Traced"]),
-    "explain": Output([f"{_RESULTS}.outputs:ExplainOutput"]),
-    "train": Output([f"{_RESULTS}.outputs:StepPair"]),
+    "trace": Output([f"{_RESULTS}.traced:Traced"], version=2),
+    "explain": Output([f"{_RESULTS}.outputs:ExplainOutput"], version=2),
+    "train": Output([f"{_RESULTS}.outputs:StepPair"], version=2),
     "data": Output(["fivefold.trainer.data.shards:Index"]),
-    "show": Output(["fivefold.step:Step"], [f"{_RESULTS}.step_comparison:Row"]),
-    "doctor": Output([f"{_RESULTS}.diagnosis:Diagnosis", f"{_RESULTS}.explanation:Explanation"]),
+    "show": Output(["fivefold.step:Step"], [f"{_RESULTS}.step_comparison:Row"], version=2),
+    "doctor": Output([f"{_RESULTS}.diagnosis:Diagnosis", f"{_RESULTS}.explanation:Explanation"], version=2),
     "generate": Output([f"{_RESULTS}.outputs:GenerateOutput"]),
     "numerics": Output([f"{_RESULTS}.numerics:Numerics"]),
     "import": Output([f"{_RESULTS}.outputs:ImportOutput"]),

@@ -81,7 +81,7 @@ def playbook(
         step=step,
         run=run,
         run_file=content,
-        typed=_typed(planned, machine, file=file),
+        commands=_typed(planned, machine, file=file),
         configs=_list_configs(planned),
     )
 
@@ -98,7 +98,9 @@ def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: 
         model, machine, job, also=(), by="time", top=1, within=UNRANKABLE_DIFFERENCE, where=where, risk=risk
     )
     if result.proposal is None:
-        raise UserError(result.tightest or f"no layout of {model.name} fits on {machine.ranks} {machine.name}")
+        raise UserError(
+            result.binding_constraint or f"no layout of {model.name} fits on {machine.ranks} {machine.name}"
+        )
     return result.proposal
 
 

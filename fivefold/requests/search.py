@@ -58,7 +58,7 @@ def walk(
     from fivefold.planner.search.neighbours import walk as run
 
     if by == "robust":
-        raise UserError("--keep ranks changes by time or memory; drop --by robust, or --keep")
+        raise UserError("`--keep` compares changes by time or memory only; drop --by robust, or --keep")
     objective: By = "memory" if by == "memory" else "time"
     return run(planner(model, machine, job, risk), Layout.parse(start), by=objective, where=where)
 

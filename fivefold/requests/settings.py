@@ -181,5 +181,5 @@ def _parse_value(key: str, text: str) -> str | float:
         try:
             return float(text.removesuffix("/h"))
         except ValueError:
-            raise UserError(f"{key}={text!r} is no price; write dollars per GPU hour, such as 2.2") from None
+            raise UserError(f"{key}={text!r} is not a price; write dollars per GPU hour, such as 2.2") from None
     return text

@@ -21,7 +21,7 @@ class Degree(Record):
     link: str
     flops_per_byte: PositiveFloat
     balance: PositiveFloat
-    hides: bool
+    overlaps: bool
 
 
 class Axis(Record):
@@ -29,7 +29,7 @@ class Axis(Record):
 
     axis: str
     sends: str
-    behind: str
+    overlapped_with: str
     formula: str
     degrees: tuple[Degree, ...]
     largest: PositiveInt

@@ -24,7 +24,7 @@ class Variant(Record):
     name: str  # A, B, …
     facts: tuple[str, ...]
     step: Step | None = None
-    refused: str = ""  # why there is no step, in one line
+    error: str = ""  # why there is no step, in one line
     dollars_per_rank_hour: NonNegativeFloat | None = None
 
 

@@ -82,14 +82,14 @@ class Advice(Record):
     peak_bytes: NonNegativeInt  # measured again with these modules wrapped
     extra_flops: NonNegativeInt
     extra_share: float  # of the FLOPs of the unchanged step
-    refused: tuple[str, ...] = ()  # modules that cannot be recomputed, and why
+    not_recomputable: tuple[str, ...] = ()  # modules that cannot be recomputed, and why
     reason: str = ""  # if it does not fit: what keeps the peak up
 
 
 class Cost(Record):
     """A variant of the module, named by ``what``, and what one rank holds, computes and sends in a step of it."""
 
-    what: str
+    variant: str
     ranks: PositiveInt
     peak_bytes: NonNegativeInt
     parameters_bytes: NonNegativeInt

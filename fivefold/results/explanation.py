@@ -37,12 +37,12 @@ class HeldMemory(Record):
     reserved_bytes: NonNegativeInt | None = None
     capacity_bytes: NonNegativeInt | None = None
     free_bytes: NonNegativeInt | None = None  # free on the device, as reported by its driver
-    wanted_bytes: NonNegativeInt | None = None  # the allocation that failed
+    requested_bytes: NonNegativeInt | None = None  # the allocation that failed
 
     @property
     def needed_bytes(self) -> int:
         """Return the bytes of tensors plus the allocation that failed."""
-        return self.held_bytes + (self.wanted_bytes or 0)
+        return self.held_bytes + (self.requested_bytes or 0)
 
 
 class RankAt(Record):
@@ -74,11 +74,11 @@ class Explanation(Record):
     losses: tuple[LossEvent, ...] = ()
 
 
-class Beside(Record):
+class MemoryComparison(Record):
     """A category of memory, as found and as predicted; None where one of them does not distinguish it."""
 
     part: str
-    found_bytes: NonNegativeInt | None
+    actual_bytes: NonNegativeInt | None
     predicted_bytes: NonNegativeInt | None
 
 
@@ -86,10 +86,10 @@ class AgainstPrediction(Record):
     """The prediction compared with what was found, and the smallest change that fits."""
 
     predicted: Step
-    rows: tuple[Beside, ...]
+    rows: tuple[MemoryComparison, ...]
     findings: tuple[str, ...]
     excess_bytes: int  # found minus predicted; added to the memory of each change before deciding whether it fits
-    room_bytes: NonNegativeInt
+    available_bytes: NonNegativeInt
     change: Change | None = None  # the fastest single change that fits
     layout: str = ""  # the proposed layout, if no single change fits
     slower: NonNegativeFloat | None = None  # ratio of step times, after the change over before

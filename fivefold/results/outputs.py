@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import ConfigDict, Field, NonNegativeInt, RootModel
+from pydantic import ConfigDict, NonNegativeInt, RootModel
 
 from fivefold.record import Record
 from fivefold.results.explanation import AgainstPrediction, Explanation
@@ -14,7 +12,7 @@ from fivefold.step import StageMemory, Step
 class ExplainOutput(Record):
     """The output of ``explain``: what the files tell, and the prediction compared with their memory."""
 
-    explanations: Annotated[tuple[Explanation, ...], Field(serialization_alias="found")]
+    explanations: tuple[Explanation, ...]
     against: AgainstPrediction | None
 
 
@@ -41,7 +39,7 @@ class HeldBytes(Record):
     number: NonNegativeInt
     largest_bytes: NonNegativeInt
     category: str
-    since: str
+    allocated_in: str
     module: str
     line: str
 

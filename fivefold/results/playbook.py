@@ -36,7 +36,7 @@ class Stage(Record):
 
 
 class Playbook(Shown):
-    """The procedure for one run with its final layout and the run; ``typed``: the commands to type, by software."""
+    """The procedure for one run with its final layout and the run; ``commands``: the commands to run, by software."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:playbook"
 
@@ -48,7 +48,7 @@ class Playbook(Shown):
     step: Step
     run: WholeRun
     run_file: str  # as TOML, for ``train``
-    typed: dict[str, tuple[str, ...]]
+    commands: dict[str, tuple[str, ...]]
     configs: dict[str, str] = {}  # files of the job's software by name, if it is not Fivefold's and can run the plan
 
     def line(self) -> str:

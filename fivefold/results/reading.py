@@ -37,7 +37,7 @@ class Reading(Record):
     approximated: tuple[ParsedKey, ...] = ()
     harmless: tuple[ParsedKey, ...] = ()
     missing: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()  # why the layout does not fit the model or the job
+    errors: tuple[str, ...] = ()  # why the layout does not fit the model or the job
 
 
 class ConfigNotes(Record):

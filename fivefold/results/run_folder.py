@@ -18,14 +18,14 @@ MAX_TIMELINE_RANKS = 8  # largest number of measured ranks in a timeline
 
 
 class RunFolder(Shown):
-    """The results that ``train`` has written; ``rehearsed`` (a dry run) is None unless the run was traced."""
+    """The results that ``train`` has written; ``dry_run`` (a dry run) is None unless the run was traced."""
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:run"
 
     folder: Path
     predicted: Step
     measured: Step
-    rehearsed: Step | None = None
+    dry_run: Step | None = None
 
     def line(self) -> str:
         """Return the folder and the measured time next to the predicted one, as one line."""
@@ -35,7 +35,7 @@ class RunFolder(Shown):
     @property
     def steps(self) -> tuple[Step, ...]:
         """Return the predicted step, the dry-run step if there is one, and the measured step."""
-        return (self.predicted, *((self.rehearsed,) if self.rehearsed else ()), self.measured)
+        return (self.predicted, *((self.dry_run,) if self.dry_run else ()), self.measured)
 
     @property
     def log(self) -> list[dict[str, Any]]:
@@ -58,9 +58,9 @@ def read(folder: Path) -> RunFolder:
     if not path.exists():
         raise UserError(f"{folder}: has no step.json; a run of 5 or more steps writes it at its end")
     predicted, measured = read_pair(path)
-    rehearsed = read_file(path).get("dry_run")
-    rehearsed_step = Step.read(rehearsed, origin=f"{path}: dry_run") if rehearsed else None
-    return RunFolder(folder=folder, predicted=predicted, measured=measured, rehearsed=rehearsed_step)
+    dry_run = read_file(path).get("dry_run")
+    rehearsed_step = Step.read(dry_run, origin=f"{path}: dry_run") if dry_run else None
+    return RunFolder(folder=folder, predicted=predicted, measured=measured, dry_run=rehearsed_step)
 
 
 def promised(folder: Path) -> Step | None:

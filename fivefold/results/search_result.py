@@ -56,7 +56,7 @@ class NearMiss(Record):
     has_bytes: PositiveInt  # the device's memory
     risk: float | None = None  # probability of running out of memory
     cause: str
-    mends: tuple[str, ...]
+    fixes: tuple[str, ...]
 
 
 class TightLayout(Record):
@@ -124,7 +124,7 @@ class Proposal(Record):
 
     layout: str
     within: NonNegativeFloat
-    alike: NonNegativeInt  # number of evaluated layouts within this share
+    similar_layouts: NonNegativeInt  # number of evaluated layouts within this share
     choice: Ranked
     simpler: Alternative | None
     faster: Alternative | None
@@ -145,7 +145,7 @@ class ScenarioResult(Record):
 class Regret(Record):
     """The loss of a layout against the best layout of a scenario: step time over that one's, minus 1.
 
-    ``expected``: the mean over all scenarios; ``worst``: the maximum, reached in ``worst_in``. None: does not fit
+    ``expected``: the mean over all scenarios; ``worst``: the maximum, reached in ``worst_scenario``. None: does not fit
     there.
     """
 
@@ -155,7 +155,7 @@ class Regret(Record):
     memory_bytes: NonNegativeInt
     expected: NonNegativeFloat | None
     worst: NonNegativeFloat | None
-    worst_in: str
+    worst_scenario: str
 
 
 class Robustness(Record):
@@ -184,7 +184,7 @@ class SearchResult(Shown):
     risk: float = FITS_RISK  # probability of running out of memory up to which layouts were proposed
     tight: TightLayout | None = None  # above that risk, if it is better than all that were proposed
     misses: tuple[NearMiss, ...] = ()  # filled if no layout fits
-    tightest: str = ""  # filled if no layout fits: the constraint to relax, and a layout that then fits
+    binding_constraint: str = ""  # filled if no layout fits: the constraint to relax, and a layout that then fits
     tried: NonNegativeInt
     evaluated: NonNegativeInt
     seconds: NonNegativeFloat
@@ -311,5 +311,5 @@ class Batch(Record):
     tokens: PositiveInt
     micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
     steps: PositiveInt  # for the whole token budget
-    who: tuple[str, ...] = ()  # scaling laws, teams and measurements whose batch is nearest to this one
+    references: tuple[str, ...] = ()  # scaling laws, teams and measurements whose batch is nearest to this one
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each

@@ -11,8 +11,8 @@ from fivefold.layout.spec import Layout
 from fivefold.record import Record
 from fivefold.step import Step
 
-Status = Literal["fits", "memory", "refused"]
-Measured = Literal["", "measured", "refused", "memory", "timeout", "failed", "waiting"]
+Status = Literal["fits", "memory", "invalid"]
+Measured = Literal["", "measured", "invalid", "memory", "timeout", "failed", "waiting"]
 
 
 class Row(Record):
@@ -49,7 +49,7 @@ class Row(Record):
     exposed_seconds: float | None = None
     optimizer_seconds: float | None = None
     time_error: float | None = None  # expected relative error
-    bound_by: str | None = None
+    longest_part: str | None = None
     capacity_bytes: int | None = None
     peak_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -114,6 +114,6 @@ def of_step(step: Step) -> dict[str, Any]:
         "exposed_seconds": sum(time.exposed_seconds.values()),
         "optimizer_seconds": time.optimizer_seconds,
         "time_error": time.error,
-        "bound_by": time.bound_by,
+        "longest_part": time.longest_part,
         "reserved_bytes": memory.reserved_bytes,
     } | {f"{part}_bytes": getattr(fullest, f"{part}_bytes") for part in parts}

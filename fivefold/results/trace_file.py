@@ -63,7 +63,7 @@ def read(folder: Path) -> list[RankTrace]:
     traces += map(_read, paths)
     for path, trace in zip(paths, traces[1:], strict=True):
         if [step.step for step in trace.steps] != [step.step for step in traces[0].steps]:
-            raise UserError(f"{path}: has other steps than rank 0, so it belongs to another run; {AGAIN}")
+            raise UserError(f"{path}: has different steps from rank 0, so it belongs to another run; {AGAIN}")
     return traces
 
 

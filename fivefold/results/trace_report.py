@@ -14,7 +14,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fivefold.record import Record
 
 Category = Literal["GEMM", "attention", "elementwise", "norm", "communication", "memcpy", "optimizer", "other"]
-Does = Literal["compute", "communication", "memcpy", "host", "waiting"]
+Activity = Literal["compute", "communication", "memcpy", "host", "waiting"]
 
 
 class Breakdown(Record):
@@ -27,7 +27,7 @@ class Breakdown(Record):
     """
 
     rank: NonNegativeInt
-    step: str  # "ProfilerStep#3", or "whole" for the full trace
+    step: str  # "ProfilerStep#3", or "all" for the full trace
     start_seconds: float  # from the first event of all ranks
     window_seconds: NonNegativeFloat
     compute_seconds: NonNegativeFloat
@@ -86,7 +86,7 @@ class PathPart(Record):
     """The contribution of one rank to the critical path of a step; mean over steps."""
 
     rank: NonNegativeInt
-    does: Does
+    activity: Activity
     name: str = ""
     seconds: NonNegativeFloat
 
@@ -108,7 +108,7 @@ class TraceReport(Record):
     ranks: tuple[NonNegativeInt, ...]
     files: tuple[str, ...]
     steps: tuple[str, ...]
-    whole: tuple[Breakdown, ...]  # by rank: from first to last kernel
+    total: tuple[Breakdown, ...]  # by rank: from first to last kernel
     breakdown: tuple[Breakdown, ...]  # by rank and step
     categories: tuple[KernelLine, ...]
     kernels: tuple[KernelLine, ...]

@@ -75,7 +75,7 @@ class Offer(Record):
     layout: str = ""
     mfu: NonNegativeFloat = 0.0
     run: WholeRun | None = None
-    refused: str = ""
+    error: str = ""
 
     @property
     def machine_argument(self) -> str:

@@ -80,7 +80,7 @@ def submitted(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
     sbatch_output = submit(Run.load(file), file, layout, setting.machine)
     number = re.search(r"\d+", sbatch_output)
     if number is None:
-        raise RunFailure(f"sbatch gave no number of a job, but said {sbatch_output!r}")
+        raise RunFailure(f"sbatch printed no job id: {sbatch_output!r}")
     return number[0]
 
 

@@ -108,7 +108,7 @@ def _needs(needs: int, has: int, risk: float) -> str:
     return f"needs {show_bytes(needs)} of {show_bytes(has)}: {show_risk(risk)} risk of running out"
 
 
-def _refused(setting: Setting, request: str, why: str, *, status: Status = "refused") -> Row:
+def _refused(setting: Setting, request: str, why: str, *, status: Status = "invalid") -> Row:
     """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
         columns = of_layout(Layout.parse(request))

@@ -42,7 +42,8 @@ class Plan(NamedTuple):
         if unused := [text for text in requests if all(filled_by_ranks[count][text] is None for count in ranks)]:
             numbers = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
             raise UserError(
-                f"layouts: {unused[0]!r} has none of the numbers of ranks ({numbers}); write dp*, or add to ranks"
+                f"layouts: {unused[0]!r} matches none of the numbers of ranks ({numbers}); "
+                "write dp*, or add its number to ranks"
             )
         texts = {count: list(dict.fromkeys(filter(None, filled_by_ranks[count].values()))) for count in ranks}
         return cls([(setting, texts[setting.ranks]) for setting in setting_list])

@@ -36,7 +36,7 @@ FEWEST_STEPS = 4
 DOCUMENT = 4096  # characters per document of the corpus, unless a sequence is longer
 SPARE = 1.25  # factor on the number of documents needed, because some are held out
 
-Ended = Literal["measured", "refused", "memory", "timeout", "failed"]
+Ended = Literal["measured", "invalid", "memory", "timeout", "failed"]
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|want of memory", re.IGNORECASE)
 # Parts of a failed run's message to remove: its folder no longer exists, and it cannot be resumed.
 _ASIDE = re.compile(r" \(see [^)]*\)|; the same command goes on from .*$")
@@ -147,7 +147,7 @@ def outcome(pair: Path, *, code: int, said: str) -> Trial:
     why = _ASIDE.sub("", (own_lines or lines or [f"ended with code {code} and said nothing"])[-1])
     if code == -9:
         why = "was ended by SIGKILL, perhaps for want of memory"
-    ended: Ended = "refused" if code == 2 else "memory" if OUT_OF_MEMORY.search(why) else "failed"
+    ended: Ended = "invalid" if code == 2 else "memory" if OUT_OF_MEMORY.search(why) else "failed"
     return Trial(ended=ended, why=why)
 
 

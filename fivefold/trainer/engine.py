@@ -56,10 +56,10 @@ class Engine:
 
     def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
         """Set up the schedule. ``end``: id of the end-of-document token, if tokens attend only inside documents."""
-        if job.documents == "apart" and end is None:
-            raise ValueError("documents that are kept apart need the token that ends one")
+        if job.documents == "separate" and end is None:
+            raise ValueError("separate documents need the token that ends one")
         self.built, self.layout, self.job = built, layout, job
-        self.end = end if job.documents == "apart" else None
+        self.end = end if job.documents == "separate" else None
         self.layers = stage_layers(model.layers, layout)
         self.sequences = job.global_batch  # of this step, over all ranks
         self.predicted = model.predicted

@@ -102,7 +102,7 @@ def roll_call(store: Any, *, rank: int, world: int) -> str:
             if n_answers == world:
                 return name
         time.sleep(ROLL_SECONDS * ceil_div(world, 64))
-    raise RunFailure(f"rank {rank}: not all of {world} ranks have come in {TIMEOUT}")
+    raise RunFailure(f"rank {rank}: not all of the {world} ranks have joined within {TIMEOUT}")
 
 
 def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> None:

@@ -118,9 +118,9 @@ class Run(Record):
         if self.job.adapter is not None:
             raise UserError("noise_scale: is not measured of adapters yet; drop it, or [job] adapter")
         if layout.cp > 1:
-            raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of whole sequences; take cp1")
+            raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of a full sequence; take cp1")
         if layout.dp == 1:
-            raise UserError("noise_scale: with dp1 no gradient is of less than the whole batch; take dp2 or more")
+            raise UserError("noise_scale: with dp1 every gradient is that of the full batch; take dp2 or more")
 
     def table(self, layout: Layout) -> Table | None:
         """Read the custom schedule, if any; raises ``UserError`` unless it fits ``layout`` and the micro-batches."""

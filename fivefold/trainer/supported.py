@@ -42,8 +42,8 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     if layout.tp_inner > 1:
         flat = layout.replace(tp_inner=1)
         raise UserError(
-            f"layout {str(layout)!r}: the engine cuts tensors over one axis, as a second saves 10 to 13 % of tp's "
-            f"messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
+            f"layout {str(layout)!r}: the engine shards tensors over one axis, as a second one saves 10 to 13 % of "
+            f"tp's messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
         )
     _check_adapter(layout, job, model=model)
     if job.stack.name != "fivefold":
@@ -175,7 +175,7 @@ def _check_model(model: Model) -> None:
         raise UserError(
             f"model {model.name!r}: the trainer cannot draw experts by SparseMixer yet; take score 'softmax'"
         )
-    if moe and moe.weighs == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
+    if moe and moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
         kind = f"{model.mlp} {model.activation}"
         raise UserError(f"model {model.name!r}: the trainer cannot weigh the inputs of {kind} experts yet")
 

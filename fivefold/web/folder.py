@@ -30,7 +30,7 @@ class Folder:
         if not is_inside:
             raise UserError(f"{text!r} is outside of the folder that the page was started for; name a file below it")
         if is_special_file:
-            raise UserError(f"{text!r} is neither a file nor a folder; a page does not wait for a pipe or a device")
+            raise UserError(f"{text!r} is neither a file nor a folder; the page reads neither pipes nor devices")
         if size > FILE_BYTES:
             raise UserError(f"{text!r} has {size:,} bytes; the page reads files of up to {FILE_BYTES:,}")
         return path

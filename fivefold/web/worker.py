@@ -203,7 +203,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     report(0, 0, "PyTorch and the training code are loaded")
     from fivefold.dry_run import dryrun as run
     from fivefold.dry_run.report import data
-    from fivefold.web.rehearsed import html
+    from fivefold.web.dry_run import html
 
     def begin(done: int, total: int) -> None:
         report(done, total, f"rank {done + 1} of {total} runs its step")

@@ -85,7 +85,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "experts": lambda model: model.moe is not None,
     "biased experts": lambda model: model.moe is not None and model.moe.expert_bias,
     "clamped experts": lambda model: model.activation == "clamped_swiglu",
-    "weighed inputs": lambda model: model.moe is not None and model.moe.weighs == "inputs",
+    "weighed inputs": lambda model: model.moe is not None and model.moe.router_weight_on == "inputs",
     "pattern of experts": lambda model: model.moe is not None and bool(model.moe.pattern),
     "mtp": lambda model: model.mtp is not None,
     "learned positions": lambda model: model.position == "learned",
@@ -125,7 +125,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "pairs of passes": lambda layout, _: layout.pp > 1 and layout.pipeline.pairs_passes,
     "v shaped": lambda layout, _: layout.pp > 1 and layout.pipeline.places_v,
     "interleaved": lambda layout, _: layout.pp > 1 and layout.pipeline.interleaves,
-    "documents": lambda _, job: job.documents == "apart",
+    "documents": lambda _, job: job.documents == "separate",
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
     "unfused": lambda _, job: job.stack.attention == "unfused",
     "adapters": lambda _, job: job.adapter is not None,
@@ -250,7 +250,7 @@ def _model(chance: random.Random, frame: Frame) -> Model:
     if frame.experts:
         fields |= {"moe": _moe(chance)}
         if not fields["moe"].shared_experts and pick((True, False, False)):
-            moe = fields["moe"].replace(dense_layers=0, weighs="outputs", expert_bias=pick((True, False)))
+            moe = fields["moe"].replace(dense_layers=0, router_weight_on="outputs", expert_bias=pick((True, False)))
             fields |= {"moe": moe, "activation": "clamped_swiglu"}
     fields |= _of_scores(random.Random(chance.random()), turns=turns, latent=frame.latent)
     return Model(name="drawn", vocab=VOCAB, **fields)
@@ -387,7 +387,7 @@ def _moe(chance: random.Random) -> MoE:
         pattern=pick(((), (), (True, False))),
     )
     if not moe.expert_bias and pick((True, False, False, False)):
-        moe = moe.replace(weighs="inputs")
+        moe = moe.replace(router_weight_on="inputs")
     # a single weight that is normalised is 1, and the router's gradient nothing but rounding
     return moe.replace(normalized=False) if moe.topk == 1 else moe
 
@@ -436,7 +436,7 @@ def _job(chance: random.Random, layout: Layout) -> Job:
         sequence=sequence,
         global_batch=micro_batches * layout.dp * layout.mbs,
         precision=recipe("fp32"),
-        documents=pick(("joined", "apart")),
+        documents=pick(("joined", "separate")),
         loss=pick(("fused", "chunked")),
         vocab_multiple=pick((1, 1, 4)),
         reduce=pick(("micro_batch", "micro_batch", "step")),

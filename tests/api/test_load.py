@@ -75,7 +75,7 @@ def test_a_run_comes_back(run: Path, step: Step) -> None:
     result = ff.load(run)
     assert isinstance(result, RunFolder)
     assert result == ff.load(run / "step.json")
-    assert (result.predicted, result.measured.kind, result.rehearsed) == (step, "measured", None)
+    assert (result.predicted, result.measured.kind, result.dry_run) == (step, "measured", None)
     assert "predicted -9.1%" in repr(result)
     assert [line["loss"] for line in result.log] == [5.5, 5.0]
     text = result._repr_html_()
@@ -106,7 +106,7 @@ def test_rows_come_back(suffix: str, tmp_path: Path) -> None:
         {"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "dp2 mbs3"]}, out=tmp_path / f"r{suffix}"
     )
     assert ff.load(tmp_path / f"r{suffix}") == rows
-    assert {row.status for row in rows} == {"fits", "refused"}
+    assert {row.status for row in rows} == {"fits", "invalid"}
 
 
 @pytest.mark.parametrize(

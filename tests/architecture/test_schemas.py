@@ -154,7 +154,7 @@ def test_files_are_answered_as_the_schema_says(
         encoding="utf-8",
     )
     assert run(monkeypatch, "explain", log, "--json") == 0
-    assert _checked(capsys, "explain")["found"]
+    assert _checked(capsys, "explain")["explanations"]
 
 
 @pytest.mark.slow

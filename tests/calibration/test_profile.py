@@ -354,7 +354,7 @@ def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
 @true_interpreters()
 def test_documents_may_be_apart_but_pairs_cannot_be_told_apart():
     layout = Layout.parse("dp1 mbs2")
-    apart = JOB.replace(documents="apart")
+    apart = JOB.replace(documents="separate")
     store = profile(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)
     assert is_profiled(store, model=NANO, layout=layout, job=apart)
     with pytest.raises(UserError, match="two micro-batches alternate"):

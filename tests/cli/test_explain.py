@@ -48,7 +48,7 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
     needed = 79.5 * 2**30
     assert against["excess_bytes"] == max(0, round(needed) - against["predicted"]["memory"]["peak_bytes"])
     change = against["change"]
-    assert change["memory_bytes"] + against["excess_bytes"] <= against["room_bytes"]
+    assert change["memory_bytes"] + against["excess_bytes"] <= against["available_bytes"]
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
@@ -62,7 +62,7 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
         layout=Layout.parse("dp8 zero3 mbs2"),
     )
     same = [item for item in others if item.change not in ("fp8", "adamw8bit")]
-    fits = [item for item in same if item.memory_bytes + against["excess_bytes"] <= against["room_bytes"]]
+    fits = [item for item in same if item.memory_bytes + against["excess_bytes"] <= against["available_bytes"]]
     assert change["step_seconds"] == min(fit.step_seconds for fit in fits)
     assert "least change that fits: " + change["change"] in run(log, *LAYOUT)
 
@@ -84,21 +84,21 @@ def test_another_layout_is_named_if_no_single_change_fits(log: Path) -> None:
 
     chips = machine("h100:8", local=Path())
     taken = driver_bytes(chips, Layout.parse("dp8 mbs1"))
-    assert against["room_bytes"] == pytest.approx(30.1 * 2**30 - taken, abs=2)
+    assert against["available_bytes"] == pytest.approx(30.1 * 2**30 - taken, abs=2)
     step = predict(
         model=build_model("llama3-8b"),
         machine=chips,
         layout=Layout.parse(against["layout"]),
         job=Job(sequence=4096, global_batch=8),
     )
-    assert step.memory.peak_bytes <= against["room_bytes"]
+    assert step.memory.peak_bytes <= against["available_bytes"]
 
 
 def test_a_folder_is_its_files(log: Path) -> None:
     block = {"size": 512, "state": "active_allocated"}
     (log.parent / "rank0.pickle").write_bytes(pickle.dumps([{"total_size": 2048, "blocks": [block]}]))
     data = json.loads(run(log.parent, "--json"))
-    assert [item["kind"] for item in data["found"]] == ["out of memory", "memory snapshot"]
+    assert [item["kind"] for item in data["explanations"]] == ["out of memory", "memory snapshot"]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_explain_read_and_write(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text(OOM + "\n", encoding="utf-8")
     explained = call(tmp_path, "explain", files=[str(log)], answer="json").structured_content
-    assert explained["found"]
+    assert explained["explanations"]
     written = call(tmp_path, "write", what="dp8 zero1 mbs1", to="megatron", model="nano", **JOB)
     assert "--micro-batch-size" in written.content[0].text
     script = tmp_path / "run.sh"

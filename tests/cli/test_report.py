@@ -146,7 +146,7 @@ def test_report_of_files_that_commands_wrote() -> None:
         Path(f"{name}s.json").write_text(run(*words, "--json"))
     rows = report("rows.csv")
     assert "4 fit" in rows
-    assert "refused" in rows.lower()
+    assert "invalid" in rows.lower()
     text = report("searchs.json", "steps.json", "besides.json", "-o", "all.html", at="all.html")
     assert "3 reports" in text
     assert "trains most tokens per second" in text

@@ -101,7 +101,7 @@ def test_json_is_data(folder: Path) -> None:
 def test_the_prediction_is_laid_beside_it(folder: Path) -> None:
     against = ("--against", "nano", "h100:2", "dp2 zero2 mbs2", "--gbs", 8, "--seq", 128)
     page = run(folder, *against)
-    assert "Beside the prediction" in page
+    assert "Compared with the prediction" in page
     assert "dp2 zero2 mbs2" in page
     assert "× NVLink 4" in page, "the machine of the prediction has the links"
     data = json.loads(run(folder, *against, "--json"))

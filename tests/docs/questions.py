@@ -222,7 +222,7 @@ def verdict(asked: Asked, found: Comparison) -> str:
     """Whether the published layout is inside the margin, by how much it is not, and why."""
     steps = [variant.step for variant in found.variants]
     if len(steps) == 1 or steps[1] is None:
-        return f"**Not run here**: {found.variants[-1].refused}. {asked.why}".rstrip()
+        return f"**Not run here**: {found.variants[-1].error}. {asked.why}".rstrip()
     ours, theirs = steps[0], steps[1]
     assert ours is not None
     slower = theirs.time.step_seconds / ours.time.step_seconds - 1

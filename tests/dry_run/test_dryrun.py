@@ -98,7 +98,7 @@ def test_live_tensors_add_up_to_the_peak() -> None:
     assert sum(told.parts.values()) == sum(item.bytes for item in told.largest) == full.steady.peak_bytes
     assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
     (gates,) = [item for item in told.largest if item.category == "activations" and "_Gated" in item.line]
-    assert (gates.module, gates.since) == ("blocks.*.mlp", "forward of micro-batch 0")
+    assert (gates.module, gates.allocated_in) == ("blocks.*.mlp", "forward of micro-batch 0")
 
 
 def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:

@@ -120,9 +120,7 @@ def test_what_cannot_be_predicted_is_one_line_and_the_step_is_measured(
     trainer.add_callback(callback)
     with caplog.at_level(logging.WARNING, "fivefold"):
         trainer.train()
-    assert (
-        "no prediction: TrainingArguments do not say the length of a sequence; add sequence_length=4096" in caplog.text
-    )
+    assert "no prediction: TrainingArguments do not give the sequence length; add sequence_length=4096" in caplog.text
     assert callback.predicted is None
     assert callback.measured is not None
     assert {name for name in figures(trainer) if "predicted" in name or "error" in name} == set()

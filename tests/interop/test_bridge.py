@@ -135,7 +135,7 @@ def test_a_saved_config_of_bridge(tmp_path: Path) -> None:
         "megatron-bridge",
     )
     assert (job.stack.loss, job.stack.overlap) == ("fused", ("dp", "cp", "pp", "tp"))
-    assert (result.not_understood, result.missing, result.refused) == ((), (), ())
+    assert (result.not_understood, result.missing, result.errors) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_saved_recipe_of_nemo(tmp_path: Path) -> None:
     assert result.model.name == "llama3-8b"
     assert str(result.layout) == "dp4 tp2 cp2 zero1 mbs1"
     assert (result.job.global_batch, result.job.precision.name, result.job.stack.name) == (512, "bf16-grad16", "nemo")
-    assert (result.not_understood, result.missing, result.refused) == ((), (), ())
+    assert (result.not_understood, result.missing, result.errors) == ((), (), ())
 
 
 def test_keys_that_change_cost_are_named(tmp_path: Path) -> None:

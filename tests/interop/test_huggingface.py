@@ -204,7 +204,7 @@ def test_published_configs(
     assert (result.model.name, said.sequence, said.global_batch, said.precision.name, said.optimizer.kind) == job
     assert said.stack.name == stack
     assert [item.key for item in result.not_understood] == strange
-    assert result.refused == ()
+    assert result.errors == ()
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_json_of_deepspeed_alone_says_what_is_missing(tmp_path: Path) -> None:
     ("changes", "reason"),
     [
         ({"train_batch_size": 100}, r"train_batch_size=100 is not micro-batch·accumulation·dp=1·2·8=16"),
-        ({"train_micro_batch_size_per_gpu": 4}, "per_device_train_batch_size=1, but .*=4; let DeepSpeed's be"),
+        ({"train_micro_batch_size_per_gpu": 4}, "per_device_train_batch_size=1, but .*=4; set DeepSpeed's to"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
     ],
 )

@@ -163,7 +163,7 @@ def test_gpt3(tmp_path: Path) -> None:
     assert (job.sequence, job.global_batch, job.precision.name, job.stack.name) == (2048, 1536, "fp16", "megatron-core")
     assert job.ramp is not None
     assert (job.ramp.first, job.ramp.step, job.ramp.samples) == (16, 16, 5_859_375)
-    assert (result.missing, result.not_understood, result.refused) == ((), (), ())
+    assert (result.missing, result.not_understood, result.errors) == ((), (), ())
     left = {said.key: said.value for said in result.defaulted}
     assert (left["recompute_modules"], left["hidden_dropout"]) == ("['core_attn']", "0.1")
 
@@ -263,7 +263,12 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "model", "precision", "reason"),
     [
-        ("dp2 pp2 zero1 mbs1 ac=full@1", "llama3-8b", "bf16", "recomputes on all pipeline ranks alike; take ac=full"),
+        (
+            "dp2 pp2 zero1 mbs1 ac=full@1",
+            "llama3-8b",
+            "bf16",
+            "recomputes on every pipeline rank in the same way; take ac=full",
+        ),
         ("dp4 zero1 mbs1 ac=qkv", "llama3-8b", "bf16", "recomputes full, selective, or any of norm, act, mlp, moe"),
         ("dp4 zero3 mbs1", "llama3-8b", "bf16", "megatron-core does not support zero3; use zero0 or zero1"),
         ("dp4 zero1 mbs1", "llama3-8b", "fp8-rowwise", "precision fp8-rowwise: Megatron has fp32, fp16, bf16"),

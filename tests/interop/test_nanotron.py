@@ -105,7 +105,7 @@ def test_the_published_tiny_llama(tmp_path: Path) -> None:
     job = result.job
     assert (job.sequence, job.global_batch, job.precision.name, job.steps) == (256, 4, "bf16", 15)
     assert (job.stack.name, job.stack.async_tp) == ("nanotron", True)
-    assert (result.not_understood, result.missing, result.refused) == ((), (), ())
+    assert (result.not_understood, result.missing, result.errors) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "model", "reason"),
     [
-        ("dp4 zero1 mbs1 ac=selective", "llama3-8b", "nanotron recomputes whole layers; take ac=full"),
+        ("dp4 zero1 mbs1 ac=selective", "llama3-8b", "nanotron recomputes complete layers only; take ac=full"),
         ("dp4 zero1 mbs1", "mixtral-8x7b", "experts are not written for nanotron"),
         ("dp4 zero1 mbs1", "gemma2-9b", "nanotron has Llama and Qwen2, not gemma2"),
         ("dp4 zero3 mbs1", "llama3-8b", "nanotron does not support zero3; use zero0 or zero1"),

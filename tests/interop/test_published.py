@@ -57,7 +57,7 @@ def test_a_published_config(config: dict[str, Any], monkeypatch: pytest.MonkeyPa
     assert (str(result.layout) if result.layout else None, said) == (config.get("layout"), config.get("job"))
     assert [item.key for item in result.not_understood] == config.get("strange", [])
     assert [item.key for item in result.approximated] == config.get("approximated", [])
-    assert (list(result.missing), list(result.refused)) == (config.get("missing", []), config.get("refused", []))
+    assert (list(result.missing), list(result.errors)) == (config.get("missing", []), config.get("refused", []))
     assert result.job or result.missing
 
 

@@ -204,7 +204,11 @@ def test_python_configs_are_read_and_not_run(tmp_path: Path) -> None:
     result = read([f"{tmp_path}/mine.py:wide"], Overrides(ranks=8))
     assert result.job is not None
     assert (str(result.layout), result.job.stack.reshard) == ("dp4 tp2 zero3 mbs2", "backward")
-    assert (result.job.stack.loss, result.job.stack.cuda_graphs, result.job.documents) == ("chunked", "none", "apart")
+    assert (result.job.stack.loss, result.job.stack.cuda_graphs, result.job.documents) == (
+        "chunked",
+        "none",
+        "separate",
+    )
     assert [(said.key, said.value) for said in result.not_understood] == [("line 19", "if SOMETHING:")]
     with pytest.raises(UserError, match=r"holds 2 configs; name one, as .*mine.py:small"):
         read([f"{tmp_path}/mine.py"], Overrides(ranks=8))

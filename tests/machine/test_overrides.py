@@ -46,7 +46,7 @@ def test_the_network_changes_what_is_predicted() -> None:
         for text in ("l40s:16", "l40s:16 nic=100Gbit/node")
     )
     assert item.step_seconds * 2 < shared.step_seconds < item.step_seconds * 8
-    assert shared.bound_by.startswith("dp")
+    assert shared.longest_part.startswith("dp")
 
 
 def test_a_chip_and_its_node() -> None:

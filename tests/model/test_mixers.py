@@ -51,7 +51,7 @@ def test_the_weights_of_a_short_convolution() -> None:
     [
         ("tp2", {}, "tp=2 would shard the channels of short_conv, which is not supported; take tp1"),
         ("cp2", {}, "cp=2 would shard the tokens of short_conv, which is not supported; take cp1"),
-        ("dp2", {"documents": "apart"}, "short_conv mixes tokens across documents; take documents='joined'"),
+        ("dp2", {"documents": "separate"}, "short_conv mixes tokens across documents; take documents='joined'"),
         ("dp2", {"precision": recipe("bf16-autocast")}, "short_conv is not counted under autocast"),
     ],
 )

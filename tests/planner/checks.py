@@ -45,7 +45,7 @@ def a_step(case: Case) -> None:
     parts = time.compute_seconds + time.bubble_seconds + time.optimizer_seconds + sum(time.exposed_seconds.values())
     assert math.isclose(parts, time.step_seconds, rel_tol=1e-9)
     assert min(time.step_seconds, time.compute_seconds) > 0
-    assert time.bound_by
+    assert time.longest_part
     if machine.calibration is None:  # else what was measured need not be below the peak
         assert step.mfu.causal <= 1, "faster than the chip"
     assert 0 < work.active_parameters <= work.parameters == model.parameters

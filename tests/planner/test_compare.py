@@ -50,7 +50,7 @@ def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
     assert rows["step time"].best == (True, False)
     assert rows["activations"].best == (False, True)
     assert rows["free memory"].best == (False, True)
-    assert rows["bound by"].best == (False, False)
+    assert rows["longest part"].best == (False, False)
     assert rows["parameter state"].best == (False, False)  # equal
     step = rows["step time"]
     assert step.relative[0] == 0.0
@@ -61,7 +61,7 @@ def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
 
 def test_impossible_variant_keeps_its_reason() -> None:
     result = compare([case("dp16 zero3"), case("dp8 zero3")])
-    assert result.variants[0].refused.startswith("layout 'dp16 zero3 mbs1': needs 16 ranks, but h100 price=2 has 8")
+    assert result.variants[0].error.startswith("layout 'dp16 zero3 mbs1': needs 16 ranks, but h100 price=2 has 8")
     assert [item.name for item in result.predicted] == ["B"]
     assert len(result.rows[0].values) == 1
 

@@ -135,7 +135,7 @@ JOBS: list[dict[str, Any]] = [
     {},
     {"precision": "fp8", "stack": "megatron-core", "loss": "chunked", "offload": ["optimizer"]},
     {"stack": "torchtitan", "compile": True, "precision": "bf16", "seed": 7},
-    {"optimizer": {"kind": "muon", "groups": [{"of": "head", "rate": 0.1}]}, "documents": "apart"},
+    {"optimizer": {"kind": "muon", "groups": [{"of": "head", "rate": 0.1}]}, "documents": "separate"},
     {"ramp": {"first": 8, "step": 8, "every": 100}, "learning_rate": {"kind": "wsd", "peak": 1e-3}},
     {"precision": {"name": "own", "compute": "bf16", "weights_bytes": 2, "gradients_bytes": 2}, "overlap": ["dp"]},
 ]
@@ -178,8 +178,8 @@ def test_planned_run_file_trains(tmp_path: Path, forked) -> None:
     result = playbook(build_model("nano"), one, Job(sequence=64), tokens=600, where="order=default ac=none")
     assert [stage.title for stage in result.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]
     assert result.step.layout == next(item.layout for item in result.stages[-1].tried if item.chosen)
-    assert result.typed["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)
-    assert result.typed["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
+    assert result.commands["fivefold"] == ("fivefold train run.toml   # on a host of 1 h100",)
+    assert result.commands["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
     file = tmp_path / "run.toml"
     file.write_text(result.run_file)
     ((loss, norm),) = forked(1, one_step, file)

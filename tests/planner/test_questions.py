@@ -205,9 +205,9 @@ def test_batches_name_who_says_or_chose_them() -> None:
     layout = Layout(dp=64, mbs=1)
     job = JOB.replace(sequence=8192)
     sound_batches = questions.sound_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
-    who = {batch.tokens: " ".join(batch.who) for batch in sound_batches}
-    assert "the measured noise scale, 5.00 M" in who[512 * 8192]
-    assert "DeepSeek LLM's law" in who[1024 * 8192]
+    references = {batch.tokens: " ".join(batch.references) for batch in sound_batches}
+    assert "the measured noise scale, 5.00 M" in references[512 * 8192]
+    assert "DeepSeek LLM's law" in references[1024 * 8192]
     assert all(2.5e6 < batch.tokens <= 60e6 for batch in sound_batches)
     small = questions.sound_batches(job=JOB.replace(sequence=64), layout=Layout(), tokens=1e6, model=SMALL)
     assert small[0].tokens < 4000  # where the laws say so

@@ -249,7 +249,7 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
         assert across(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
     (late,) = across(choices=choices, deadline=every[64].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
-    assert "2.0 times the deadline; as fast, 128 ranks keep it" in late.refused
+    assert "2.0 times the deadline; as fast, 128 ranks keep it" in late.error
     assert sizes_between(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
 
 
@@ -259,7 +259,7 @@ def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
         model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02
     )
     assert result.offers[0].run is None
-    assert result.offers[0].refused.startswith("nothing fits: dp1 ")
+    assert result.offers[0].error.startswith("nothing fits: dp1 ")
 
 
 def test_never_is_never() -> None:

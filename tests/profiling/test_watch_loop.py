@@ -121,7 +121,7 @@ def test_show_takes_it(tmp_path: Path) -> None:
     """Alone, and beside a prediction."""
     module = model()
     optimizer = adamw(module)
-    with ff.watch(module, optimizer, called="mine") as watched:
+    with ff.watch(module, optimizer, layout_name="mine") as watched:
         steps(module, optimizer, 4)
     watched.save(tmp_path / "alone")
     result = CliRunner().invoke(app, ["show", str(tmp_path / "alone")], catch_exceptions=False)

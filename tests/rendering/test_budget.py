@@ -36,7 +36,7 @@ def test_the_lines_add_up_to_the_difference(
 
 def test_overlap_is_the_hidden_share_of_the_messages() -> None:
     time = Time(
-        step_seconds=1.0, compute_seconds=1.0, exposed_seconds={"dp": 0.1, "tp": 0.2}, hidden_seconds={"dp": 0.3}
+        step_seconds=1.0, compute_seconds=1.0, exposed_seconds={"dp": 0.1, "tp": 0.2}, overlapped_seconds={"dp": 0.3}
     )
     assert budget.overlap(time) == {"dp": pytest.approx(0.75), "tp": 0.0}
 
@@ -47,7 +47,7 @@ def test_the_page(small: Step, measured: Step) -> None:
         compute_seconds=0.5,
         bubble_seconds=0.1,
         exposed_seconds={"dp": 0.12},
-        hidden_seconds={"dp": 0.04},
+        overlapped_seconds={"dp": 0.04},
         optimizer_seconds=0.05,
         data_seconds=0.03,
         host_seconds=0.02,

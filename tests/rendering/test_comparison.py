@@ -11,7 +11,7 @@ from tests.printed import to_text
 from tests.rendering.conftest import SMALL
 
 
-def side_by_side(count: int, *, refused: str = "") -> Comparison:
+def side_by_side(count: int, *, error: str = "") -> Comparison:
     steps = [
         SMALL.replace(
             time=SMALL.time.replace(step_seconds=0.82 + i),
@@ -27,13 +27,13 @@ def side_by_side(count: int, *, refused: str = "") -> Comparison:
             name="free memory", unit="bytes", better="more", values=tuple((i - 1) * 2.0**30 for i in range(count))
         ),
     )
-    if refused:
-        variants.append(Variant(name="Z", facts=("dp99",), refused=refused))
+    if error:
+        variants.append(Variant(name="Z", facts=("dp99",), error=error))
     return Comparison(common=("tiny", "dp2"), variants=tuple(variants), rows=rows)
 
 
 def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
-    text = to_text(comparison.page(side_by_side(2, refused="needs 99 ranks")))
+    text = to_text(comparison.page(side_by_side(2, error="needs 99 ranks")))
     assert "in all columns: tiny dp2" in text
     assert "A trains most tokens per second, 122.0% more than B" in text
     step = next(line for line in text.splitlines() if line.startswith("step"))

@@ -6,8 +6,8 @@ from fivefold.rendering import ratios
 from fivefold.results.balance import Axis, Degree, Ratios, Sizing
 from tests.printed import to_text
 
-TWO = Degree(degree=2, token="tp2", link="NVLink 4", flops_per_byte=8192.0, balance=2198.0, hides=True)
-FOUR = Degree(degree=4, token="tp4", link="NVLink 4", flops_per_byte=2000.0, balance=2198.0, hides=False)
+TWO = Degree(degree=2, token="tp2", link="NVLink 4", flops_per_byte=8192.0, balance=2198.0, overlaps=True)
+FOUR = Degree(degree=4, token="tp4", link="NVLink 4", flops_per_byte=2000.0, balance=2198.0, overlaps=False)
 WHY = "tp4 offers 2,000, NVLink 4 asks for 2,198"
 
 
@@ -15,7 +15,7 @@ def row(*degrees: Degree, axis: str = "tp", largest: int = 1, reason: str = WHY)
     return Axis(
         axis=axis,
         sends="output",
-        behind="projection",
+        overlapped_with="projection",
         formula="2·N·H / (w·(tp−1))",
         degrees=degrees,
         largest=largest,

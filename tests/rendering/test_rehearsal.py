@@ -46,7 +46,7 @@ def test_every_number_of_the_peak_is_there(small: Step) -> None:
     text = to_text(page(step, findings=[], moment=MOMENT, first=first), width=120)
     assert text.startswith("dry run  tiny")
     assert re.search(r"activations +84.00 MiB +49.7%", text)  # of 169 MiB at the peak
-    where = r"activations since forward: blocks.\*.mlp \(trainer/model/mlp.py:41 Mlp.forward\)"
+    where = r"activations allocated in forward: blocks.\*.mlp \(trainer/model/mlp.py:41 Mlp.forward\)"
     assert re.search(rf"48.00 MiB +6 × 8.00 MiB +{where}", text)
     assert re.search(r"23.00 MiB +9 of up to 8.00 MiB +parameters$", text, flags=re.MULTILINE)
     assert re.search(r"first +100.00 MiB +update, zeros_like", text)

@@ -22,9 +22,9 @@ TOLD = (
 )
 ROWS = (
     Regret(layout="dp8 zero0 mbs1", note="", step_seconds=1.01, memory_bytes=2**30, expected=0.022, worst=0.034,
-           worst_in="one rank 8 % slower"),
+           worst_scenario="one rank 8 % slower"),
     Regret(layout="dp8 zero1 mbs1", note="the fastest", step_seconds=1.0, memory_bytes=2**29, expected=None, worst=None,
-           worst_in="one rank 8 % slower"),
+           worst_scenario="one rank 8 % slower"),
 )  # fmt: skip
 
 

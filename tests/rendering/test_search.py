@@ -19,7 +19,7 @@ POINTS = (
 )
 REASON = Reason(cause="memory", layouts=1234, nearest="dp2 zero0 mbs8", line="needs 91.00 GiB or more of 79.60 GiB")
 MISS = NearMiss(
-    layout="dp2 zero3 mbs1", needs_bytes=98 * 2**30, has_bytes=80 * 2**30, cause="head", mends=("adamw8bit: 70 GiB",)
+    layout="dp2 zero3 mbs1", needs_bytes=98 * 2**30, has_bytes=80 * 2**30, cause="head", fixes=("adamw8bit: 70 GiB",)
 )
 
 

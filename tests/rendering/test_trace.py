@@ -62,7 +62,7 @@ def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Pat
         )
         for rank in range(2)
     ]
-    trace.write(trace.lanes(measured, predicted=ROWS, rehearsed=ROWS), tmp_path / "t.json", about={})
+    trace.write(trace.lanes(measured, predicted=ROWS, dry_run=ROWS), tmp_path / "t.json", about={})
     result = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     names = [event["args"]["name"] for event in result if event["name"] == "process_name"]
     assert names == [

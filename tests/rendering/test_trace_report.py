@@ -15,7 +15,7 @@ FIRST = Breakdown(
 )  # fmt: skip
 SECOND = FIRST.replace(step="ProfilerStep#4", window_seconds=0.3, compute_seconds=0.26)
 REPORT = TraceReport(
-    device="GPU", world=16, ranks=(0,), files=("a.json",), steps=("ProfilerStep#3", "ProfilerStep#4"), whole=(FIRST,),
+    device="GPU", world=16, ranks=(0,), files=("a.json",), steps=("ProfilerStep#3", "ProfilerStep#4"), total=(FIRST,),
     breakdown=(FIRST, SECOND), categories=(KernelLine(category="GEMM", calls=3, seconds=0.05, longest_seconds=0.03),),
     kernels=(KernelLine(category="GEMM", name="void nvjet[bold]", calls=3, seconds=0.05, longest_seconds=0.03),),
     messages=(
@@ -24,9 +24,10 @@ REPORT = TraceReport(
                     link_bandwidth=50e9),
         MessageLine(group="unknown", collective="barrier", messages=1, seconds=0.001),
     ),
-    path_seconds=0.2, path=(PathPart(rank=0, does="compute", seconds=0.15),),
+    path_seconds=0.2, path=(PathPart(rank=0, activity="compute", seconds=0.15),),
     path_names=(
-        PathPart(rank=0, does="compute", name="nvjet", seconds=0.15), PathPart(rank=0, does="host", seconds=0.05),
+        PathPart(rank=0, activity="compute", name="nvjet", seconds=0.15),
+        PathPart(rank=0, activity="host", seconds=0.05),
     ),
     arrivals=(Arrivals(rank=0, last=3, matched=4, others_waited_seconds=0.02),),
     remarks=("a.json: the file ends within the events; read up to there, 12 events",),

@@ -44,7 +44,7 @@ def test_the_page_of_a_run_adds_up() -> None:
 
 def test_offers_are_rows_and_refusals_lines() -> None:
     best = Offer(machine="h100", ranks=8, layout=RUN.layout, mfu=0.4, run=RUN)
-    none = Offer(machine="l4", ranks=8, refused="nothing fits: dp8 zero3 needs 30 GiB of 21 GiB")
+    none = Offer(machine="l4", ranks=8, error="nothing fits: dp8 zero3 needs 30 GiB of 21 GiB")
     offers = Offers(model="tiny", by="cost", tokens=2e12, deadline_seconds=30 * DAY, offers=(best, none))
     text = to_text(whole_run.offers(offers), width=120)
     assert "ordered by cost, the fewest ranks that finish within 30.0 days" in text

@@ -96,7 +96,7 @@ def test_every_end_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         (1, "fits", "memory", "CUDA out of memory"),
         (1, "fits", "timeout", "was not done with 4 steps in 300 s"),
         (2, "fits", "measured", ""),
-        (2, "refused", "refused", rows[3].why),
+        (2, "invalid", "invalid", rows[3].why),
     ]
     assert "is not divisible by dp·mbs" in rows[3].why
     assert tried == ["dp1 zero0 mbs2", "dp1 zero0 mbs4", "dp2 zero0 mbs2"]
@@ -130,7 +130,7 @@ def test_a_killed_sweep_goes_on_behind_its_last_trial(local: Path, monkeypatch: 
         swept(local)
     rows = swept(local)
     assert tried == ["dp1 zero0 mbs2", "dp1 zero0 mbs4", "dp1 zero0 mbs4", "dp2 zero0 mbs2"]
-    assert [row.measured for row in rows] == ["failed", "failed", "failed", "refused"]
+    assert [row.measured for row in rows] == ["failed", "failed", "failed", "invalid"]
 
 
 def test_another_calibration_does_not_measure_again(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +174,11 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
     count = "n=$(($(cat n 2>/dev/null || echo 70) + 1)); echo $n > n; cp $1 job$n; echo Submitted batch job $n"
     commands(folder, sbatch=count, squeue="echo PENDING")
     rows = swept(local, submit=_submit)
-    assert [row.measured for row in rows] == ["waiting", "waiting", "waiting", "refused"]
+    assert [row.measured for row in rows] == ["waiting", "waiting", "waiting", "invalid"]
     script = Path("job71").read_text()
     assert "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1" in script
     assert "run.json --layout" in script
-    assert [row.measured for row in swept(local, submit=_submit)] == ["waiting", "waiting", "waiting", "refused"]
+    assert [row.measured for row in swept(local, submit=_submit)] == ["waiting", "waiting", "waiting", "invalid"]
     assert Path("n").read_text() == "73\n"  # nothing is submitted twice
 
     runs = sorted((local.parent / "trials").glob("*/*/run"), key=lambda path: path.parent.name)
@@ -196,5 +196,5 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
         ("failed", f"the Slurm job 73 is gone and left neither a result nor {runs[2] / 'slurm-73.txt'}"),
     ]
     commands(folder, sbatch="echo hello")
-    with pytest.raises(RunFailure, match="sbatch gave no number of a job, but said 'hello'"):
+    with pytest.raises(RunFailure, match="sbatch printed no job id: 'hello'"):
         swept(local, submit=_submit, sequences=[64])

@@ -51,11 +51,11 @@ def by_names(row: Row) -> Step:
 def test_rows_are_what_predict_says() -> None:
     draw, predictor = random.Random(1), Predictor()
     pairs = [(setting, text) for setting, texts in Plan.from_sweep(WIDE, local=Path("nowhere")).parts for text in texts]
-    counted = {"fits": 0, "memory": 0, "refused": 0}
+    counted = {"fits": 0, "memory": 0, "invalid": 0}
     for setting, text in draw.sample(pairs, 160):
         (row,) = predictor.rows(setting, text)
         counted[row.status] += 1
-        if row.status == "refused":
+        if row.status == "invalid":
             with pytest.raises(UserError) as refused:
                 by_names(row.replace(layout=text))
             assert row.why == str(refused.value)
@@ -107,7 +107,7 @@ def test_rows_of_what_cannot_be() -> None:
         for text in texts
         for row in Predictor().rows(setting, text)
     ]
-    assert {row.status for row in rows} == {"refused"}
+    assert {row.status for row in rows} == {"invalid"}
     assert [row.layout for row in rows] == [
         "dp8 pp1 zb1p",
         "dp4 pp2 zero0 zb1p mbs1",

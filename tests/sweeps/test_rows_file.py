@@ -29,7 +29,7 @@ ROWS = [
         **LEAST, layout="dp8 zero3 mbs1", status="fits", dp=8, step_seconds=0.1 + 0.2, peak_bytes=2**62 + 1,
         mfu_full=1e-300,
     ),
-    Row(**LEAST, layout='dp8, "zero"\nα', status="refused", why="a, b\n'c' \"d\"; é 2²"),
+    Row(**LEAST, layout='dp8, "zero"\nα', status="invalid", why="a, b\n'c' \"d\"; é 2²"),
 ]  # fmt: skip
 
 

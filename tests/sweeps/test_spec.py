@@ -54,7 +54,7 @@ def test_every_combination_is_a_row() -> None:
         made = sweep(**values)
         used = {tp for tp in (1, 2, 3, 4) if any(ranks % tp == 0 for ranks in values["ranks"])}
         if any(f"tp{tp} " in " ".join(made.requests()) and tp not in used for tp in (2, 3, 4)):
-            with pytest.raises(UserError, match="has none of the numbers of ranks"):
+            with pytest.raises(UserError, match="matches none of the numbers of ranks"):
                 Plan.from_sweep(made, local=NOWHERE)
             continue
         plan = Plan.from_sweep(made, local=NOWHERE)
@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str
 @pytest.mark.parametrize(("values", "line"), [
     ({"models": ["nanno"]}, r"unknown model 'nanno'; did you mean nano\?"),
     ({"machines": ["h10"]}, r"unknown machine 'h10'; did you mean h100"),
-    ({"layouts": ["dp*", "dp3"], "ranks": [1, 2]}, r"'dp3' has none of the numbers of ranks \(1, 2\); write dp\*"),
+    ({"layouts": ["dp*", "dp3"], "ranks": [1, 2]}, r"'dp3' matches none of the numbers of ranks \(1, 2\); write dp\*"),
 ])  # fmt: skip
 def test_a_plan_that_cannot_be(values: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):

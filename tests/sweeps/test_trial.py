@@ -53,11 +53,11 @@ def test_a_trial_measures_what_train_would(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_a_refusal_is_its_line() -> None:
     result = run_trial("dp4 mbs1")
-    assert (result.ended, result.measured) == ("refused", None)
+    assert (result.ended, result.measured) == ("invalid", None)
     assert result.why.startswith("layout 'dp4 zero0 mbs1': needs 4 ranks, but here has 2")
     small = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=2**20))
     result = run_trial(machine=small)
-    assert result.ended == "refused"
+    assert result.ended == "invalid"
     assert "would need" in result.why
     with pytest.raises(UserError, match="a trial of 3 steps is too few to time one; take 4 or more"):
         run_trial(steps=3)

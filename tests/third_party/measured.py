@@ -248,7 +248,7 @@ def _rank(case: Case, rank: int, world: int, folder: Path) -> None:
     micro = loops.batches(case.mbs, case.micro_batches)
     try:
         model, optimizer, step, mesh, stage = case.loop()
-        with ff.watch(model, optimizer, mesh=mesh, stage=stage, called=case.layout) as watched:
+        with ff.watch(model, optimizer, mesh=mesh, stage=stage, layout_name=case.layout) as watched:
             for _ in range(STEPS):
                 step(micro)
         watched.save(folder)

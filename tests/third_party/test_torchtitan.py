@@ -70,7 +70,7 @@ def test_the_model_on_meta_has_our_parameters(
     import torch
 
     model = build_model(name)
-    plan = Plan(model, Layout.parse(text), Job(sequence=2048, global_batch=8, documents="apart"))
+    plan = Plan(model, Layout.parse(text), Job(sequence=2048, global_batch=8, documents="separate"))
     config = parsed(plan, tmp_path, monkeypatch)
     with torch.device("meta"):
         built = config.model_spec.model.build()

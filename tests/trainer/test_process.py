@@ -66,5 +66,5 @@ def test_who_waits_for_nobody_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TIMEOUT", timedelta(seconds=0.3))
     peers = Peers()
     peers.start()
-    with pytest.raises(RunFailure, match=r"rank 0: not all of 3 ranks have come in 0:00:00\.3"):
+    with pytest.raises(RunFailure, match=r"rank 0: not all of the 3 ranks have joined within 0:00:00\.3"):
         peers.come(0).result(timeout=20)

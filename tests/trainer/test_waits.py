@@ -120,5 +120,5 @@ def test_waits_of_a_step(forked: Fork) -> None:
         assert inside == ["DispatchPlan.read"] * 4 * 2  # layers, micro-batches
         assert whole.count("Engine.step") == 4
         assert set(whole) == {"DispatchPlan.read", "Engine.step"}
-    ((inside, _),) = forked(1, list_waits, DENSE, "mbs2", {"documents": "apart"})
+    ((inside, _),) = forked(1, list_waits, DENSE, "mbs2", {"documents": "separate"})
     assert set(inside) == {"self_attention_spans"}

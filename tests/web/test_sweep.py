@@ -28,8 +28,8 @@ def row(model: str, text: str) -> Row:
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
     results = [row("llama3-8b", text) for text in ("dp8", "dp4 tp2", "dp2 tp4", "dp4 pp2", "tp2 pp4")]
-    refused = {"status": "refused", "why": "no", "layout": "dp3", "recomputation": "none"}
-    return [*results, Row.model_validate({"model": "llama3-8b", **JOB, **refused})]
+    invalid = {"status": "invalid", "why": "no", "layout": "dp3", "recomputation": "none"}
+    return [*results, Row.model_validate({"model": "llama3-8b", **JOB, **invalid})]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def explain(request: ExplainOptions, job: Job) -> None:
     comparison = _compare_with_prediction(explanations, against, job) if against else None
     if request.as_json:
         data = {
-            "found": [explanation.model_dump(mode="json") for explanation in explanations],
+            "explanations": [explanation.model_dump(mode="json") for explanation in explanations],
             "against": comparison.model_dump(mode="json") if comparison else None,
         }
         show(json_module.dumps(data, indent=2))

@@ -17,5 +17,5 @@ def mcp(request: McpOptions) -> None:
     from fivefold.cli.tool_server import serve
 
     if not request.folder.is_dir():
-        raise UserError(f"{request.folder}: is no folder; name the folder that the tools may write to")
+        raise UserError(f"{request.folder}: is not a folder; name the folder that the tools may write to")
     serve(request.folder, writes=request.write)

@@ -52,7 +52,7 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
         for name, content in plan_result.configs.items():
             (write.parent / name).write_text(content, encoding="utf-8")
             say(f"wrote {write.parent / name}")
-        for line in plan_result.typed.get("fivefold", ())[:1]:
+        for line in plan_result.commands.get("fivefold", ())[:1]:
             say(f"start: {line}")
 
 

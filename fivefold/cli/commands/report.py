@@ -46,7 +46,7 @@ def report(request: ReportOptions, job: Job) -> None:
     if request.from_file is not None:
         if what or job != Default() or gpus is None:
             raise UserError(
-                f"--from {request.from_file} says model, layout and job: give the machine alone, as --gpus h100:64"
+                f"--from {request.from_file} gives model, layout and job; add only the machine, such as --gpus h100:64"
             )
         title, parts, commands = _of_config(request.from_file, gpus, ignore)
         folder = Path()

@@ -41,7 +41,7 @@ def show(request: ShowOptions) -> None:
         print_data(table(rows))
         if line := assumed(predicted):
             print_data(line)
-        steps = predicted, *trace_compare.rehearsed(folder / "step.json"), measured
+        steps = predicted, *trace_compare.read_dry_run(folder / "step.json"), measured
         print_data(page(steps, findings=measured.findings))
     if request.charts:
         title, lines = f"{measured.model}, {measured.layout}", read_lines(folder / "log.jsonl")

@@ -112,7 +112,7 @@ def _ranked(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tupl
 def _not_recomputable(
     again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: UserError
 ) -> dict[str, str]:
-    """Return the kinds of modules that cannot be run twice, with the reason.
+    """Return the kinds of modules that cannot be recomputed, with the reason.
 
     If each kind can be recomputed alone, all kinds are returned.
     """
@@ -152,7 +152,7 @@ def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dic
         peak_bytes=peak,
         extra_flops=extra,
         extra_share=extra / total if total else 0.0,
-        refused=tuple(f"{kind} cannot be run twice: {why}" for kind, why in refused.items()),
+        not_recomputable=tuple(f"{kind} cannot be recomputed: {why}" for kind, why in refused.items()),
         reason="" if fits else _reason_not_less(peak, seen, fullest(best.seen.fuller)),
     )
 

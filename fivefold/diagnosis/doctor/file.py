@@ -37,7 +37,9 @@ def load(path: Path) -> UserFile:
     name = str(path)
     if "\0" in source:
         number = source[: source.index("\0")].count("\n") + 1
-        raise UserError(f"{name}:{number}: has a null byte, so it is no Python; doctor takes the .py file of a module")
+        raise UserError(
+            f"{name}:{number}: has a null byte, so it is not Python source; doctor takes the .py file of a module"
+        )
     module = ModuleType(f"doctored_{path.stem}", path.stem)
     module.__file__ = name
     sys.modules[module.__name__] = module  # dataclasses and pickle look up modules there

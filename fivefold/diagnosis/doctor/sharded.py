@@ -70,10 +70,10 @@ def costs(
     if tp is not None:
         wraps.append((f"tensor parallel, {tp} ranks", tp, _tensor_parallel(plan)))
     costs_of_variants = []
-    for what, ranks, wrap in wraps:
-        report(what)
+    for variant, ranks, wrap in wraps:
+        report(variant)
         with blaming(file):
-            costs_of_variants.append(_cost(user, what=what, ranks=ranks, wrap=wrap))
+            costs_of_variants.append(_cost(user, variant=variant, ranks=ranks, wrap=wrap))
     return tuple(costs_of_variants)
 
 
@@ -92,10 +92,10 @@ def blocks(model: nn.Module) -> tuple[str, ...]:
     return tuple(path for path in paths if any(True for _ in model.get_submodule(path).parameters()))
 
 
-def _cost(user: UserCode, *, what: str, ranks: int, wrap: Wrap) -> Cost:
+def _cost(user: UserCode, *, variant: str, ranks: int, wrap: Wrap) -> Cost:
     """Run three steps of rank 0 of ``ranks`` and return their cost."""
     with quiet(), _fake_world(ranks), _shapes_hidden():
-        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp" if "tensor" in what else "dp",))
+        mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp" if "tensor" in variant else "dp",))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with _running(mode):
             model = user.make_model()
@@ -105,15 +105,15 @@ def _cost(user: UserCode, *, what: str, ranks: int, wrap: Wrap) -> Cost:
             with watch(model, optimizer, mesh=mesh, fake=True) as watched:
                 for _ in range(METERED):
                     user.step(model, optimizer)
-    return _read(watched, what=what, ranks=ranks)
+    return _read(watched, variant=variant, ranks=ranks)
 
 
-def _read(watched: Watched, *, what: str, ranks: int) -> Cost:
+def _read(watched: Watched, *, variant: str, ranks: int) -> Cost:
     measured = watched.measured
     if measured is None:
         raise UserError("step(model, optimizer) never calls optimizer.step(); call it at the end of the step")
     return Cost(
-        what=what,
+        variant=variant,
         ranks=ranks,
         peak_bytes=measured.peak_bytes,
         parameters_bytes=measured.parameters_bytes,

@@ -178,7 +178,7 @@ class ModuleRecorder(Recorder):
             pass
         if dtype != torch.bool and not dtype.is_floating_point:
             raise UserError(
-                f"{self._line()}: asks a tensor for a whole number (.item(), .tolist()), but no tensor holds one here; "
+                f"{self._line()}: reads a number from a tensor (.item(), .tolist()), but fake tensors hold no data; "
                 "take it from shapes, or leave it out"
             )
         assumed_value = "False, and a branch on it is not taken" if dtype == torch.bool else "0"

@@ -125,7 +125,7 @@ def _as_torch_writes(file: str) -> Iterator[None]:
         raise
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file}: not in the form in which torch writes it: {type(error).__name__} {reason}") from error
+        raise UserError(f"{file}: not in the format that torch writes: {type(error).__name__} {reason}") from error
 
 
 def _json(text: str) -> Any:

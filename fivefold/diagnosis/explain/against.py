@@ -19,7 +19,7 @@ from fivefold.planner.predict import predict
 from fivefold.planner.questions import changes
 from fivefold.planner.search import search
 from fivefold.record import UserError
-from fivefold.results.explanation import AgainstPrediction, Beside, HeldMemory
+from fivefold.results.explanation import AgainstPrediction, HeldMemory, MemoryComparison
 from fivefold.results.search_result import Change
 from fivefold.step import Step
 from fivefold.units import show_bytes
@@ -42,7 +42,7 @@ def against(memory: HeldMemory, *, model: Model, machine: Machine, layout: Layou
         for change in changes(model=model, machine=machine, job=job, layout=layout)
         if change.memory_bytes + excess <= room
     ]
-    fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.wanted_bytes is None
+    fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.requested_bytes is None
     least_change = None if fits else min(fitting_changes, key=_cost, default=None)
     other_layout = "" if fits or least_change else _other_layout(model, machine, job, capacity=room - excess + driver)
     seconds = predicted.time.step_seconds
@@ -50,7 +50,7 @@ def against(memory: HeldMemory, *, model: Model, machine: Machine, layout: Layou
         predicted=predicted,
         rows=tuple(_rows(memory, predicted)),
         excess_bytes=excess,
-        room_bytes=room,
+        available_bytes=room,
         change=least_change,
         layout=other_layout,
         slower=max(0.0, least_change.step_seconds / seconds - 1) if least_change and seconds else None,
@@ -62,7 +62,7 @@ def _cost(change: Change) -> tuple[bool, float, int]:
     return change.change in OTHER_NUMBERS, change.step_seconds, change.memory_bytes
 
 
-def _rows(memory: HeldMemory, predicted: Step) -> Iterator[Beside]:
+def _rows(memory: HeldMemory, predicted: Step) -> Iterator[MemoryComparison]:
     """Yield a row for each category, if the file distinguishes them, then for the peak and reserved memory."""
     stage = max(predicted.memory.stages, key=lambda stage_memory: stage_memory.peak_bytes)
     found_bytes_by_part = dict.fromkeys(MEMORY_CATEGORIES, 0)
@@ -72,19 +72,19 @@ def _rows(memory: HeldMemory, predicted: Step) -> Iterator[Beside]:
             found_bytes_by_part[category] += size
     has_parts = any(found_bytes_by_part.values())
     for part in MEMORY_CATEGORIES:
-        yield Beside(
+        yield MemoryComparison(
             part=part,
-            found_bytes=found_bytes_by_part[part] if has_parts else None,
+            actual_bytes=found_bytes_by_part[part] if has_parts else None,
             predicted_bytes=getattr(stage, f"{part}_bytes"),
         )
     if rest := sum(
         size for name, size in memory.parts.items() if BELONGS.get(name, name) not in found_bytes_by_part and has_parts
     ):
-        yield Beside(part="not known", found_bytes=rest, predicted_bytes=None)
-    yield Beside(part="peak", found_bytes=memory.needed_bytes, predicted_bytes=predicted.memory.peak_bytes)
+        yield MemoryComparison(part="not known", actual_bytes=rest, predicted_bytes=None)
+    yield MemoryComparison(part="peak", actual_bytes=memory.needed_bytes, predicted_bytes=predicted.memory.peak_bytes)
     if memory.reserved_bytes is not None:
-        yield Beside(
-            part="reserved", found_bytes=memory.reserved_bytes, predicted_bytes=predicted.memory.reserved_bytes
+        yield MemoryComparison(
+            part="reserved", actual_bytes=memory.reserved_bytes, predicted_bytes=predicted.memory.reserved_bytes
         )
 
 
@@ -100,7 +100,7 @@ def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: in
             f"{show_bytes(needed - peak)} more than predicted: longer sequences or a larger micro-batch than said, "
             "a software that keeps more (--stack), or tensors that nobody lets go"
         )
-    elif memory.wanted_bytes is not None:
+    elif memory.requested_bytes is not None:
         yield (
             f"the tensors are no more than predicted, {show_bytes(peak)} of {show_bytes(room)}: what else lies on "
             "the device, or the pieces in which memory is reserved, is the cause"

@@ -175,7 +175,7 @@ def _sum_memory(message: Message) -> HeldMemory:
         reserved_bytes=allocated + unused if unused is not None else None,
         capacity_bytes=message.get("capacity"),
         free_bytes=free_bytes,
-        wanted_bytes=message.get("wanted"),
+        requested_bytes=message.get("wanted"),
     )
 
 

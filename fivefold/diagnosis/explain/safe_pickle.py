@@ -45,7 +45,7 @@ def load(path: Path) -> Any:
 def load_open(file: BufferedReader, *, path: Path) -> Any:
     """Return what the pickle of an open file holds, as ``load`` does."""
     if os.fstat(file.fileno()).st_size > MOST_BYTES:
-        raise UserError(f"{path}: holds more than {MOST_BYTES // 2**30} GiB, the most that is read of a snapshot")
+        raise UserError(f"{path}: holds more than {MOST_BYTES // 2**30} GiB, the limit for a snapshot")
     try:
         return _DataOnly(file).load()
     except UserError as mistake:
@@ -55,5 +55,5 @@ def load_open(file: BufferedReader, *, path: Path) -> Any:
     except Exception as error:  # a damaged pickle raises any of a dozen kinds
         reason = " ".join(str(error).split())[:120]
         if isinstance(error, EOFError) or "truncated" in reason:
-            raise UserError(f"{path}: the pickle is cut short; write it again, and copy it whole") from None
+            raise UserError(f"{path}: the pickle is truncated; write it again, and copy the complete file") from None
         raise UserError(f"{path}: not a readable pickle: {type(error).__name__} {reason}".rstrip()) from None

@@ -62,7 +62,7 @@ def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
         held_bytes=sum(sizes.values()),
         lines=tuple(_lines(lives, sizes, category_by_block))[:top],
         reserved_bytes=device.reserved_bytes or None,
-        wanted_bytes=as_size(shortage.get("size")) if shortage else None,
+        requested_bytes=as_size(shortage.get("size")) if shortage else None,
         free_bytes=as_size(shortage.get("device_free")) if shortage else None,
     )
     findings = tuple(_findings(device, memory, devices=devices))
@@ -186,11 +186,11 @@ def _lines(lives: Sequence[Life], sizes: dict[int, int], named: Sequence[str]) -
 
 def _verdict(device: Device, lives: Sequence[Life], place: int, memory: HeldMemory) -> str:
     held_text, name = show_bytes(memory.held_bytes), memory.device
-    if memory.wanted_bytes is not None:
+    if memory.requested_bytes is not None:
         line = user_line(frames(device.trace[place].get("frames")))
         return (
             f"{name} ran out of memory{f', at {line}' if line else ''}: "
-            f"{show_bytes(memory.wanted_bytes)} were asked for, and tensors hold {held_text}"
+            f"{show_bytes(memory.requested_bytes)} were asked for, and tensors hold {held_text}"
         )
     if not device.trace:
         return f"{name} held {held_text} when the snapshot was written; it has no history, so its peak is not known"
@@ -200,7 +200,7 @@ def _verdict(device: Device, lives: Sequence[Life], place: int, memory: HeldMemo
 
 
 def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) -> Iterator[str]:
-    requested = memory.wanted_bytes
+    requested = memory.requested_bytes
     if not device.trace:
         yield "no history: call torch.cuda.memory._record_memory_history() before the model is made, and dump again"
     elif not any(line.line for line in memory.lines):

@@ -21,7 +21,7 @@ class Shortage(NamedTuple):
     tape: int  # index of the tape; 0: the first step
     event: int  # index in that tape
     site: Site
-    wanted_bytes: int
+    requested_bytes: int
     live_bytes: int
     reserved_bytes: int
     capacity_bytes: int
@@ -32,10 +32,10 @@ class Shortage(NamedTuple):
         site = str(self.site) or self.site.category
         line = (
             f"rank {self.rank} runs out of memory in step {self.tape + 1}: {site} asks for "
-            f"{show_bytes(self.wanted_bytes)}, but {show_bytes(self.live_bytes)} of "
+            f"{show_bytes(self.requested_bytes)}, but {show_bytes(self.live_bytes)} of "
             f"{show_bytes(self.capacity_bytes)} are used"
         )
-        if self.wanted_bytes <= free and not self.expandable:
+        if self.requested_bytes <= free and not self.expandable:
             return f"{line} and {show_bytes(free)} lie free in pieces; try expandable_segments = true"
         return f"{line}; try ac=full, a smaller mbs, or zero3 or tp over more ranks"
 

@@ -70,7 +70,7 @@ class Played:
             bubble_seconds=busiest.bubble,
             exposed_seconds=busiest.exposed,
             optimizer_seconds=busiest.update,
-            bound_by=max(parts, key=lambda name: parts[name]),
+            longest_part=max(parts, key=lambda name: parts[name]),
         )
 
     def seconds_at(self, rank: int) -> Seconds:

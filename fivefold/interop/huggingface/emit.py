@@ -58,7 +58,7 @@ def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
     """Return the TrainingArguments of a plan."""
     layout, job = plan.layout, plan.job
     if layout.ac not in ("none", "full"):
-        raise UserError(f"ac={layout.ac}: Trainer recomputes whole blocks, all of them; take ac=full or ac=none")
+        raise UserError(f"ac={layout.ac}: Trainer recomputes all blocks in full; take ac=full or ac=none")
     if job.optimizer.kind not in OPTIMIZERS:
         raise UserError(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; take one of them")
     compute = job.precision.compute

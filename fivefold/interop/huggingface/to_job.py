@@ -65,7 +65,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
         check_loaded_type(values)
     fields["job.sequence"] = values.to_int("max_length")
     fields["job.precision"] = _precision(values, kind)
-    fields["job.documents"] = "apart" if values["padding_free"] else "joined"
+    fields["job.documents"] = "separate" if values["padding_free"] else "joined"
     checkpointing_values = [
         values["gradient_checkpointing"],
         values["activation_checkpointing"],
@@ -252,7 +252,7 @@ def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
         if global_batch != mbs * accumulated * dp:
             raise UserError(
                 f"{values.origin}: train_batch_size={global_batch} is not micro-batch·accumulation·dp="
-                f'{mbs}·{accumulated}·{dp}={mbs * accumulated * dp}; let DeepSpeed\'s be "auto"'
+                f'{mbs}·{accumulated}·{dp}={mbs * accumulated * dp}; set DeepSpeed\'s to "auto"'
             )
     steps = values["max_steps"]
     batch_fields = {"layout.mbs": mbs, "job.global_batch": mbs * accumulated * dp}
@@ -265,7 +265,7 @@ def _one(values: Values, ours: str, theirs: str) -> int:
         return values.to_int(ours)
     if values.says(ours) and values[ours] != values[theirs]:
         raise UserError(
-            f'{values.origin}: {ours}={values[ours]}, but {theirs}={values[theirs]}; let DeepSpeed\'s be "auto"'
+            f'{values.origin}: {ours}={values[ours]}, but {theirs}={values[theirs]}; set DeepSpeed\'s to "auto"'
         )
     return values.to_int(theirs)
 

@@ -125,7 +125,7 @@ def parallel(plan: Plan) -> dict[str, Any]:
     if layout.zero > 1:
         raise UserError(f"layout {str(layout)!r}: Megatron's distributed optimizer is zero1; take that")
     if model.moe and layout.tp > 1 and not layout.sp:
-        raise UserError(f"layout {str(layout)!r}: Megatron wants sequence parallelism with experts and tp; drop nosp")
+        raise UserError(f"layout {str(layout)!r}: Megatron needs sequence parallelism with experts and tp; drop nosp")
     return {
         "expert_tensor_parallel_size": layout.etp if model.moe else None,
         "sequence_parallel": layout.tp > 1 and layout.sp,
@@ -158,7 +158,7 @@ def recomputed(ac: str, *, experts: bool) -> dict[str, Any]:
     groups = ["core"] if ac == "selective" else ac.replace("up+rope", "latent").split("+")
     modules = [names.get("up+rope" if group == "latent" else group) for group in groups]
     if not experts and "moe_act" in modules:
-        raise UserError(f"ac={ac}: Megatron recomputes the activation of experts alone; take mlp, norm, or selective")
+        raise UserError(f"ac={ac}: Megatron recomputes the activation of experts only; take mlp, norm, or selective")
     if None in modules or ac.startswith("full/"):
         known = ", ".join(ours for ours in MODULES.values() if ours != "core")
         raise UserError(f"ac={ac}: Megatron recomputes full, selective, or any of {known}; take one of these")

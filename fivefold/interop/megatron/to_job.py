@@ -54,7 +54,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields = {path: value for path, value in values.fields().items() if not path.startswith("model.")}
     fields |= {**stack(values, model), **rate(values), "job.precision": precision(values)}
     fields["job.stack.name"] = "megatron-deepspeed" if values["deepspeed"] else config.stack
-    fields["job.documents"] = "apart" if values["reset_attention_mask"] else "joined"
+    fields["job.documents"] = "separate" if values["reset_attention_mask"] else "joined"
     fields["job.offload"] = ("optimizer",) if values["optimizer_cpu_offload"] else ()
     fields |= config.fields
     fields["job.optimizer.betas"] = (values["adam_beta1"], values["adam_beta2"])
@@ -102,7 +102,7 @@ def read_model(values: Values, asked: Overrides) -> tuple[Model | None, tuple[st
         return asked.model, ()
     if lacking := [name for name in SIZES if values[name] is None]:
         return None, (
-            f"the model: {', '.join('--' + name.replace('_', '-') for name in lacking)}; or say --model NAME",
+            f"the model: {', '.join('--' + name.replace('_', '-') for name in lacking)}; or add --model NAME",
         )
     vocab = vocabulary(values, asked)
     if vocab is None:

@@ -24,7 +24,7 @@ def emit(plan: Plan) -> Written:
             f"model {model.name!r}: nanotron has Llama and Qwen2, not {config['model_type']}; take one of these"
         )
     if layout.ac not in ("none", "full"):
-        raise UserError(f"ac={layout.ac}: nanotron recomputes whole layers; take ac=full or ac=none")
+        raise UserError(f"ac={layout.ac}: nanotron recomputes complete layers only; take ac=full or ac=none")
     dtypes = {"bf16": ("bfloat16", True), "bf16-pure": ("bfloat16", False), "fp32": ("float32", False)}
     if job.precision.name not in dtypes or job.precision != recipe(job.precision.name):
         raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")

@@ -72,7 +72,7 @@ def _model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
     if config.get("moe_config"):
         return None, ("the model, whose moe_config is not read: say --model NAME",)
     if missing_sizes := [name for name in NUMBERS if config.get(name) is None]:
-        return None, (f"the model: its model_config has no {', '.join(missing_sizes)}; or say --model NAME",)
+        return None, (f"the model: its model_config has no {', '.join(missing_sizes)}; or add --model NAME",)
     hf_values = {name: config[name] for name in OF_MODEL if config.get(name) is not None}
     hf_values.setdefault("rms_norm_eps", 1e-6)
     layers, width = hf_values["num_hidden_layers"], hf_values["hidden_size"]

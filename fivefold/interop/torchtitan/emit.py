@@ -51,7 +51,7 @@ def emit(plan: Plan) -> Written:
     values = written(PYTHON, {"job": job, "layout": layout, "model": model}) | shared(plan, head="lm_head", casts=True)
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
         raise UserError(
-            f"layout {str(layout)!r}: without ep, torchtitan cuts experts over tp; take etp{layout.tp} or ep2"
+            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; take etp{layout.tp} or ep2"
         )
     if model.moe and layout.ep > 1 and layout.etp > 1:
         raise UserError(f"layout {str(layout)!r}: torchtitan 0.3 does not support etp with ep; use etp1")
@@ -68,7 +68,7 @@ def emit(plan: Plan) -> Written:
         )
     flavor = flavor_of(model)
     sizes = None if flavor else _sizes(model)
-    remarks = () if job.documents == "apart" else ("torchtitan 0.3 keeps documents of a sequence apart",)
+    remarks = () if job.documents == "separate" else ("torchtitan 0.3 keeps the documents of a sequence separate",)
     nodes, per_node = plan.hosts
     launch_line = (
         f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train "

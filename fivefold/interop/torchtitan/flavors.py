@@ -96,7 +96,7 @@ def flavors(family: str) -> dict[str, Model]:
         return {"debugmodel": _deepseek_debug()} | {key: _free(build_model(name)) for key, name in DEEPSEEK.items()}
     if family == "gpt_oss":
         return {key: _free(build_model(name)) for key, name in GPT_OSS.items()}
-    raise UserError(f"unknown model of torchtitan {family!r}; known: {', '.join(MODULES)}; or say --model NAME")
+    raise UserError(f"unknown model of torchtitan {family!r}; known: {', '.join(MODULES)}; or add --model NAME")
 
 
 def _free(model: Model) -> Model:
@@ -112,7 +112,7 @@ def flavored(family: str, flavor: str) -> Model:
         base = base.removesuffix(suffix)
     if base not in known:
         message = str(nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")).rstrip("?")
-        raise UserError(f"{message}; or say --model NAME")
+        raise UserError(f"{message}; or add --model NAME")
     return known[base]
 
 
@@ -139,6 +139,6 @@ def nearest_flavor(model: Model) -> str:
 def unknown(model: Model) -> UserError:
     """Return the error that no flavor is the model."""
     return UserError(
-        f"model {model.name!r}: no flavor of torchtitan is it; the nearest is {nearest_flavor(model)}; a dense Llama "
-        "of any size is written by --to torchtitan (its Python config)"
+        f"model {model.name!r}: it is not a flavor of torchtitan; the nearest is {nearest_flavor(model)}; a dense "
+        "Llama of any size is written by --to torchtitan (its Python config)"
     )

@@ -31,7 +31,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     values, model = config.values, config.model
     ranks = world(config.document, asked)
     fields = values.fields()
-    fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "apart"}
+    fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "separate"}
     fields |= compiled(values) | rate(values)
     fields["job.seed"] = values["debug.seed"] or 0
     is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"

@@ -38,12 +38,12 @@ def emit(plan: Plan) -> Written:
     }
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
         raise UserError(
-            f"layout {str(layout)!r}: without ep, torchtitan cuts experts over tp; take etp{layout.tp} or ep2"
+            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; take etp{layout.tp} or ep2"
         )
     if model.moe and layout.ep > 1:
         if layout.etp not in (1, layout.tp):
             raise UserError(
-                f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) alone; take one of them"
+                f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) only; take one of them"
             )
         values[f"{P}expert_tensor_parallel_degree"] = layout.etp
     nodes, per_node = plan.hosts

@@ -30,7 +30,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields |= {"job.stack.name": "torchtitan", **compiled(values), **rate(values), **_optimizer(values)}
     fields["job.stack.overlap"] = ("dp", "tp") if values[f"{P}enable_async_tensor_parallel"] else ("dp",)
     fields["job.seed"] = values["debug.seed"] or 0
-    fields["job.documents"] = "apart" if "flex" in str(values["model.flavor"]) else "joined"
+    fields["job.documents"] = "separate" if "flex" in str(values["model.flavor"]) else "joined"
     fields["layout.ac"] = _recomputed(values)
     if ranks is not None:
         pp = fields["layout.pp"]

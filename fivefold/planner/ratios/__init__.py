@@ -31,7 +31,7 @@ class Question(NamedTuple):
 
     axis: str  # of the layout, or tp2d, zero3
     sends: str
-    behind: str
+    overlapped_with: str
     formula: str
     exchange: Callable[[Model, Job, Layout], Exchange]
 
@@ -96,7 +96,7 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
                 refused = refused or str(error)
         if degree_list:
             degrees.append(max(degree_list, key=lambda degree: degree.flops_per_byte / degree.balance))
-    failing = next((degree for degree in degrees if not degree.hides), None)
+    failing = next((degree for degree in degrees if not degree.overlaps), None)
     largest = max((d.degree for d in degrees if failing is None or d.degree < failing.degree), default=1)
     if failing:
         have, need = f"{failing.flops_per_byte:,.0f}", f"{failing.balance:,.0f}"
@@ -108,7 +108,7 @@ def answer(question: Question, model: Model, *, machine: Machine, job: Job, layo
     return Axis(
         axis=question.axis,
         sends=question.sends,
-        behind=question.behind,
+        overlapped_with=question.overlapped_with,
         formula=question.formula,
         degrees=tuple(degrees),
         largest=largest,
@@ -153,7 +153,7 @@ def _degree(question: Question, layout: Layout, exchange: Exchange, machine: Mac
         link=machine.link(max(transfer.span for transfer in exchange.transfers if transfer.bytes)).name,
         flops_per_byte=offered,
         balance=balance,
-        hides=offered >= balance,
+        overlaps=offered >= balance,
     )
 
 

@@ -108,13 +108,13 @@ def _offer(
     try:
         result = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
     except UserError as mistake:
-        return Offer(machine=machine.name, ranks=machine.ranks, refused=str(mistake))
+        return Offer(machine=machine.name, ranks=machine.ranks, error=str(mistake))
     if result.stopped:  # of one machine: then the others are not searched either
         raise StopSignal("SIGINT")
     if result.proposal is None:
         miss = result.misses[0] if result.misses else None
         need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
-        return Offer(machine=machine.name, ranks=machine.ranks, refused=f"{NO_ROOM}{need}")
+        return Offer(machine=machine.name, ranks=machine.ranks, error=f"{NO_ROOM}{need}")
     step = result.proposal.choice.step
     run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     return Offer(machine=machine.name, ranks=machine.ranks, layout=step.layout, mfu=step.mfu.causal, run=run)
@@ -147,7 +147,7 @@ def _fewest(
         line = (
             f"takes {days / DAY:,.1f} days, {days / deadline:,.1f} times the deadline; as fast, {needs:,} ranks keep it"
         )
-        return last if last.run is None else last.replace(run=None, refused=line)
+        return last if last.run is None else last.replace(run=None, error=line)
     low, high = 0, len(left) - 1
     while low < high:
         middle = (low + high) // 2
@@ -162,7 +162,7 @@ def _fewest(
 
 def _has_layouts(offer: Offer) -> bool:
     """Return whether any legal layout has this number of ranks, even if none fits."""
-    return offer.refused.startswith(NO_ROOM)
+    return offer.error.startswith(NO_ROOM)
 
 
 def _score(offer: Offer, by: Goal) -> float:

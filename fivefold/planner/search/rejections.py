@@ -40,7 +40,7 @@ class Rejections:
         self.large = 0
         self.nearest: tuple[float, Layout] | None = None
         self.slow: dict[str, tuple[int, Layout]] = {}
-        self.bound_by: dict[str, tuple[int, float, Layout]] = {}
+        self.longest_part: dict[str, tuple[int, float, Layout]] = {}
 
     def too_large(self, times: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
         """Count layouts of at least ``size`` bytes each; each row stands for ``times`` of them."""
@@ -59,10 +59,10 @@ class Rejections:
     def count_fitting(self, estimate: Estimate) -> None:
         """Count an evaluated layout that fits, by what bounds its step."""
         step_time = estimate.step_time
-        count, seconds, layout = self.bound_by.get(step_time.bound_by, (0, np.inf, estimate.layout))
+        count, seconds, layout = self.longest_part.get(step_time.longest_part, (0, np.inf, estimate.layout))
         if step_time.seconds < seconds:
             seconds, layout = step_time.seconds, estimate.layout
-        self.bound_by[step_time.bound_by] = count + 1, seconds, layout
+        self.longest_part[step_time.longest_part] = count + 1, seconds, layout
 
     def parts(self, estimate: Estimate) -> NDArray[np.float64]:
         """Return the seconds of a step by ``TIME_PARTS``."""
@@ -96,7 +96,7 @@ class Rejections:
             )
         for cause, (count, layout) in self.slow.items():
             reasons.append(Reason(cause=cause, layouts=count, nearest=str(layout), line=WORDS[cause]))
-        for bound, (count, seconds, layout) in self.bound_by.items():
+        for bound, (count, seconds, layout) in self.longest_part.items():
             line = f"{show_seconds(seconds)}, bound by {bound}"
             if best is None or layout != best.layout or count > 1:
                 reasons.append(Reason(cause=f"evaluated, {bound}", layouts=count, nearest=str(layout), line=line))
@@ -113,11 +113,11 @@ def near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
         has_bytes=machine.chip.memory_bytes,
         risk=planner.out_of_memory_risk(estimate.layout, estimate.ranks),
         cause=largest.peak_cause,
-        mends=tuple(mends(estimate.layout, model=model, machine=machine, job=job, risk=planner.risk)),
+        fixes=tuple(find_fixes(estimate.layout, model=model, machine=machine, job=job, risk=planner.risk)),
     )
 
 
-def mends(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
+def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
     """Yield single changes that make a layout fit, each with the memory that it then needs."""
 
     def peak(changed: Job, at: Layout = layout) -> int | None:

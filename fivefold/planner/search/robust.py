@@ -162,7 +162,7 @@ class RegretEvaluator:
             memory_bytes=self.planners[0].peak_bytes(evaluated.layout),
             expected=_finite(evaluated.key[1]),
             worst=_finite(worst),
-            worst_in=self.scenarios[evaluated.regrets.index(worst)].name,
+            worst_scenario=self.scenarios[evaluated.regrets.index(worst)].name,
         )
 
 

@@ -31,7 +31,7 @@ class StepTime(NamedTuple):
     bubble: float
     exposed: dict[str, float]
     optimizer: float
-    bound_by: str
+    longest_part: str
 
     @property
     def split(self) -> dict[str, float]:

@@ -36,12 +36,12 @@ class Traced(NamedTuple):
         """Return the path for a picture: consecutive segments of one rank and kind are merged into one piece."""
         begin = self.path[0].start if self.path else 0
         pieces: list[Piece] = []
-        for rank, does, _, start, end in self.path:
+        for rank, activity, _, start, end in self.path:
             end_seconds = (end - begin) / 1e9
-            if pieces and (pieces[-1].rank, pieces[-1].does) == (rank, does):
+            if pieces and (pieces[-1].rank, pieces[-1].activity) == (rank, activity):
                 pieces[-1] = pieces[-1]._replace(end=end_seconds)
             else:
-                pieces.append(Piece(rank, does, (start - begin) / 1e9, end_seconds))
+                pieces.append(Piece(rank, activity, (start - begin) / 1e9, end_seconds))
         return pieces
 
 
@@ -83,7 +83,7 @@ def read(
         ranks=tuple(rank.rank for rank in job.ranks),
         files=tuple(str(rank.recording.path) for rank in job.ranks),
         steps=tuple(dict.fromkeys(window.name for _, window in pairs)),
-        whole=tuple(lines[trace.rank].breakdown(trace.full_window(), first=first) for trace in job.ranks),
+        total=tuple(lines[trace.rank].breakdown(trace.full_window(), first=first) for trace in job.ranks),
         breakdown=tuple(lines[trace.rank].breakdown(window, first=first) for trace, window in pairs),
         categories=tuple(kinds),
         kernels=tuple(kernels[:top]),

@@ -29,7 +29,7 @@ class Timeline:
         self.busy = unite(self.compute, self.communication, self.memcpy)
         self.exposed = subtract(self.communication, self.compute)
         self.alone = subtract(self.memcpy, unite(self.compute, self.communication))
-        rows = trace.in_optimizer & (trace.does == COMPUTE)
+        rows = trace.in_optimizer & (trace.activity == COMPUTE)
         self.optimizer = union(trace.start[rows], trace.end[rows])
         self.waits = subtract(waits, self.compute) if waits is not None else None
 
@@ -95,7 +95,7 @@ def lines(
     for trace, window in windows:
         rows = trace.rows_in(window)
         lengths = trace.end[rows] - trace.start[rows]
-        keys = trace.name[rows] * 4 + trace.in_optimizer[rows] * 2 + (trace.does[rows] == COMMUNICATION)
+        keys = trace.name[rows] * 4 + trace.in_optimizer[rows] * 2 + (trace.activity[rows] == COMMUNICATION)
         order = np.argsort(keys, kind="stable")
         unique_keys, first, calls = np.unique(keys[order], return_index=True, return_counts=True)
         totals, longest = (how.reduceat(lengths[order], first) if len(first) else first for how in (np.add, np.maximum))

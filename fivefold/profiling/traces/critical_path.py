@@ -15,16 +15,16 @@ import numpy as np
 from fivefold.profiling.traces.job_traces import JobTraces
 from fivefold.profiling.traces.matching import Matched, Part
 from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, RankTrace, Window
-from fivefold.results.trace_report import Arrivals, Does, PathPart
+from fivefold.results.trace_report import Activity, Arrivals, PathPart
 
-WORK: dict[int, Does] = {COMPUTE: "compute", COMMUNICATION: "communication"}  # else memcpy
+WORK: dict[int, Activity] = {COMPUTE: "compute", COMMUNICATION: "communication"}  # else memcpy
 
 
 class Segment(NamedTuple):
     """A piece of the path in ns on the clock of all ranks; ``name`` is empty in a gap."""
 
     rank: int
-    does: Does
+    activity: Activity
     name: str
     start: int
     end: int
@@ -70,10 +70,10 @@ def _back(
             moment = ended
         if ended <= begin:
             return
-        does = WORK.get(int(trace.does[row]), "memcpy")
+        activity = WORK.get(int(trace.activity[row]), "memcpy")
         last_part = _last_to_arrive(matched.whole.get(Part(rank, row), ()), starts, moment, ranks)
         start = starts[last_part] if last_part else int(trace.start[row]) + trace.shift
-        yield Segment(rank, does, trace.names[trace.name[row]], max(begin, start), moment)
+        yield Segment(rank, activity, trace.names[trace.name[row]], max(begin, start), moment)
         moment = start
         rank, next_row = (last_part.rank, last_part.row) if last_part else (rank, row)
 
@@ -86,7 +86,7 @@ def _last_to_arrive(
     return max(begun, key=lambda part: (starts[part], part.rank), default=None)
 
 
-def _gap(trace: RankTrace, row: int, ended: int) -> Does:
+def _gap(trace: RankTrace, row: int, ended: int) -> Activity:
     """Return the cause of a gap: the host had not launched ``row`` when the previous row ended, or it was queued."""
     if row < 0 or not trace.recording.on_gpu:
         return "host"
@@ -95,14 +95,14 @@ def _gap(trace: RankTrace, row: int, ended: int) -> Does:
 
 def parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
     """Return what ranks (or, if ``named``, kernels of ranks) contribute, as means over paths, the largest first."""
-    sums: dict[tuple[int, Does, str], int] = {}
+    sums: dict[tuple[int, Activity, str], int] = {}
     for path in paths:
         for segment in path:
-            key = (segment.rank, segment.does, segment.name if named else "")
+            key = (segment.rank, segment.activity, segment.name if named else "")
             sums[key] = sums.get(key, 0) + segment.end - segment.start
     path_parts = [
-        PathPart(rank=rank, does=does, name=name, seconds=total / len(paths) / 1e9)
-        for (rank, does, name), total in sums.items()
+        PathPart(rank=rank, activity=activity, name=name, seconds=total / len(paths) / 1e9)
+        for (rank, activity, name), total in sums.items()
     ]
     return sorted(path_parts, key=lambda part: (-part.seconds, part.rank, part.name))
 

@@ -40,7 +40,7 @@ class Window(NamedTuple):
 class RankTrace:
     """The rows that run on a rank, ordered by start.
 
-    ``does`` is COMPUTE, COMMUNICATION or MEMCPY; ``launch`` is when the row was launched. ``step``: number of the
+    ``activity`` is COMPUTE, COMMUNICATION or MEMCPY; ``launch`` is when the row was launched. ``step``: number of the
     ProfilerStep in which it was launched, -1 for none. ``message``: index of the row's message, or -1.
     """
 
@@ -48,7 +48,7 @@ class RankTrace:
     recording: Recording
     name: npt.NDArray[np.int64]
     lane: npt.NDArray[np.int64]
-    does: npt.NDArray[np.int8]
+    activity: npt.NDArray[np.int8]
     start: Nanoseconds
     end: Nanoseconds
     launch: Nanoseconds
@@ -68,9 +68,9 @@ class RankTrace:
         """Return what is known of the messages."""
         return self.recording.messages
 
-    def covered(self, does: int) -> Intervals:
+    def covered(self, activity: int) -> Intervals:
         """Return when any row of a kind runs."""
-        rows = self.does == does
+        rows = self.activity == activity
         return union(self.start[rows], self.end[rows])
 
     def rows_in(self, window: Window) -> slice:
@@ -84,16 +84,16 @@ class RankTrace:
 
     def full_window(self) -> Window:
         """Return the window from the start of the first row to the end of the last one."""
-        return Window("whole", -1, int(self.start.min()), int(self.end.max()))
+        return Window("all", -1, int(self.start.min()), int(self.end.max()))
 
 
 def rank_trace(recording: Recording, *, rank: int) -> RankTrace:
     """Classify the rows of a recording."""
     rows = _gpu_rows(recording) if recording.on_gpu else _cpu_rows(recording)
     if not len(rows):
-        raise UserError(f"{recording.path}: holds no operator that computes; record whole steps with torch.profiler")
+        raise UserError(f"{recording.path}: has no operator that computes; record complete steps with torch.profiler")
     rows = rows[np.argsort(recording.start[rows], kind="stable")]
-    does = _does(recording, rows)
+    activity = _does(recording, rows)
     launch = _launches(recording, rows) if recording.on_gpu else recording.start[rows]
     by_event = np.full(len(recording.kind), -1, np.int64)
     by_event[[message.event for message in recording.messages]] = np.arange(len(recording.messages))
@@ -106,7 +106,7 @@ def rank_trace(recording: Recording, *, rank: int) -> RankTrace:
         recording=recording,
         name=recording.name[rows],
         lane=recording.lane[rows],
-        does=does,
+        activity=activity,
         start=recording.start[rows],
         end=recording.end[rows],
         launch=launch,
@@ -146,10 +146,10 @@ def _works(name: str) -> bool:
 def _does(recording: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     kind = recording.kind[rows]
     is_communication = np.array([communicates(name) for name in recording.names])[recording.name[rows]]
-    does = np.where(kind == COPY, MEMCPY, np.where(is_communication, COMMUNICATION, COMPUTE)).astype(np.int8)
+    activity = np.where(kind == COPY, MEMCPY, np.where(is_communication, COMMUNICATION, COMPUTE)).astype(np.int8)
     message_rows = [message.event for message in recording.messages]  # includes kernels that are not recognized by name
-    does[np.isin(rows, message_rows)] = COMMUNICATION
-    return does
+    activity[np.isin(rows, message_rows)] = COMMUNICATION
+    return activity
 
 
 def _launches(recording: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:

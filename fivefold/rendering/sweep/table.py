@@ -18,7 +18,7 @@ from fivefold.units import show_bytes, show_count, show_seconds
 
 MAX_ROWS = 60  # maximum rows; the others are in the file
 WHY = 5  # maximum number of reasons listed, most common first
-WORDS: dict[Status, str] = {"fits": "fit", "memory": "do not fit in memory", "refused": "cannot be"}
+WORDS: dict[Status, str] = {"fits": "fit", "memory": "do not fit in memory", "invalid": "invalid"}
 
 
 def page(rows: Sequence[Row]) -> RenderableType:
@@ -38,9 +38,9 @@ def page(rows: Sequence[Row]) -> RenderableType:
         ]
     elif count_by_status["fits"]:
         parts += [heading("The best layout of each setting", "by MFU, causal"), _shorten(make_best_grid(rows))]
-    reasons = Counter(row.why for row in rows if row.status == "refused")
+    reasons = Counter(row.why for row in rows if row.status == "invalid")
     for reason, times in reasons.most_common(WHY):
-        parts.append(Text(f"{times:,} refused: {reason}", style="dim"))
+        parts.append(Text(f"{times:,} invalid: {reason}", style="dim"))
     return Group(*parts)
 
 
@@ -94,7 +94,7 @@ ROWS: tuple[Column[Row], ...] = (
     Column("step", attrgetter("step_seconds"), show_seconds),
     Column("memory", attrgetter("peak_bytes"), show_bytes),
     Column("tokens/s/GPU", attrgetter("tokens_per_second_per_gpu"), show_count, is_wide=True),
-    Column("bound by", attrgetter("bound_by"), is_text=True, is_wide=True),
+    Column("longest part", attrgetter("longest_part"), is_text=True, is_wide=True),
     Column("measured step", attrgetter("measured_step_seconds"), show_seconds, is_wide=True),
     Column("measured memory", attrgetter("measured_peak_bytes"), show_bytes, is_wide=True),
 )

@@ -176,7 +176,7 @@ def read(path: Path) -> Checkpoint:
     """Read the manifest of the checkpoint ``path``; raises ``UserError`` if missing, damaged or of a newer version."""
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise UserError(f"{path}: is no complete checkpoint, as it has no {MANIFEST}; {recovery_hint(path)}")
+        raise UserError(f"{path}: is not a complete checkpoint, because it has no {MANIFEST}; {recovery_hint(path)}")
     try:
         values = read_file(manifest)
     except UserError as error:

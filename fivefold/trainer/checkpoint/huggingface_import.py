@@ -233,8 +233,8 @@ def _check(
     names = {part.name for part in wanted}
     if missing := [name for name in sorted(names) if name not in tensors]:
         raise UserError(
-            f"{path}: lacks {len(missing)} of the {len(names)} tensors of its {CONFIG}, such as {missing[0]}; "
-            f"it holds {len(tensors)}"
+            f"{path}: {len(missing)} of the {len(names)} tensors of its {CONFIG} are missing, such as "
+            f"{missing[0]}; it holds {len(tensors)}"
         )
     for part in wanted:
         shape, dtype = tuple(tensors[part.name].get_shape()), tensors[part.name].get_dtype()

@@ -92,7 +92,7 @@ def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
-        raise RunFailure("a tokenizing process died, perhaps for want of memory; try fewer workers") from None
+        raise RunFailure("a tokenizing process was killed, perhaps because memory ran out; try fewer workers") from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -67,7 +67,7 @@ def prepare(
     """
     if not 0 <= holdout < 1:
         raise UserError(
-            f"holdout={holdout} is no share of the documents; give a number from 0 to below 1, such as 0.01"
+            f"holdout={holdout} is not a fraction of the documents; give a number from 0 to below 1, such as 0.01"
         )
     plan = _Plan(corpus, list_files(corpus), tokenizer, holdout, key, shard_tokens)
     directory = directory.absolute()
@@ -190,7 +190,7 @@ def _check_replaceable(directory: Path) -> None:
     shard_files = {name for name in names if name in (INDEX, TOKENIZER) or SHARD_NAME.fullmatch(name)}
     other_files = [name for name in names if name not in shard_files or INDEX not in names]
     if other_files:
-        raise UserError(f"{directory}: holds {other_files[0]!r}, which is no shard; choose another folder")
+        raise UserError(f"{directory}: holds {other_files[0]!r}, which is not a shard; choose another folder")
 
 
 def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> Index:
@@ -208,7 +208,10 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
         index, _ = _write(plan, folder, rule, workers=workers, progress=progress)
     if not index.train.documents:
         if index.heldout.documents:
-            raise UserError(f"{plan.corpus}: one document cannot be trained on and held out; add text or say holdout=0")
+            raise UserError(
+                f"{plan.corpus}: a corpus of one document cannot be split into training and held-out text; add text "
+                "or set holdout=0"
+            )
         raise UserError(f"{plan.corpus}: the corpus is empty: its {len(plan.files)} files hold no text")
     append(folder / INDEX, index.model_dump_json(indent=1).encode())
     return index

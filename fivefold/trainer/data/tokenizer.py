@@ -154,7 +154,7 @@ def load(path: Path) -> Tokenizer:
     """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; ``UserError`` on failure."""
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.exists():
-        raise UserError(f"unknown tokenizer {str(path)!r}: say bytes, bpe:4096, or the path of a tokenizer.json")
+        raise UserError(f"unknown tokenizer {str(path)!r}: write bytes, bpe:4096, or the path of a tokenizer.json")
     text = read_text(file, kind="UTF-8 text")
     return ByteTokenizer() if text == BYTES_TEXT else BpeTokenizer.read(text, origin=str(file))
 

@@ -153,7 +153,7 @@ class Moe(nn.Module):
     def _activate(self) -> Callable[..., Tensor]:
         if not self.is_gated:
             return self.kernels.weighted_plain
-        methods = INPUT_WEIGHTED if self.moe.weighs == "inputs" else WEIGHTED
+        methods = INPUT_WEIGHTED if self.moe.router_weight_on == "inputs" else WEIGHTED
         activate: Callable[..., Tensor] = getattr(self.kernels, methods[self.activation])
         return activate
 

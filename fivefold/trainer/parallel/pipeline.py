@@ -236,7 +236,7 @@ def check_pairs(table: Table) -> None:
     """Raise a user error if the table has no FB to interleave, or an FB whose F and B are of the same stage."""
     combined_actions = [action for row in table.rows for action in row if action.kind == "FB"]
     if not combined_actions:
-        raise UserError(f"pairs: {table.name} has no forward beside a backward; try {names_of_pairing()}")
+        raise UserError(f"pairs: {table.name} does not pair a forward with a backward; try {names_of_pairing()}")
     for action in combined_actions:  # F and B each gather and release the weights of their stage
         if action.stage == action.backward_stage:
             raise UserError(

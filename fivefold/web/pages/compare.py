@@ -49,9 +49,7 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
     """Return the comparison with its pictures, all to one scale."""
     cases = asked.cases(folder=site.folder, local=site.local)
     if len(cases) > MAX_VARIANTS:
-        raise UserError(
-            f"{len(cases)} variants are more than the {MAX_VARIANTS} that can be read beside each other; drop some"
-        )
+        raise UserError(f"{len(cases)} variants are more than the {MAX_VARIANTS} that fit side by side; drop some")
     comparison = run(list(cases), risk=asked.risk)
     steps = [variant.step for variant in comparison.variants if variant.step]
     slowest = max(step.time.step_seconds for step in steps)

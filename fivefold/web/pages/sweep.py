@@ -116,7 +116,7 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
         "rows": rows,
         "question": describe_question(rows),
         "fits": len(fitting),
-        "refused": sum(row.status == "refused" for row in rows),
+        "invalid": sum(row.status == "invalid" for row in rows),
         "points": points(best, predicted) if predicted else "",
         "heat": heat.table(
             cells(fitting, asked),

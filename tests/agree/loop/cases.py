@@ -35,7 +35,7 @@ JOB = {
     # an epsilon by which the size of a gradient matters; norms begin above the clip and end below it
     "optimizer": {"betas": [0.8, 0.9], "epsilon": 1e-3, "weight_decay": 0.5, "clip": 2.2, "groups": GROUPS},
 }  # fmt: skip
-APART = {"documents": "apart"}
+APART = {"documents": "separate"}
 LONG = {"sequence": 288, "global_batch": 2, "ramp": None}  # positions beyond 256, which bf16 cannot count
 SHORT = {"steps": 5, "ramp": {"first": 4, "step": 4, "every": 1}}
 

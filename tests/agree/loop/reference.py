@@ -122,7 +122,7 @@ class Reference:
         T = self.job["sequence"]
         rows, documents = split.rows(starts, sequence=T), split.documents(starts, sequence=T)
         seen = torch.ones(T, T, dtype=torch.bool).tril()[None]
-        if self.job.get("documents") == "apart":
+        if self.job.get("documents") == "separate":
             seen = seen & (documents[:, :, None] == documents[:, None, :])
         mask = torch.zeros(len(rows), 1, T, T).masked_fill(~seen[:, None], torch.finfo(torch.float32).min)
         routed = {"output_router_logits": True} if hasattr(self.model.config, "router_aux_loss_coef") else {}

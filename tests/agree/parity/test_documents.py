@@ -30,7 +30,7 @@ from tests.selection import one_in
     ids=str,
 )
 def test_no_token_sees_another_document(case: Case) -> None:
-    apart = case.job.replace(documents="apart")
+    apart = case.job.replace(documents="separate")
     (alone,) = forked(1, play, case.model, Layout(), apart, seconds=120.0)
     verdict = judge(case, forked(case.layout.world, play, case.model, case.layout, apart, seconds=120.0), like=alone)
     assert verdict.equal, verdict
@@ -42,7 +42,7 @@ def test_no_token_sees_another_document(case: Case) -> None:
 def test_unfused_attention_is_flash_attention(apart: bool) -> None:
     """Against one process with flash attention, on every axis that it runs under."""
     case = Case("dense", "tp2 cp2 zero3 mbs2 cp=ulysses ac=selective")
-    job = case.job.replace(documents="apart" if apart else "joined")
+    job = case.job.replace(documents="separate" if apart else "joined")
     (flash,) = forked(1, play, case.model, Layout(), job, seconds=120.0)
     unfused = Unfused(case.model, case.layout, job.replace(attention="unfused"))
     told = forked(case.layout.world, play, *unfused, seconds=120.0)

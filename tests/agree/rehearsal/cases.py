@@ -103,7 +103,7 @@ OWN: Mapping[str, Model] = {
             pattern=(False, True),
             score="sigmoid",
             normalized=False,
-            weighs="inputs",
+            router_weight_on="inputs",
         ),
     ),
     "hunyuan": TINY.replace(qk_norm="head", qk_norm_after_rope=True, temperature=Temperature(rotated=True, floor=16)),

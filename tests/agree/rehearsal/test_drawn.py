@@ -168,7 +168,7 @@ def test_the_draw_is_wide() -> None:
         "shard groups": sum(layout.shard_group is not None for layout in layouts),
         "ep": sum(layout.ep > 1 for layout in layouts),
         "etp": sum(layout.etp > 1 for layout in layouts),
-        "apart": sum(case.job.documents == "apart" for case in cases),
+        "apart": sum(case.job.documents == "separate" for case in cases),
         "chunked": sum(case.job.stack.loss == "chunked" for case in cases),
         "recomputed": sum(layout.ac != "none" for layout in layouts),
         "windows": sum(model.window is not None for model in models),

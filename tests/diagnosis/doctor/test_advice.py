@@ -131,8 +131,8 @@ def test_advice_names_what_cannot_run_twice() -> None:
 
     advice = examine(make, loss, budget_bytes=1000).advice  # the least is asked for: whole blocks are tried first
     assert advice is not None
-    assert len(advice.refused) == 1
-    assert advice.refused[0].startswith("blocks.* cannot be run twice: ")
+    assert len(advice.not_recomputable) == 1
+    assert advice.not_recomputable[0].startswith("blocks.* cannot be recomputed: ")
     assert advice.modules
     assert all(path.endswith((".mlp", ".norm")) for path in advice.modules)
     assert advice.peak_bytes < examine(make, loss).peak_bytes

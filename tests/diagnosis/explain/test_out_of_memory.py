@@ -70,7 +70,7 @@ def test_published_reports_are_explained(source: str) -> None:
     result = read(message)
     memory = result.memory
     assert memory is not None
-    assert (memory.wanted_bytes, memory.held_bytes) == (round(wanted), round(held))
+    assert (memory.requested_bytes, memory.held_bytes) == (round(wanted), round(held))
     assert memory.reserved_bytes == pytest.approx(reserved, abs=2)
     assert memory.free_bytes == round(free)
     assert memory.capacity_bytes == round(capacity)

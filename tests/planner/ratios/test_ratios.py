@@ -24,8 +24,8 @@ def machine(name: str) -> Machine:
     return machines.resolve(name, local=Path("none"))
 
 
-def axis(found: Ratios, name: str, behind: str = "") -> Axis:
-    return next(row for row in found.axes if row.axis == name and behind in row.behind)
+def axis(found: Ratios, name: str, overlapped_with: str = "") -> Axis:
+    return next(row for row in found.axes if row.axis == name and overlapped_with in row.overlapped_with)
 
 
 def test_llama_on_h100_by_hand() -> None:
@@ -80,10 +80,10 @@ def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: 
     result = ratios(build_model(name), machine=hardware, job=Job(sequence=1024, global_batch=128), layout=chosen)
     for row in result.axes:
         assert all(a.degree < b.degree for a, b in pairwise(row.degrees))
-        assert all(degree.hides == (degree.flops_per_byte >= degree.balance) for degree in row.degrees)
-        assert all(degree.hides for degree in row.degrees if degree.degree <= row.largest)
+        assert all(degree.overlaps == (degree.flops_per_byte >= degree.balance) for degree in row.degrees)
+        assert all(degree.overlaps for degree in row.degrees if degree.degree <= row.largest)
         beyond = [degree for degree in row.degrees if degree.degree > row.largest]
-        assert not beyond or not beyond[0].hides
+        assert not beyond or not beyond[0].overlaps
         assert row.reason
         assert "\n" not in row.reason
     assert Ratios.model_validate_json(result.model_dump_json()) == result

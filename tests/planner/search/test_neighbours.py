@@ -124,8 +124,8 @@ def test_tightest_constraint_is_named_if_nothing_fits() -> None:
     result = search(model=SMALL, machine=machine, job=FEW, where=Where.parse("zero=0 cp=1 dp>=2 pp=1"))
     assert not result.best
     assert result.misses
-    assert result.tightest.startswith(
+    assert result.binding_constraint.startswith(
         "nothing that meets 'zero=0 cp=1 dp>=2 pp=1' fits; the tightest is dp>=2: with dp=1 "
     )
-    layout = Layout.parse(result.tightest.rpartition("there is '")[2].rstrip("'"))
+    layout = Layout.parse(result.binding_constraint.rpartition("there is '")[2].rstrip("'"))
     assert Planner(model=SMALL, machine=machine, job=FEW).fits(layout)

@@ -61,7 +61,7 @@ def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, .
     for row in result.robust.rows:  # whatever is shown is told as it is
         mine = regrets[Layout.parse(row.layout)]
         assert row.worst == (None if max(mine) == inf else max(mine))
-        assert row.worst_in == told[mine.index(max(mine))].name
+        assert row.worst_scenario == told[mine.index(max(mine))].name
         assert row.step_seconds == table[Layout.parse(row.layout)][0]
     worsts = [inf if row.worst is None else row.worst for row in result.robust.rows]
     assert worsts == sorted(worsts)

@@ -182,7 +182,7 @@ def test_search_without_a_fit_names_what_would_fit() -> None:
     assert miss.needs_bytes > miss.has_bytes == NODE.chip.memory_bytes
     assert miss.risk is not None
     assert miss.risk > FITS_RISK
-    assert any("ranks with gbs" in mend for mend in miss.mends)
+    assert any("ranks with gbs" in mend for mend in miss.fixes)
     assert result.reasons[0].cause == "memory"
 
 

@@ -61,7 +61,7 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights)
     assert min(parts) >= 0
     assert sum(parts) == pytest.approx(step_time.seconds, rel=1e-6)
     assert step_time.compute > 0
-    assert step_time.bound_by
+    assert step_time.longest_part
 
 
 def extrapolated(layout, count, duration, *, hop: float, alike) -> Extrapolated:

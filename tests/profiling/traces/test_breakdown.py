@@ -45,7 +45,7 @@ def test_every_nanosecond_is_where_a_sweep_finds_it(
         assert results == [sweep.of_gpu(events, window) for window in sweep.windows(events)], path
         kernels = [sweep.ns(event) for event in events if event.get("cat") in sweep.DEVICE]
         whole = (min(start for start, _ in kernels), max(end for _, end in kernels))
-        assert nanoseconds(report.whole[rank]) == sweep.of_gpu(events, whole)
+        assert nanoseconds(report.total[rank]) == sweep.of_gpu(events, whole)
 
 
 def test_parts_add_up(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_an_unlaunched_kernel_ends_a_gap_of_nobody(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
     (result,) = read([path]).report.breakdown
     assert (result.idle_seconds, result.idle_host_seconds, result.idle_waiting_seconds) == (20e-6, 0.0, 0.0)
-    assert result.step == "whole"
+    assert result.step == "all"
 
 
 @pytest.mark.processes

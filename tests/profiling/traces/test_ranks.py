@@ -42,9 +42,9 @@ def true_path(job: kineto.DrawnJob) -> dict[tuple[int, str], int] | None:
         end = kernel.end
         if kernel.joined:
             kernel = max(kernel.joined, key=lambda item: item.start)
-        does = "communication" if kernel.kind == "message" else kernel.kind
+        activity = "communication" if kernel.kind == "message" else kernel.kind
         ends_on = next(item for item in kernel.joined or [kernel] if item.end == end)
-        sums[ends_on.rank, does] += end - kernel.start
+        sums[ends_on.rank, activity] += end - kernel.start
         if kernel.behind is None:
             if kernel is not min(job.kernels[kernel.rank], key=lambda item: item.start):
                 return None
@@ -61,15 +61,15 @@ def test_the_critical_path_is_the_longest_chain_of_what_waits(tmp_path_factory: 
             continue
         judged += 1
         report = read(kineto.write(job, tmp_path_factory.mktemp("drawn"))).report
-        result = {part.does: 0 for part in report.path}
+        result = {part.activity: 0 for part in report.path}
         for part in report.path:
-            result[part.does] += round(part.seconds * 1e9)
+            result[part.activity] += round(part.seconds * 1e9)
         kinds: dict[str, int] = defaultdict(int)
-        for (_, does), total in wanted.items():
-            kinds[does] += total
+        for (_, activity), total in wanted.items():
+            kinds[activity] += total
         assert result == kinds, seed
-        compute = {part.rank: round(part.seconds * 1e9) for part in report.path if part.does == "compute"}
-        assert compute == {rank: total for (rank, does), total in wanted.items() if does == "compute"}, seed
+        compute = {part.rank: round(part.seconds * 1e9) for part in report.path if part.activity == "compute"}
+        assert compute == {rank: total for (rank, activity), total in wanted.items() if activity == "compute"}, seed
         assert round(report.path_seconds * 1e9) == sum(wanted.values())
     assert judged > 20
 
@@ -83,7 +83,7 @@ def test_the_path_covers_the_step_and_changes_ranks_at_messages(
     path, last = traced.path, [item for item in traced.report.breakdown if item.step == traced.report.steps[-1]]
     for before, after in pairwise(path):
         assert before.end == after.start
-        assert before.rank == after.rank or after.does == "communication"
+        assert before.rank == after.rank or after.activity == "communication"
     begin = min(item.start_seconds for item in last)
     end = max(item.start_seconds + item.window_seconds for item in last)
     assert (path[-1].end - path[0].start) / 1e9 == pytest.approx(end - begin, abs=1e-9)

@@ -189,8 +189,8 @@ def test_the_page() -> None:
         ["small", "16"],
         ["large", "16"],
     ]
-    refused = row(status="refused", why="layout 'dp3': global batch 256 is not divisible", mfu_causal=None)
-    assert "2 refused: layout 'dp3': global batch 256 is not divisible" in show([row(), refused, refused])
+    invalid = row(status="invalid", why="layout 'dp3': global batch 256 is not divisible", mfu_causal=None)
+    assert "2 invalid: layout 'dp3': global batch 256 is not divisible" in show([row(), invalid, invalid])
     assert show([]).startswith("No rows")
     tried = [
         row(measured="measured", measured_step_seconds=2.5, measured_peak_bytes=19 * GIB),

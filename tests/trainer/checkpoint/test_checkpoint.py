@@ -282,7 +282,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no manifest": (
         lambda path: (path / "checkpoint.json").unlink(),
-        r"UserError: \S+/step-00000002: is no complete checkpoint, as it has no checkpoint.json; {way_out}",
+        r"UserError: \S+/step-00000002: is not a complete checkpoint, because it has no checkpoint.json; {way_out}",
     ),
     "cut manifest": (
         lambda path: os.truncate(path / "checkpoint.json", 100),
@@ -347,7 +347,7 @@ def assert_line(text: str, pattern: str) -> None:
 
 
 def test_a_path_that_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: is no complete checkpoint.*there is none before it"):
+    with pytest.raises(UserError, match=r"nowhere: is not a complete checkpoint.*there is none before it"):
         read(tmp_path / "nowhere")
 
 

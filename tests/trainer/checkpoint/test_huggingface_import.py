@@ -339,7 +339,7 @@ def cut(path: Path) -> None:
 REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (
         lambda p: edit(p, model__norm__weight=None),
-        "lacks 1 of the 21 tensors of its config.json, such as model.norm.weight; it holds 20",
+        "1 of the 21 tensors of its config.json are missing, such as model.norm.weight; it holds 20",
     ),
     "misshapen": (
         lambda p: edit(p, lm_head__weight=torch.zeros(131, 47)),

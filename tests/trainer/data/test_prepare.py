@@ -186,7 +186,7 @@ def test_prepared_shards_are_reused_until_something_changes(texts: Path, tmp_pat
 def test_a_folder_of_other_things_is_left_alone(stranger: str, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / stranger).touch()
-    with pytest.raises(UserError, match=f"out: holds '{stranger}', which is no shard; choose another folder"):
+    with pytest.raises(UserError, match=f"out: holds '{stranger}', which is not a shard; choose another folder"):
         prepare(str(texts), directory=tmp_path / "out")
     with pytest.raises(UserError, match="is a file; choose another folder"):
         prepare(str(texts), directory=tmp_path / "out" / stranger)
@@ -198,7 +198,7 @@ def test_a_checkpoint_beside_the_shards_is_not_thrown_away(texts: Path, tmp_path
     prepare(str(texts), directory=tmp_path / "out")
     (tmp_path / "out/checkpoint").mkdir()
     prepare(str(texts), directory=tmp_path / "out")  # nothing to do
-    with pytest.raises(UserError, match="out: holds 'checkpoint', which is no shard"):
+    with pytest.raises(UserError, match="out: holds 'checkpoint', which is not a shard"):
         prepare(str(texts), directory=tmp_path / "out", holdout=0.5)
 
 
@@ -344,9 +344,13 @@ def test_workers_start_without_torch() -> None:
     ("text", "options", "message"),
     [
         (" \n\0", {}, "the corpus is empty: its 1 files hold no text"),
-        ("one", {}, "one document cannot be trained on and held out; add text or say holdout=0"),
-        ("one", {"holdout": 1.0}, "holdout=1.0 is no share of the documents"),
-        ("one", {"holdout": -0.1}, "holdout=-0.1 is no share of the documents"),
+        (
+            "one",
+            {},
+            "a corpus of one document cannot be split into training and held-out text; add text or set holdout=0",
+        ),
+        ("one", {"holdout": 1.0}, "holdout=1.0 is not a fraction of the documents"),
+        ("one", {"holdout": -0.1}, "holdout=-0.1 is not a fraction of the documents"),
         ("one", {"tokenizer": "bits"}, "unknown tokenizer 'bits'"),
     ],
 )

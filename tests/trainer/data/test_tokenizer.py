@@ -94,7 +94,7 @@ def test_dtype() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("byte", "unknown tokenizer 'byte': say bytes, bpe:4096, or the path"),
+        ("byte", "unknown tokenizer 'byte': write bytes, bpe:4096, or the path"),
         ("bpe:many", "'bpe:many': the vocabulary must be a whole number"),
         ("bpe:-1", "'bpe:-1': the vocabulary must be a whole number"),
         ("bpe:256", "bpe:256 is below 257"),

@@ -173,7 +173,7 @@ def test_weights_of_one_stage_are_not_used_by_both(tmp_path: Path) -> None:
     mine = read_table(tmp_path / "mine.csv")
     with pytest.raises(UserError, match=r"mine has F0\.1\+BW0\.0, both on stage 0"):
         check_pairs(mine)
-    with pytest.raises(UserError, match="1f1b has no forward beside a backward; try dualpipe"):
+    with pytest.raises(UserError, match="1f1b does not pair a forward with a backward; try dualpipe"):
         check_pairs(schedule("1f1b", pp=2, v=1, micro_batches=2))
 
 

@@ -39,7 +39,7 @@ def _build_llama4(config: Config) -> Model:
         "score": "sigmoid",
         "balance": "none",
         "normalized": False,
-        "weighs": "inputs",
+        "router_weight_on": "inputs",
     }
     fields: dict[str, Any] = {
         "ffn": config.intermediate_size_mlp,

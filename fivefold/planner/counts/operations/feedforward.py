@@ -287,7 +287,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     scratch = activation.backward_scratch + fp32_bytes
     if model.mlp == "plain" and local.facts.weighs_in_own_kernel:  # the gradient, times the weight
         scratch = rows * ffn * width
-    if moe.weighs == "inputs" and local.facts.weighs_in_own_kernel:  # gate and up, each times the weight
+    if moe.router_weight_on == "inputs" and local.facts.weighs_in_own_kernel:  # gate and up, each times the weight
         scratch = 2 * rows * ffn * width
     ops.append(
         activation._replace(
