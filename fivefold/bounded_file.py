@@ -31,7 +31,7 @@ PIPE_SECONDS = 30.0  # timeout for all of a pipe (process substitution, or a nam
 _CHUNK_BYTES = MIB
 
 
-def limit_of(path: Path) -> int:
+def get_size_limit(path: Path) -> int:
     """Return the maximum number of bytes to read from a file with this name."""
     return LIMITS.get(path.suffix.lower(), SETTINGS_BYTES)
 
@@ -42,7 +42,7 @@ def read_bytes(path: Path, *, most_bytes: int | None = None) -> bytes:
     Raises an ``OSError`` that says what is wrong, also for a device, a file that is too large, and a pipe that does not
     end within ``PIPE_SECONDS``.
     """
-    limit = limit_of(path) if most_bytes is None else most_bytes
+    limit = get_size_limit(path) if most_bytes is None else most_bytes
     with open_input(path) as file:
         status = os.fstat(file.fileno())
         chunks, size, is_pipe = list[bytes](), status.st_size, not stat.S_ISREG(status.st_mode)

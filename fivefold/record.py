@@ -109,7 +109,7 @@ WORDS = {
 def explain(error: ValidationError, record: type[BaseModel]) -> str:
     """Describe all of pydantic's errors in one line; suggest the nearest field for an unknown key."""
     errors = error.errors()
-    messages = list(dict.fromkeys(_explained(item, record) for item in errors if item["type"] != "missing"))
+    messages = list(dict.fromkeys(_explain(item, record) for item in errors if item["type"] != "missing"))
     missing = [_field_path(item, record) for item in errors if item["type"] == "missing"]
     if len(missing) > 1:
         messages.insert(0, f"missing: {', '.join(missing)}")
@@ -119,7 +119,7 @@ def explain(error: ValidationError, record: type[BaseModel]) -> str:
     return "; ".join(messages[:MAX_ERRORS]) + suffix
 
 
-def reworded(line: str) -> str:
+def reword(line: str) -> str:
     """Replace pydantic's wording in one of typer's messages by ours."""
     for pattern, replacement in (
         (r"Value error, ", ""),
@@ -140,7 +140,7 @@ def _field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
     return ".".join(str(part) for part in error["loc"] if part not in getattr(record, "inlined", ()))
 
 
-def _explained(error: ErrorDetails, record: type[BaseModel]) -> str:
+def _explain(error: ErrorDetails, record: type[BaseModel]) -> str:
     """Describe one of pydantic's errors, with its field."""
     place = _field_path(error, record)
     if error["type"] == "extra_forbidden":
@@ -198,10 +198,10 @@ def _contains_type(annotation: Any, kind: Any) -> bool:
 def holds_list(record: type[BaseModel], path: Sequence[str]) -> bool:
     """Tell whether the field at ``path``, which may be of a nested record, is a list."""
     for name in getattr(record, "inlined", ()):
-        within = _records_in(record.model_fields[name].annotation)[0]
+        within = _list_records(record.model_fields[name].annotation)[0]
         record = within if path[0] in within.model_fields else record
     for name in path[:-1]:
-        inner = _records_in(record.model_fields[name].annotation) if name in record.model_fields else []
+        inner = _list_records(record.model_fields[name].annotation) if name in record.model_fields else []
         if not inner:
             return False
         record = inner[0]
@@ -212,18 +212,18 @@ def _known_keys(record: type[BaseModel], place: tuple[int | str, ...]) -> list[s
     """Return the field names of the record, perhaps nested, to which the key at ``place`` belongs."""
     for part in place[:-1]:
         if part in record.model_fields:
-            inner = _records_in(record.model_fields[str(part)].annotation)
+            inner = _list_records(record.model_fields[str(part)].annotation)
             record = inner[0] if inner else record
     known = list(record.model_fields)
     for name in getattr(record, "inlined", ()):
-        known += [key for inner in _records_in(record.model_fields[name].annotation) for key in inner.model_fields]
+        known += [key for inner in _list_records(record.model_fields[name].annotation) for key in inner.model_fields]
     return known
 
 
-def _records_in(annotation: Any) -> list[type[BaseModel]]:
+def _list_records(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [record for part in get_args(annotation) for record in _records_in(part)]
+    return [record for part in get_args(annotation) for record in _list_records(part)]
 
 
 def difference(there: Record, here: Record, *, skip: tuple[str, ...] = ()) -> str | None:

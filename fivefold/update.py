@@ -21,7 +21,7 @@ Part = Literal["embeddings", "head", "router", "experts", "vectors"]  # vectors:
 QUANTISED_BLOCK, QUANTISED_LEAST = 256, 4096
 
 
-def quantised(numel: int, *, vector: bool) -> bool:
+def is_quantized(numel: int, *, vector: bool) -> bool:
     """Tell whether adamw8bit keeps 8-bit moments for a full weight of ``numel`` elements."""
     return not vector and numel >= QUANTISED_LEAST
 

@@ -19,7 +19,7 @@ from fivefold.model.catalog import build_model, names, resolve
 from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import scaled
+from fivefold.planner.questions import scale_model
 from fivefold.record import Record, UserError
 
 ONE = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 64, "vocab": 256}
@@ -79,7 +79,7 @@ def test_sizes_that_are_each_sound_and_together_too_large() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_known_values_stay_below_limits_at_32_times_the_width(name: str) -> None:
-    assert scaled(build_model(name), 32).layers == 32 * build_model(name).layers
+    assert scale_model(build_model(name), 32).layers == 32 * build_model(name).layers
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])

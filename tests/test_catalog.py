@@ -53,7 +53,7 @@ def test_every_command_answers_for_every_model(name: str) -> None:
     assert (made.step.memory, made.step.time) == (step.memory, step.time)
     cases = [Case(few, SMALL, layout, job), Case(few, SMALL, layout.replace(ac="none"), job)]
     assert [variant.error for variant in compare(cases).variants] == ["", ""]
-    assert report.of_step(step, drawing(planner(few, SMALL, job), layout, step))
+    assert report.report_step(step, drawing(planner(few, SMALL, job), layout, step))
     assert ratios(few, machine=SMALL, job=job, layout=layout).axes
     rehearsed = dryrun(model=few, machine=SMALL, layout=layout, job=job)
     assert rehearsed.findings == ()

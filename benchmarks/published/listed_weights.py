@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fivefold.layout.mesh import group_of
+from fivefold.layout.mesh import make_group
 from fivefold.layout.sharding import Unit, needs_backward_gather
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name
@@ -45,7 +45,7 @@ class ListedUnits(Units):
         """Return the seconds of one unit's messages, while which the host launches the copies of their parts."""
         gather = reduce = again = gather_busy = reduce_busy = 0.0
         for message in list_messages(self.counts, layout, name):
-            asked = message.collective, message.payload, group_of(layout, message.group, message.ranks)
+            asked = message.collective, message.payload, make_group(layout, message.group, message.ranks)
             seconds = max(self.network.seconds(*asked), message.ranks * LIST_PART_SECONDS)
             if message.collective == "all_gather":
                 gather, gather_busy = gather + seconds, gather_busy + self.network.busy(*asked)
@@ -64,7 +64,7 @@ def step_seconds(units: Units, layout: Layout, memory: Sequence[RankMemory]) -> 
 def _staying_seconds(units: Units, layout: Layout) -> float:
     """Return the seconds to gather the weights that stay after an update, and to copy them out part by part."""
     return sum(
-        units.network.seconds(message.collective, message.payload, group_of(layout, message.group, message.ranks))
+        units.network.seconds(message.collective, message.payload, make_group(layout, message.group, message.ranks))
         + parts * LIST_PART_SECONDS
         for message, parts in list_staying(units.counts, layout)
     )

@@ -77,7 +77,7 @@ def ours(folder: Path) -> dict[int, TraceSummary]:
             breakdown.window_seconds * 1e6,
             100 * (breakdown.overlap or 0.0),
         )
-        for breakdown in read([folder]).report.whole
+        for breakdown in read([folder]).report.total
     }
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fivefold.job import Job
 
 
-def job_of(words: Mapping[str, Any]) -> Job:
+def build_job(words: Mapping[str, Any]) -> Job:
     """Build the job of keyword arguments; raises ``UserError`` for an unknown field, or a field that is given twice."""
     from pathlib import Path
 

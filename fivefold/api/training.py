@@ -61,11 +61,11 @@ def train(
     from fivefold.trainer.run import Run
 
     settings = Run.read(dict(run), origin="run") if isinstance(run, Mapping) else Run.load(Path(run))
-    file = _written(run, settings.folder) if isinstance(run, Mapping) else Path(run)
+    file = _write_run_file(run, settings.folder) if isinstance(run, Mapping) else Path(run)
     options = [*(["--layout", str(layout)] if layout is not None else []), *(["--force"] if force else [])]
     options += ["--machine", machine] if machine is not None else []
     options += ["--trace", str(trace)] if trace is not None else []
-    code, stderr_lines = _heard([sys.executable, "-m", "fivefold", "train", fspath(file), *options])
+    code, stderr_lines = _run_and_forward([sys.executable, "-m", "fivefold", "train", fspath(file), *options])
     if code:
         messages = [line.removeprefix("fivefold: ") for line in stderr_lines if line.startswith("fivefold: ")]
         line = messages[-1] if messages else f"{file}: ended with code {code}; its log is in {settings.folder}"
@@ -73,7 +73,7 @@ def train(
     return read(settings.folder)
 
 
-def _heard(command: Sequence[str]) -> tuple[int, list[str]]:
+def _run_and_forward(command: Sequence[str]) -> tuple[int, list[str]]:
     """Run a command, forward its stderr as it comes, and return its exit code and the last lines of its stderr."""
     import subprocess
     import sys
@@ -87,7 +87,7 @@ def _heard(command: Sequence[str]) -> tuple[int, list[str]]:
     return process.returncode, list(last_lines)
 
 
-def _written(run: Mapping[str, Any], folder: Path) -> Path:
+def _write_run_file(run: Mapping[str, Any], folder: Path) -> Path:
     import json
 
     from fivefold.trainer.run_lock import hold

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.documentation import documented
-from fivefold.api.job_fields import job_of
+from fivefold.api.job_fields import build_job
 from fivefold.api.job_words import JobWords
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
@@ -82,7 +82,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     """
     from fivefold.planner.predict import predict as run
 
-    step = run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=job_of(job))
+    step = run(model=_model(model), machine=_machine(machine), layout=_layout(layout), job=build_job(job))
     _warn(step.remarks)
     return step
 
@@ -131,15 +131,15 @@ def search(
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
     from fivefold.requests.fields import MOST_SHOWN
-    from fivefold.requests.search import found_layouts, limited
+    from fivefold.requests.search import found_layouts, limit_memory
 
     for name, number in (("top", top), ("front", front)):
         if not 1 <= number <= MOST_SHOWN:
             raise UserError(f"{name}={number} must be 1 to {MOST_SHOWN}")
     return found_layouts(
         _model(model),
-        limited(_machine(machine), memory),
-        job_of(job),
+        limit_memory(_machine(machine), memory),
+        build_job(job),
         also=also,
         measure=measure,
         by=by,
@@ -183,12 +183,12 @@ def playbook(
     >>> [stage.title for stage in plan.stages]
     ['The batch', 'Make it fit', 'Reach the batch', 'Make it fast']
     """
-    from fivefold.requests.across import priced
+    from fivefold.requests.across import apply_prices
     from fivefold.requests.playbook import playbook as run
 
-    (priced_one,) = priced([_machine(machine)], price)
+    (priced_one,) = apply_prices([_machine(machine)], price)
     return run(
-        _model(model), priced_one, job_of(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk
+        _model(model), priced_one, build_job(job), tokens=tokens, batch=batch, where=where, assume=assume, risk=risk
     )
 
 
@@ -240,7 +240,7 @@ def across(
     return offers(
         _model(model),
         [_machine(name) for name in machines],
-        job_of(job),
+        build_job(job),
         by=by,
         where=Constraint.parse(where),
         within=UNRANKABLE_DIFFERENCE if within is None else within,
@@ -287,11 +287,11 @@ def walk(
     from fivefold.layout.where import Where as Constraint
     from fivefold.planner.predict import planner
     from fivefold.planner.search.neighbours import walk as run
-    from fivefold.requests.search import limited
+    from fivefold.requests.search import limit_memory
 
-    machines = limited(_machine(machine), memory)
+    machines = limit_memory(_machine(machine), memory)
     return run(
-        planner(_model(model), machines, job_of(job), risk), _layout(layout), by=by, where=Constraint.parse(where)
+        planner(_model(model), machines, build_job(job), risk), _layout(layout), by=by, where=Constraint.parse(where)
     )
 
 
@@ -330,21 +330,21 @@ def ask(
     """
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
-    from fivefold.machine.datacenter import assumed
-    from fivefold.requests.across import priced
-    from fivefold.requests.answers import answers, noise_of
+    from fivefold.machine.datacenter import apply_assumptions
+    from fivefold.requests.across import apply_prices
+    from fivefold.requests.answers import answers, read_noise_scale
 
     chosen = None if layout is None else _layout(layout)
-    (priced_machine,) = priced([_machine(machine)], price)
+    (priced_machine,) = apply_prices([_machine(machine)], price)
     replies = answers(
         question,
         _model(model),
         priced_machine,
         chosen,
-        job=job_of(job),
+        job=build_job(job),
         tokens=tokens,
-        site=assumed(assume),
-        noise=noise_of(noise),
+        site=apply_assumptions(assume),
+        noise=read_noise_scale(noise),
         risk=risk,
         counted=not isinstance(machine, str) or is_counted(machine),
     )
@@ -383,7 +383,7 @@ def compare(
 
     selected_cases = cases(
         what,
-        job_of(job),
+        build_job(job),
         stacks=_names(stacks, option="stacks="),
         precisions=_names(precisions, option="precisions="),
         machine=_machine,
@@ -424,7 +424,7 @@ def dryrun(
     from fivefold.layout.legal import describe_idle, refuse
     from fivefold.trainer.run import Run
 
-    spec, chips, chosen, wanted = _model(model), _machine(machine), _layout(layout), job_of(job)
+    spec, chips, chosen, wanted = _model(model), _machine(machine), _layout(layout), build_job(job)
     refuse(chosen, model=spec, job=wanted, machine=chips)
     table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
     from fivefold.dry_run import dryrun as run
@@ -502,13 +502,13 @@ def _journal(path: Path | None) -> Iterator[Journal]:
     """Open the journal next to the file of rows; without such a file, a temporary one."""
     from tempfile import TemporaryDirectory
 
-    from fivefold.sweeps.journal import opened
+    from fivefold.sweeps.journal import open_journal
 
     if path is not None:
-        with opened(path.with_name(f"{path.name}.journal")) as journal:
+        with open_journal(path.with_name(f"{path.name}.journal")) as journal:
             yield journal
         return
-    with TemporaryDirectory() as folder, opened(Path(folder) / "rows.jsonl.journal") as journal:
+    with TemporaryDirectory() as folder, open_journal(Path(folder) / "rows.jsonl.journal") as journal:
         yield journal
 
 
@@ -541,8 +541,8 @@ def trace(
     (0, 1)
     """
     from fivefold.profiling.traces import read
-    from fivefold.profiling.traces.against import against as beside
-    from fivefold.profiling.traces.against import axes_of
+    from fivefold.profiling.traces.against import compare_with_prediction as beside
+    from fivefold.profiling.traces.against import find_axes
     from fivefold.results.traced import Traced
 
     links = None if machine is None else _machine(machine)
@@ -550,7 +550,7 @@ def trace(
     if against is not None:
         model, chips, layout = _model(against[0]), _machine(against[1]), _layout(against[2])
         predicted = predict(model, chips, layout, **job)
-        links, axes = links or chips, axes_of(layout)
+        links, axes = links or chips, find_axes(layout)
     elif job:
         raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")
     names = [files] if isinstance(files, str | PathLike) else list(files)

@@ -23,7 +23,7 @@ from torch import Tensor
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Collective, CollectivePoint
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import table_of
+from fivefold.planner.counts.memory.peak import make_table
 from fivefold.planner.counts.traffic import messages
 from fivefold.record import Record
 
@@ -69,7 +69,7 @@ def distinct_messages(counts: Counts, layout: Layout, *, beside: int) -> tuple[M
 
     ``beside``: the number of ranks that run on this computer.
     """
-    rank_stages = table_of(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
+    rank_stages = make_table(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
     orders: dict[MessageOrder, None] = {}
     for message in (message for chunks in rank_stages for message in messages(counts, layout, chunks=chunks)):
         is_stage_hop = message.collective == "p2p" and message.axis == "pp"

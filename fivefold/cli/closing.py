@@ -33,7 +33,7 @@ def write_report(run: Run, layout: Layout, *, model: Model, machine: Machine) ->
             if has_own_schedule
             else None
         )
-        say(f"wrote {report.of_run(finished_run, drawing, run)}")
+        say(f"wrote {report.write_run_report(finished_run, drawing, run)}")
     except Exception as error:
         say(f"no report: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
 
@@ -42,7 +42,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     """Print the run's end, its sample, and predicted next to measured; raises ``SystemExit`` if a signal stopped it."""
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
-    from fivefold.results.step_comparison import assumed, compare
+    from fivefold.results.step_comparison import compare, describe_assumption
 
     outcome = proof.outcome
     if outcome.stopped:
@@ -60,7 +60,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
         return
     show(read_text(run.folder / "step.json", kind="JSON") if json else table(compare(*pair)))
     if not json:
-        if line := assumed(pair[0]):
+        if line := describe_assumption(pair[0]):
             show(line)
         show(page((pair[0], *trace_compare.read_dry_run(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import typer
 
 from fivefold.cli.options import say
-from fivefold.record import RunFailure, StopSignal, UsageWarning, UserError, reworded
+from fivefold.record import RunFailure, StopSignal, UsageWarning, UserError, reword
 from fivefold.requests.extras import missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 
@@ -29,7 +29,7 @@ def settle(action: Callable[[], object]) -> int:
     except SystemExit as system_exit:
         code = system_exit.code
     except _UsageError as error:
-        return _print_line(reworded(error.format_message()), code=2)
+        return _print_line(reword(error.format_message()), code=2)
     except UserError as error:
         return _print_line(str(error), code=2)
     except RunFailure as error:

@@ -21,7 +21,7 @@ def choose_interface(environment: MutableMapping[str, str]) -> None:
     """Set the interface in the ``environment`` of a rank, unless all ranks are on this host or the user has set it."""
     if VARIABLE in environment or environment.get("WORLD_SIZE") == environment.get("LOCAL_WORLD_SIZE"):
         return
-    if name := towards(environment["MASTER_ADDR"]):
+    if name := find_interface(environment["MASTER_ADDR"]):
         environment[VARIABLE] = name
 
 
@@ -37,7 +37,7 @@ def count_restarts(environment: Mapping[str, str]) -> int:
     return int(environment.get(RESTARTS) or environment.get("TORCHELASTIC_RESTART_COUNT") or 0)
 
 
-def towards(host: str) -> str | None:
+def find_interface(host: str) -> str | None:
     """Return the interface that routes to ``host``; for this host itself, its only non-loopback one. None: unknown."""
     addresses = {name: address for _, name in socket.if_nameindex() if (address := _address(name))}
     source_address = _source(host)

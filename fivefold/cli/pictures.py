@@ -32,7 +32,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
     show(memory.Picture(memory_levels, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
 
 
-def charts_of(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
+def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
     """Return charts of the pipeline and of the fullest rank's memory."""
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import spans
@@ -54,7 +54,7 @@ def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--charts {folder} is a file; name a folder")
-    pictures = charts_of(planner, layout, step)
+    pictures = draw_step_charts(planner, layout, step)
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         for suffix in (".svg", ".html"):

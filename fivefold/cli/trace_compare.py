@@ -64,7 +64,7 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, dry_run:
     except UserError as mistake:
         say(f"traces are not merged: {mistake}")
         return
-    predicted = _planned(run, layout, model=model, machine=machine)
+    predicted = _list_predicted_spans(run, layout, model=model, machine=machine)
     trace_file.write_planned({"predicted": predicted, "dry_run": dry_run}, run.folder)
     path = run.folder / trace_file.FOLDER / "step.json"
     error = 1e6 * max(rank_trace.clock_error for rank_trace in traces)
@@ -76,7 +76,7 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, dry_run:
     )
 
 
-def _planned(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[tuple[Span, ...], ...]:
+def _list_predicted_spans(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[tuple[Span, ...], ...]:
     """Return the spans of the predicted step, unless the run has a schedule that differs from the layout's own."""
     from fivefold.cli.pictures import IN_TRACE
     from fivefold.planner.predict import planner

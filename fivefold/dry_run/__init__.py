@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fivefold.dry_run import match, report
-from fivefold.dry_run.failures import failed, quiet
+from fivefold.dry_run.failures import describe_failure, quiet
 from fivefold.dry_run.fake.world import differ_over_cp, representatives
-from fivefold.dry_run.rehearse import RankTapes, assumed, rehearse_rank
+from fivefold.dry_run.rehearse import RankTapes, describe_assumptions, rehearse_rank
 from fivefold.dry_run.report import RankSummary, Rehearsal
 from fivefold.dry_run.time.play import play
 from fivefold.job import Job
@@ -71,7 +71,7 @@ def dryrun(
         except (UserError, RunFailure, MemoryError):
             raise
         except Exception as error:
-            return Rehearsal(step=None, findings=(failed(error, rank=rank),))
+            return Rehearsal(step=None, findings=(describe_failure(error, rank=rank),))
         rank_summaries.append(report.summarise(rank_tapes, machine=machine, layout=layout, job=job))
         tapes[rank] = rank_tapes if rank in kept_ranks else report.messages_only(rank_tapes)
     findings = report.too_large(rank_summaries, model=model, machine=machine, layout=layout, job=job)
@@ -82,7 +82,7 @@ def dryrun(
     steady = [tapes_of_rank.steady for tapes_of_rank in tapes.values()]
     timed_step = play(steady, machine=machine, job=job, world=layout.world)
     step = report.step(rank_summaries, steady[0], timed_step, model=model, machine=machine, layout=layout, job=job)
-    return Rehearsal(step, findings, tuple(rank_summaries), tapes, timed_step, table, assumed(model, job))
+    return Rehearsal(step, findings, tuple(rank_summaries), tapes, timed_step, table, describe_assumptions(model, job))
 
 
 def _message_findings(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:

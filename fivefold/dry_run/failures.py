@@ -39,7 +39,7 @@ def quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def failed(error: Exception, *, rank: int) -> str:
+def describe_failure(error: Exception, *, rank: int) -> str:
     """Return the finding for ``error``; raises ``RunFailure`` if the dry run itself failed and the job might run."""
     frames = list(_frames(error.__traceback__))
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__

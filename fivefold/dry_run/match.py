@@ -86,7 +86,7 @@ class _Mismatches:
         ending = f"; they issue {', '.join(f'{counts[rank]} on rank {rank}' for rank in members)}"
         uneven = ending if len({counts[rank] for rank in members}) > 1 else ""
         fix = "let every rank of the group issue the same collectives in the same order"
-        what = f"{_ordinal(exchange.number)} collective over {message.axis} of ranks {_abbreviated(message.members)}"
+        what = f"{_ordinal(exchange.number)} collective over {message.axis} of ranks {_abbreviate(message.members)}"
         for part in parts[1:]:
             if _kind(part[2]) != _kind(message):
                 rank = self.tapes[part[0]].rank
@@ -150,7 +150,9 @@ def deadlocks(played: Streams) -> list[str]:
 def _describe_step(step: _Step, played: Streams) -> str:
     """Describe what a rank waits for, or which message blocks its stream."""
     tape = played.tapes[step.endpoint.rank]
-    message = _describe(tape, _unstarted(step.endpoint).parts[_unstarted(step.endpoint).endpoints.index(step.endpoint)])
+    message = _describe(
+        tape, _find_unstarted(step.endpoint).parts[_find_unstarted(step.endpoint).endpoints.index(step.endpoint)]
+    )
     scope_name = scope(tape, played.blocked[step.endpoint.rank].at) if step.waits else ""
     if step.queued:
         waits_for = f"what it waits for in {scope_name}, " if step.waits else ""
@@ -164,7 +166,7 @@ def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | No
     It is the WAIT that keeps another member from issuing its part, or the message before that part on its stream; None
     if there is no such rank.
     """
-    for other in _unstarted(endpoint).endpoints:
+    for other in _find_unstarted(endpoint).endpoints:
         if other.posted < 0:
             blocked_endpoint = blocked.get(other.rank)
             return _Step(blocked_endpoint, waits=True) if blocked_endpoint is not None else None
@@ -173,7 +175,7 @@ def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | No
     return None
 
 
-def _unstarted(endpoint: Endpoint) -> Exchange:
+def _find_unstarted(endpoint: Endpoint) -> Exchange:
     """Return the first message of an endpoint that has not begun."""
     return next(exchange for exchange in endpoint.exchanges if exchange.missing)
 
@@ -207,10 +209,10 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _abbreviated(members: Sequence[int]) -> str:
+def _abbreviate(members: Sequence[int]) -> str:
     names = [str(member) for member in members]
     return ", ".join(names if len(names) <= 8 else [*names[:4], "…", *names[-2:]])
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {_abbreviated(ranks)}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {_abbreviate(ranks)}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from fivefold.dry_run.fake.world import even_experts, fake_rank, gpu_attention, groups_of
+from fivefold.dry_run.fake.world import even_experts, fake_rank, gpu_attention, index_groups
 from fivefold.dry_run.record.recorder import Recorder
 from fivefold.dry_run.record.replay import play_like_blocks
 from fivefold.dry_run.record.tape import Scope, Tape
@@ -51,7 +51,7 @@ class RankTapes(NamedTuple):
 def rehearse_rank(
     *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
 ) -> RankTapes:
-    """Run two steps of ``rank`` under the simplifications of ``assumed``.
+    """Run two steps of ``rank`` under the simplifications of ``describe_assumptions``.
 
     ``streams``: messages overlap with compute, as on GPUs. ``replay``: run one block of each kind and replay its
     recording for the others.
@@ -69,7 +69,7 @@ def rehearse_rank(
         even_experts(built.module)
         if streams:
             gpu_attention(built.module)
-        recorder.groups = groups_of(built.ranks)
+        recorder.groups = index_groups(built.ranks)
         if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
         first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
@@ -86,7 +86,7 @@ def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout,
         return [_step(engine, recorder) for _ in range(2)]
 
 
-def assumed(model: Model, job: Job) -> tuple[str, ...]:
+def describe_assumptions(model: Model, job: Job) -> tuple[str, ...]:
     """Describe the differences between a dry run and the real run."""
     remarks = []
     if job.stack.compiles:

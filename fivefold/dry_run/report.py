@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fivefold.dry_run.fake.world import stands_for
+from fivefold.dry_run.fake.world import count_represented_ranks
 from fivefold.dry_run.memory.breakdown import LiveStorage, largest, stage_memory
-from fivefold.dry_run.memory.reserved import reserved
+from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.dry_run.rehearse import RankTapes
 from fivefold.dry_run.time.play import Played
@@ -101,9 +101,9 @@ def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -
     reserved_bytes, shortage = None, ""
     if machine.backend == "nccl":
         both, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
-        replayed = reserved(both, expandable=expandable, capacity_bytes=available_bytes(machine, layout))
+        replayed = replay_allocator(both, expandable=expandable, capacity_bytes=available_bytes(machine, layout))
         shortage = str(replayed.shortage or "")
-        reserved_bytes = (reserved(both, expandable=expandable) if shortage else replayed).reserved_bytes
+        reserved_bytes = (replay_allocator(both, expandable=expandable) if shortage else replayed).reserved_bytes
     flops = sum(tapes.steady.kernels[index].flops for kind, index, *_ in tapes.steady if kind == KERNEL)
     first, steady = (stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
     return RankSummary(tapes.rank, first, steady, reserved_bytes, shortage, flops, tapes.weights)
@@ -177,7 +177,7 @@ def traffic(tape: Tape) -> tuple[Traffic, ...]:
     )
 
 
-def moment(tapes: RankTapes, *, rows: int = 16) -> Moment:
+def describe_peak(tapes: RankTapes, *, rows: int = 16) -> Moment:
     """Return the live bytes at the steady step's peak by category, and the ``rows`` largest groups of tensors."""
     storages = largest(tapes.steady, len(tapes.steady))
     bytes_by_category = Counter[str]()
@@ -287,7 +287,7 @@ def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) 
 
     Model FLOPs and active parameters stay as ``counted``.
     """
-    represented = stands_for([summary.rank for summary in rank_summaries], layout=layout)
+    represented = count_represented_ranks([summary.rank for summary in rank_summaries], layout=layout)
     weights = {name: size for summary in rank_summaries for name, size in summary.weights.items()}
     flops = sum(represented[summary.rank] * summary.flops for summary in rank_summaries)
     return counted.replace(parameters=sum(weights.values()), hardware_flops=flops)
@@ -297,7 +297,7 @@ def data(rehearsal: Rehearsal, predicted: Step | None) -> dict[str, object]:
     """Return the result as JSON: both steps, memory of the first one, the live bytes at the peak, and the findings."""
     if rehearsal.step is None:
         return {"findings": rehearsal.findings}
-    peak_moment = moment(rehearsal.tapes[rehearsal.fullest.rank])
+    peak_moment = describe_peak(rehearsal.tapes[rehearsal.fullest.rank])
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
         "dry_run": rehearsal.step.model_dump(mode="json"),

@@ -80,7 +80,7 @@ class PredictionCallback(TrainerCallback):
         try:
             self.predicted, machine = self.predict(args)
         except UserError as error:
-            logger.warning("no prediction: %s", _in_python(str(error)))
+            logger.warning("no prediction: %s", _translate_line(str(error)))
         if self.predicted is not None and state.is_world_process_zero:
             print_steps(self.predicted)
         self._log(list_figures("predicted", self.predicted))
@@ -208,11 +208,11 @@ class PredictionCallback(TrainerCallback):
             )
             read = load_config([str(path)], overrides, ignore=self.ignore)
         for line in describe_notes(read.notes):
-            logger.info("%s", _in_python(line))
+            logger.info("%s", _translate_line(line))
         return read.layout, read.job
 
 
-def _in_python(line: str) -> str:
+def _translate_line(line: str) -> str:
     """Return a line of the reading of files in the words of this callback."""
     line = re.sub(r"\S*/TrainingArguments\.json", "TrainingArguments", line)
     return re.sub(r"--ignore (\S+)", lambda match: f"ignore={tuple(match[1].split(','))}", line)

@@ -7,7 +7,7 @@ from fivefold.model.spec import Model
 from fivefold.update import LearningRate
 
 
-def fitted(model: Model, read_model: Model) -> Model:
+def fit_free_fields(model: Model, read_model: Model) -> Model:
     """Copy from ``found`` into ``model`` what costs nothing: the scaling of positions and the balancing of experts."""
     model = model.replace(rope_scaling=read_model.rope_scaling)
     if model.moe is None or read_model.moe is None:

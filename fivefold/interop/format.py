@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.interop.keys import Table, Values, nested
+from fivefold.interop.keys import Table, Values, nest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts
@@ -143,8 +143,8 @@ def build_reading(
     if model is None:
         ranks = None
     elif ranks is not None:
-        layout = Layout.read(nested(fields, "layout"), origin=document.origin)
-        job = Job.read(nested(fields, "job"), origin=document.origin)
+        layout = Layout.read(nest(fields, "layout"), origin=document.origin)
+        job = Job.read(nest(fields, "job"), origin=document.origin)
     elif not missing:
         missing_facts += (RANKS_MISSING,)
     return Reading(

@@ -267,7 +267,7 @@ class Values:
         return name in self.doubts or name in self.approximations
 
 
-def listed(value: Any) -> list[Any]:
+def to_list(value: Any) -> list[Any]:
     """Return a value that may be a list, or one of its elements, as a list; an unset value as an empty list."""
     return [] if value in (None, False) else list(value) if isinstance(value, list | tuple) else [value]
 
@@ -281,7 +281,7 @@ def shorten_value(value: Any) -> str:
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 1]}…"
 
 
-def nested(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:
+def nest(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:
     """Return the fields of one record, ``noun.a.b`` as ``{"a": {"b": …}}``."""
     tree: dict[str, Any] = {}
     for path, value in fields.items():
@@ -295,7 +295,7 @@ def nested(fields: Mapping[str, Any], noun: str) -> dict[str, Any]:
     return tree
 
 
-def written(table: Table, nouns: Mapping[str, Any]) -> dict[str, Any]:
+def write_values(table: Table, nouns: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of keys of kind ``field``, read from ``nouns`` by name; the inverse of ``Values.fields``."""
     values = {}
     for name, key in table.items():

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fivefold.interop.equivalence import fitted
+from fivefold.interop.equivalence import fit_free_fields
 from fivefold.interop.files import document
 from fivefold.interop.format import Document, Overrides
 from fivefold.interop.registry import FORMATS
-from fivefold.interop.shell.expand import substituted
-from fivefold.interop.shell.launch import launched
+from fivefold.interop.shell.expand import substitute
+from fivefold.interop.shell.launch import strip_launchers
 from fivefold.interop.shell.script import is_script, script
 from fivefold.layout.legal import reasons
 from fivefold.model import catalog
@@ -40,14 +40,14 @@ def read(
         raise UserError(f"{document.origin}: unknown kind of config; it has no keys of {formats}")
     result = form.read(document, asked)
     if result.model is not None and asked.model is None:
-        result = result.replace(model=_known(result.model))
+        result = result.replace(model=_find_known(result.model))
     if result.model is None or result.layout is None or result.job is None:
         return result
     errors = tuple(reasons(result.layout, model=result.model, job=result.job, machine=None))
     return result.replace(errors=errors)
 
 
-def _known(model: Model) -> Model:
+def _find_known(model: Model) -> Model:
     """Return the model under its name in the catalog, if the catalog has it."""
     for name, entry in catalog.CATALOG.items():
         layers = entry.config.get("num_hidden_layers", model.layers)  # a key that is left out has a default: build it
@@ -55,7 +55,7 @@ def _known(model: Model) -> Model:
         if (layers, width) != (model.layers, model.width):
             continue
         published = catalog.build_model(name)
-        if published.layers == model.layers and differs(published, fitted(model, published)) is None:
+        if published.layers == model.layers and differs(published, fit_free_fields(model, published)) is None:
             return model.replace(name=name)
     return model
 
@@ -83,7 +83,7 @@ def _documents(words: Sequence[str]) -> list[Document]:
     if only_variables:
         file_document = document(Path(words[0]))
         return [file_document._replace(values=_set(file_document.values, variables), given=variables)]
-    run = launched(words)
+    run = strip_launchers(words)
     line_document = Document("the launch line", "words", words=run.words, folder=Path.cwd(), ranks=run.ranks())
     return [line_document._replace(options=run.options)]
 
@@ -98,7 +98,7 @@ def _set(values: Any, variables: Mapping[str, str]) -> Any:
         return {key: _set(value, variables) for key, value in values.items()}
     if isinstance(values, list):
         return [_set(value, variables) for value in values]
-    return substituted(values, variables) if isinstance(values, str) and variables else values
+    return substitute(values, variables) if isinstance(values, str) and variables else values
 
 
 def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
@@ -110,7 +110,7 @@ def _commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
     }  # variables that the script does not use are keys of the config
     documents = []
     for words in reversed(parsed.commands):
-        run = launched(words)
+        run = strip_launchers(words)
         ranks = run.ranks(parsed.slurm.nodes, parsed.slurm.per_node)
         command_document = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
         command_document = command_document._replace(options=run.options, given=extra_keys)

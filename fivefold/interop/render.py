@@ -12,12 +12,12 @@ WIDTH = 44  # column of comments
 Extra = Mapping[str, tuple[Any, str]]  # keys without effect that a run needs: values and comments
 
 
-def commented(line: str, comment: str) -> str:
+def append_comment(line: str, comment: str) -> str:
     """Append a comment to a line."""
     return f"{line:<{WIDTH}}  # {comment}" if comment else line
 
 
-def grouped(values: Mapping[str, Any], table: Table, extra: Extra) -> dict[str, list[tuple[str, Any, str]]]:
+def group_keys(values: Mapping[str, Any], table: Table, extra: Extra) -> dict[str, list[tuple[str, Any, str]]]:
     """Group keys by their table, each with its name in the table, its value and its meaning; leave out None."""
     rows = [(key, value, table[key].means) for key, value in values.items() if value is not None]
     rows += [(key, value, comment) for key, (value, comment) in extra.items()]
@@ -31,9 +31,9 @@ def grouped(values: Mapping[str, Any], table: Table, extra: Extra) -> dict[str, 
 def toml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], extra: Extra) -> str:
     """Return a TOML file."""
     lines = [f"# {line}" for line in about]
-    for group, rows in grouped(values, table, extra).items():
+    for group, rows in group_keys(values, table, extra).items():
         lines += ["", f"[{group}]"]
-        lines += [commented(f"{name} = {literal(value)}", means) for name, value, means in rows]
+        lines += [append_comment(f"{name} = {literal(value)}", means) for name, value, means in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -67,11 +67,11 @@ def _yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
             lines += [f"{indent}{name}:", *_yaml(within, indent + "  ")]
         else:
             value, means = within
-            lines.append(commented(f"{indent}{name}: {literal(value)}", means))
+            lines.append(append_comment(f"{indent}{name}: {literal(value)}", means))
     return lines
 
 
-def dumped(documents: Sequence[Any]) -> str:
+def dump(documents: Sequence[Any]) -> str:
     """Write values as YAML, with text of several lines as blocks."""
     import yaml
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from fivefold.interop.equivalence import fitted, resolve_rate
+from fivefold.interop.equivalence import fit_free_fields, resolve_rate
 from fivefold.interop.format import Format, Overrides, Plan, Written
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
@@ -72,7 +72,7 @@ def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
     option = f"--to {form.name}"
     if back.model is None or back.layout is None or back.job is None:
         raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}")
-    if why := differs(back.model, fitted(plan.model, back.model)):
+    if why := differs(back.model, fit_free_fields(plan.model, back.model)):
         raise UserError(f"{option}: of model {plan.model.name!r} the config can only express {why}")
     if back.layout != plan.layout:
         raise UserError(

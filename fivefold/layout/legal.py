@@ -63,7 +63,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _stack(layout, job.stack)
     yield from _batch(layout, job)
     yield from _tensor(layout, model)
-    if (reason := uncounted(layout, model=model, job=job)) is not None:
+    if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
         yield reason
     yield from _mixers(layout, model)
     yield from _indexer(layout, model)
@@ -219,7 +219,7 @@ def takes_tp(model: Model, tp: int) -> bool:
     return not (model.heads % tp or model.ffn % tp or _shared_ffn(model) % tp or large % small)
 
 
-def uncounted(layout: Layout, *, model: Model, job: Job) -> str | None:
+def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | None:
     """Return why 2D tensor parallelism of this layout is not supported, in one line; None if it is, or tp is 1D."""
     if layout.tp_inner == 1:
         return None

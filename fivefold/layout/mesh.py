@@ -83,7 +83,7 @@ def members(layout: Layout, axis: str, *, rank: int) -> tuple[int, ...]:
     return group(layout, axis).members(rank)
 
 
-def group_of(layout: Layout, name: str, ranks: int) -> Group:
+def make_group(layout: Layout, name: str, ranks: int) -> Group:
     """Return the group ``name`` with ``ranks`` ranks, at the same stride."""
     default = group(layout, name)
     return default if default.ranks == ranks else Group(ranks, default.stride)

@@ -34,7 +34,7 @@ def alternatives(pattern: str) -> list[str]:
     return texts
 
 
-def world(text: str) -> int:
+def count_ranks(text: str) -> int:
     """Return the product of the degrees of ``text``; an open one counts as 1."""
     fields: dict[str, object] = {}
     for word in text.split():
@@ -43,10 +43,10 @@ def world(text: str) -> int:
     return prod(degree for axis in DEGREES if isinstance(degree := fields.get(axis, 1), int))
 
 
-def on(text: str, *, ranks: int) -> str | None:
+def fill_degree(text: str, *, ranks: int) -> str | None:
     """Return ``text`` with its open degree filled for ``ranks``; None if its degrees cannot give that number."""
     open_word = next((word for word in text.split() if "*" in word), None)
-    degrees = world(text)
+    degrees = count_ranks(text)
     if open_word is None:
         return text if degrees == ranks else None
     return text.replace(open_word, f"{open_word[:-1]}{ranks // degrees}") if ranks % degrees == 0 else None

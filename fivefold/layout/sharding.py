@@ -109,7 +109,7 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     """
     name, shape, tp = weight.name, weight.shape, layout.tp
     if layout.tp_inner > 1:
-        return weight._replace(shape=_in_two(weight, layout, vocab=vocab, heads=model.kv_heads))
+        return weight._replace(shape=_shard_2d(weight, layout, vocab=vocab, heads=model.kv_heads))
     if weight.kind.startswith("expert"):
         local_experts = ceil_div(shape[0], layout.ep)
         if weight.kind == "expert_column":
@@ -128,7 +128,7 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     return weight
 
 
-def _in_two(weight: Weight, layout: Layout, *, vocab: int, heads: int) -> tuple[int, ...]:
+def _shard_2d(weight: Weight, layout: Layout, *, vocab: int, heads: int) -> tuple[int, ...]:
     """Return the shape of a dense weight under 2D tensor parallelism, tp = x·y; ``heads``: number of key heads.
 
     Outputs of column layers and inputs of row layers are sharded over x, the width of the residual stream over y (2D
@@ -211,7 +211,7 @@ def padded_numel(unit: Unit, *, shards: int) -> int:
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards
 
 
-def trained(unit: Unit, job: Job) -> Unit:
+def select_trained(unit: Unit, job: Job) -> Unit:
     """Return the unit with its trained weights only: all, or the factors of adapters."""
     if job.adapter is None:
         return unit

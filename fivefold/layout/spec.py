@@ -329,11 +329,11 @@ def read_token(token: str) -> Mapping[str, object]:
     if token in ("cp=ring", "cp=ulysses"):
         return {"cp_kind": token[3:]}
     if token.startswith("offload="):
-        return {"offload": _offloaded(token)}
+        return {"offload": _parse_offload(token)}
     raise nearest(token, _WORDS, kind="layout token")
 
 
-def _offloaded(token: str) -> tuple[str, ...]:
+def _parse_offload(token: str) -> tuple[str, ...]:
     """Return the values of a token such as ``offload=optimizer+activations``, in that order."""
     words = token.partition("=")[2].split("+")
     if set(words) - set(get_args(Offloaded)):

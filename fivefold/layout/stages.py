@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 
 def stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
     """Return the layers of each of the pp·v stages, in the order of the model."""
-    sizes = layout.stages or _even(layers, layout.pp * layout.v)
+    sizes = layout.stages or _distribute_evenly(layers, layout.pp * layout.v)
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
@@ -38,7 +38,7 @@ def recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:
     )
 
 
-def _even(layers: int, stages: int) -> tuple[int, ...]:
+def _distribute_evenly(layers: int, stages: int) -> tuple[int, ...]:
     layers_per_stage, remainder = divmod(layers, stages)
     stage_priority = [*range(1, stages - 1), 0, stages - 1] if stages > 2 else list(range(stages))
     larger_stages = set(stage_priority[:remainder])

@@ -72,13 +72,13 @@ class Where(NamedTuple):
 
     def holds(self, layout: Layout) -> bool:
         """Tell whether a layout satisfies all constraints."""
-        return all(term.admits(value_of(layout, term.field)) for term in self.terms)
+        return all(term.admits(get_value(layout, term.field)) for term in self.terms)
 
     def __str__(self) -> str:
         return " ".join(map(str, self.terms))
 
 
-def value_of(layout: Layout, field: str) -> object:
+def get_value(layout: Layout, field: str) -> object:
     """Return the value that a layout has for a field of ``Where``."""
     values: dict[str, object] = {
         "order": "default" if layout.order == DEFAULT_ORDER else "-".join(layout.order),

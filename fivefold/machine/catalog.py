@@ -448,15 +448,15 @@ def _read(path: Path) -> Machine:
     if chip not in ROWS:
         raise UserError(f"{path}: base={base!r} does not begin with a chip of the catalog; write such as 'l40s:320'")
     base_fields = resolve(str(base), local=path).model_dump() | {"name": path.stem}
-    return Machine.read(_merged(base_fields, values), origin=str(path))
+    return Machine.read(_merge(base_fields, values), origin=str(path))
 
 
-def _merged(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _merge(known: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Merge ``values`` into ``known`` recursively; ``values`` take precedence."""
     shared_tables = {
         key for key in known.keys() & values if isinstance(known[key], dict) and isinstance(values[key], dict)
     }
-    return {**known, **values, **{key: _merged(known[key], values[key]) for key in shared_tables}}
+    return {**known, **values, **{key: _merge(known[key], values[key]) for key in shared_tables}}
 
 
 def with_ranks(machine: Machine, ranks: int) -> Machine:

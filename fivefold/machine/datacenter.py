@@ -75,7 +75,7 @@ SOURCES: Mapping[str, Known] = {
 }  # fmt: skip
 
 
-def assumed(words: Sequence[str]) -> Site:
+def apply_assumptions(words: Sequence[str]) -> Site:
     """Return a site with some figures changed: ``["failures=2", "grid=france", "checkpoint=30min"]``."""
     values: dict[str, object] = {}
     for word in words:
@@ -91,7 +91,7 @@ def assumed(words: Sequence[str]) -> Site:
     return Site.read(values, origin="--assume")
 
 
-def seconds_of(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Parse ``10min`` to seconds; ``ValueError`` for text that is not a time."""
     return _sized(text, {"s": 1, "min": 60, "h": 3600, "d": 86400}, such="90s, 30min, 2h or 30d")
 
@@ -110,7 +110,7 @@ def _number(text: str) -> float:
 
 
 def _checkpoint(text: str) -> dict[str, object]:
-    return {"checkpoint_seconds": None if text == "best" else seconds_of(text)}
+    return {"checkpoint_seconds": None if text == "best" else parse_seconds(text)}
 
 
 def _grid(text: str) -> dict[str, object]:
@@ -123,10 +123,10 @@ def _grid(text: str) -> dict[str, object]:
 
 READ: Mapping[str, Callable[[str], dict[str, object]]] = {
     "failures": lambda text: {"failures": _number(text)},
-    "restart": lambda text: {"restart_seconds": seconds_of(text)},
+    "restart": lambda text: {"restart_seconds": parse_seconds(text)},
     "storage": lambda text: {"storage": _sized(text, {"MB": 1e6, "GB": 1e9, "TB": 1e12}, such="2GB")},
     "checkpoint": _checkpoint,
-    "pause": lambda text: {"pause_seconds": seconds_of(text)},
+    "pause": lambda text: {"pause_seconds": parse_seconds(text)},
     "evaluation": lambda text: {"evaluation": _number(text)},
     "node": lambda text: {"node_power": _number(text)},
     "pue": lambda text: {"pue": _number(text)},

@@ -53,7 +53,7 @@ def _inline(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return _quoted(value)
+            return _quote(value)
         case int() | float():
             return repr(value)  # the shortest digits that parse to the same float
         case list() | tuple():
@@ -64,8 +64,8 @@ def _inline(value: Any) -> str:
 
 
 def _key(key: str) -> str:
-    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _quoted(key)
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _quote(key)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON allows a bare DEL, TOML does not

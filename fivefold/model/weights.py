@@ -23,8 +23,8 @@ __all__ = [
     "count",
     "count_adapters",
     "embedding_weights",
+    "get_layer",
     "head_weights",
-    "layer_of",
     "norm_shape",
     "weights",
     "with_adapters",
@@ -64,7 +64,7 @@ def block_name(model: ModelShape, layer: int) -> str:
     return f"blocks.{layer}" if layer < model.layers else f"head.mtp.{layer - model.layers}.block"
 
 
-def layer_of(model: ModelShape, name: str) -> int:
+def get_layer(model: ModelShape, name: str) -> int:
     """Return the layer of a weight of a block, numbered as in ``block_name``."""
     parts = name.split(".")
     return int(parts[1]) if parts[0] == "blocks" else model.layers + int(parts[2])

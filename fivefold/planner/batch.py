@@ -46,7 +46,7 @@ def laws(model: Model, tokens: float) -> list[Advice]:
     ]
 
 
-def advised(model: Model, tokens: float) -> float:
+def advise_tokens(model: Model, tokens: float) -> float:
     """Return the advised tokens per step: the geometric mean of the scaling laws."""
     first, second = laws(model, tokens)
     return sqrt(first.tokens * second.tokens)

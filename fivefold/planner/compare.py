@@ -72,17 +72,17 @@ def _ratios(cases: Sequence[Case], variants: Sequence[Variant]) -> Iterator[Vari
             yield VariantRatio(first=first, second=second, speed=ratio)
 
 
-def run_by(job: Job, stack: str) -> Job:
+def with_stack(job: Job, stack: str) -> Job:
     """Return the job run by the software called ``stack``. Facts of its stack that ``job`` has changed stay changed."""
     usual = build_stack(job.stack.name)
     changed = [name for name in FACTS if getattr(job.stack, name) != getattr(usual, name)]
     widened = job.stack.reduce_in_fp32
     asked = [name for name, entry in RECIPES.items() if entry.reduced(in_fp32=widened) == job.precision]
     other = job.replace(stack=build_stack(stack), **{name: getattr(job.stack, name) for name in changed})
-    return in_precision(other, asked[0]) if asked else other
+    return with_precision(other, asked[0]) if asked else other
 
 
-def in_precision(job: Job, name: str) -> Job:
+def with_precision(job: Job, name: str) -> Job:
     """Return the job in the recipe called ``name``, with gradients as its software reduces them."""
     return job.replace(precision=recipe(name).reduced(in_fp32=job.stack.reduce_in_fp32))
 

@@ -16,7 +16,7 @@ from fivefold.layout.legal import is_legal, reasons, validate_job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.batch import advised, find_nearby_advice, laws
+from fivefold.planner.batch import advise_tokens, find_nearby_advice, laws
 from fivefold.planner.predict import Planner
 from fivefold.record import UserError
 from fivefold.results.playbook import Attempt, Stage
@@ -30,7 +30,7 @@ LARGEST = 2**14  # sequences per step that are proposed
 
 def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[Stage, Job]:
     """Return the batch step: the job's batch, or the power-of-two number of sequences closest to the scaling laws."""
-    wanted = advised(model, tokens) / job.sequence
+    wanted = advise_tokens(model, tokens) / job.sequence
     proposed = min(LARGEST, max(1, 2 ** round(log2(max(1.0, wanted)))))
     chosen = job.global_batch if said else proposed
     sizes = sorted({chosen, max(1, proposed // 4), max(1, proposed // 2), proposed, 2 * proposed, 4 * proposed})
@@ -50,7 +50,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
     """Return the first candidate layout that fits. Raises a ``UserError`` that names the closest one if none does."""
     room, tried, chosen, after = planner.machine.chip.memory_bytes, [], None, 0
     least: tuple[int, Layout] | None = None
-    for words, layout in ladder(planner, world):
+    for words, layout in list_candidates(planner, world):
         why = next(reasons(layout, model=planner.model, job=planner.job, machine=planner.machine), None)
         if why is not None:
             tried.append(Attempt(layout=str(layout), why=why, fits=False))
@@ -79,7 +79,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
     return Stage(title="Make it fit", question=question, tried=tuple(tried), reason=reason), chosen
 
 
-def ladder(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
+def list_candidates(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
     """Yield layouts of ``world`` ranks from simple to complex, with one sequence at a time, and what each one adds."""
     model, node, batch = planner.model, planner.machine.ranks_per_node, planner.job.global_batch
     seen: set[Layout] = set()

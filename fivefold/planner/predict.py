@@ -23,7 +23,7 @@ from fivefold.planner.counts.memory.allocator import AllocatorTotals, allocator_
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.counts.memory.liveness import kept_bytes
 from fivefold.planner.counts.memory.peak import RankMemory, memory
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.errors import expected_interval, run_class
@@ -178,7 +178,7 @@ class Planner:
 
     def _operations(self, layout: Layout) -> Iterator[Operation]:
         """Yield every operation of every distinct unit, with the number of such units in the model."""
-        part, prices = part_of(layout), self.units.prices(layout)
+        part, prices = get_local_degrees(layout), self.units.prices(layout)
         tally = {
             run: sum(n for stage in self.counts.stage_work(layout) for r, n in stage if r == run)
             for stage in self.counts.stage_work(layout)

@@ -24,7 +24,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search import fits_any, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
-from fivefold.planner.whole_run import checked
+from fivefold.planner.whole_run import validate_tokens
 from fivefold.record import UserError
 from fivefold.results.search_result import Answer, Batch, Change, FineTune
 from fivefold.step import FITS_RISK
@@ -166,7 +166,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     planners = dict[int, Planner]()
 
     def fits(eighths: int) -> bool:
-        tried = scaled(model, eighths / 8)
+        tried = scale_model(model, eighths / 8)
         planners[eighths] = Planner(model=tried, machine=machine, job=job, risk=risk)
         return fits_any(model=tried, machine=machine, job=job, risk=risk, using=planners[eighths])
 
@@ -187,7 +187,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     return answer, largest
 
 
-def scaled(model: Model, factor: float) -> Model:
+def scale_model(model: Model, factor: float) -> Model:
     """Return ``model`` with layers and width times ``factor``.
 
     head_dim stays; ffn and kv heads keep their ratio to heads.
@@ -227,7 +227,7 @@ def sound_batches(
     measured ``noise`` scale in tokens, advise fewer. With a ``model`` only legal batches are returned, such as those
     with enough micro-batches for its pipeline. Raises ``UserError`` if there is none.
     """
-    chunk, tokens = layout.dp * layout.mbs, checked(tokens)
+    chunk, tokens = layout.dp * layout.mbs, validate_tokens(tokens)
     if noise is not None and not noise > 0:
         raise UserError(
             f"noise={noise:g}: the noise scale is a positive number of tokens; leave it out if it is unknown"

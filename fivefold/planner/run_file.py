@@ -10,7 +10,7 @@ from fivefold.results.whole_run import WholeRun
 WARMUP = 2000  # steps of Llama 2 (arXiv:2307.09288 §2.2); of short runs a fiftieth
 
 
-def for_run(job: Job, *, tokens: float) -> Job:
+def plan_run_job(job: Job, *, tokens: float) -> Job:
     """Return the job with the number of steps that ``tokens`` need, and with a warm-up unless the job has one."""
     steps = max(1, ceil(tokens / job.tokens_per_step))
     warmup = job.learning_rate.warmup_steps or min(WARMUP, steps // 50)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fivefold.layout.mesh import group_of
+from fivefold.layout.mesh import make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, run_part
-from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.traffic import messages, passes
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.time.timeline import StepTime
@@ -44,7 +44,7 @@ class _OperationTimes:
 
     def __init__(self, units: Units, layout: Layout) -> None:
         self.counts, self.prices = units.counts, units.prices(layout)
-        self.part, self.work = part_of(layout), units.counts.stage_work(layout)
+        self.part, self.work = get_local_degrees(layout), units.counts.stage_work(layout)
         self.passes = passes(layout, units.job)
         self._parts: dict[tuple[LocalDegrees, Name], dict[str, float]] = {}
 
@@ -79,7 +79,7 @@ def _messages(units: Units, layout: Layout, exposed: dict[str, float], *, held: 
     whole: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
     for message in messages(units.counts, layout, chunks=held) if exposed else ():
         if message.axis in exposed and message.ranks > 1:
-            place = group_of(layout, message.group, message.ranks)
+            place = make_group(layout, message.group, message.ranks)
             seconds = units.network.seconds(message.collective, message.payload, place)
             whole[message.axis][message.collective] += message.times * seconds
     shares_by_name: dict[str, float] = {}

@@ -20,7 +20,7 @@ from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.results.whole_run import Goodput, WholeRun
 from fivefold.step import Step
-from fivefold.update import quantised
+from fivefold.update import is_quantized
 
 DAY = 86400.0
 POINTS = 33  # of the curve of goodput against the interval
@@ -29,7 +29,7 @@ NO_END = 1e30  # seconds of a run that does not end
 NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as if it did so once in a century
 
 
-def checked(tokens: float) -> float:
+def validate_tokens(tokens: float) -> float:
     """Return ``tokens`` if a run can have that many. Otherwise raises a ``UserError``."""
     if not 1 <= tokens <= RUN_TOKENS:
         raise UserError(f"tokens={tokens:g}: a run has 1 to {RUN_TOKENS:g}; write such as 1e12")
@@ -72,7 +72,7 @@ def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: f
 
     Raises ``UserError`` if it would never end.
     """
-    steps = ceil(checked(tokens) / job.tokens_per_step)
+    steps = ceil(validate_tokens(tokens) / job.tokens_per_step)
     size = checkpoint_bytes(model, job)
     written = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
     blocked = max(site.pause_seconds, size / (site.to_host * step.world))
@@ -181,6 +181,6 @@ def _curve(interval: float, *, blocked: float, restart: float, between: float) -
 def checkpoint_bytes(model: Model, job: Job) -> int:
     """Return the bytes of a checkpoint: the weights that the optimizer updates and its states, each once."""
     every = tuple(weights(model) if job.adapter is None else adapter_weights(model, job.adapter))
-    scaled = frozenset(weight.name for weight in every if quantised(weight.numel, vector=weight.is_vector))
+    scaled = frozenset(weight.name for weight in every if is_quantized(weight.numel, vector=weight.is_vector))
     states = find_cost(job.optimizer.kind).state_bytes(every, shards=1, quantised=scaled, job=job)
     return sum(weight.numel for weight in every) * job.precision.updated_bytes + states

@@ -210,7 +210,7 @@ def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
     parts: dict[str, float] = defaultdict(float)
     for item in chosen.items:
         parts[item.name] += item.seconds
-    exposed, travel = chosen.messages("exposed"), hidden(times, chosen)
+    exposed, travel = chosen.messages("exposed"), measure_overlap(times, chosen)
     parts |= chosen.messages("exposed", whole=True) | {"bubble": chosen.bubble}
     shares = {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
     by_category = {name: chosen.seconds_of(name) * scale for name in ("compute", "optimizer", "data", "host")}
@@ -232,7 +232,7 @@ def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
     )
 
 
-def hidden(times: Sequence[RankTime], one: RankTime) -> dict[str, float]:
+def measure_overlap(times: Sequence[RankTime], one: RankTime) -> dict[str, float]:
     """Return by axis the seconds in which messages of rank ``one`` travelled while it worked.
 
     The travel time of a message that had ended before all its ranks waited is at most the usual one for its size.

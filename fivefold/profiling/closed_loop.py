@@ -29,7 +29,7 @@ from fivefold.results.run_folder import PREDICTED
 from fivefold.results.spans import Message, RankTrace
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, build_step
 from fivefold.trainer.build import build
-from fivefold.trainer.generate.sample import sample_of
+from fivefold.trainer.generate.sample import sample_run
 from fivefold.trainer.logs.run_log import Logs, NoLogs, Report, note
 from fivefold.trainer.loop import Loop, Outcome
 from fivefold.trainer.measure.measured_step import Measured
@@ -81,7 +81,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
             write_steps(run.folder / "step.json", predicted, measured)
         text = ""
         if run.sample and not outcome.stopped:
-            text = sample_of(built, model=model, run=run, tokenizer=shards.tokenizer)
+            text = sample_run(built, model=model, run=run, tokenizer=shards.tokenizer)
         if text and process.rank == 0:
             note(run.folder, step=outcome.step, text=f"sample {text!r}")
     finally:
@@ -144,7 +144,7 @@ def measured_step(
             peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, risk=0.0, stages=stages
         ),
         work=measured_work,
-        traffic=traffic_of(
+        traffic=average_traffic(
             [rank_measured for rank, (rank_measured, _, _) in enumerate(measurements) if pp.place(rank) == 0]
         ),
         time=time,
@@ -172,7 +172,7 @@ def _measured_time(
     return time_and_findings[0], time_and_findings[1]
 
 
-def traffic_of(ranks: list[Measured]) -> tuple[Traffic, ...]:
+def average_traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
     """Return the traffic of the first stage, averaged over ``ranks``, because with experts it depends on routing."""
     sent_bytes: Counter[tuple[str, str]] = Counter()
     for measured in ranks:

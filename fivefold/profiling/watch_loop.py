@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fivefold.machine.spec import Machine
-from fivefold.profiling.closed_loop import stage_memory, traffic_of, write_steps
+from fivefold.profiling.closed_loop import average_traffic, stage_memory, write_steps
 from fivefold.record import UserError
 from fivefold.step import Memory, Step, Time, Work, utilisation
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
@@ -234,7 +234,7 @@ class Watched:
             memory=memory,
             work=work,
             **self.described,
-            traffic=traffic_of(ranks[numbers[0]]),
+            traffic=average_traffic(ranks[numbers[0]]),
             time=Time(step_seconds=seconds, compute_seconds=max(0.0, seconds - update), optimizer_seconds=update),
             tokens_per_second_per_gpu=self.tokens / seconds / world if seconds else 0.0,
             mfu=utilisation(work, seconds=seconds or 1.0, world=world, peak_flops=peak or inf),

@@ -213,10 +213,10 @@ def _labels(alt: Any) -> Any:
 
 def _finish(chart: Chart, *, title: str, subtitle: str, height: int) -> Chart:
     """Apply the common style, title and subtitle on top left, with a size."""
-    return styled(chart.properties(width=WIDTH, height=height), title=title, subtitle=subtitle)
+    return apply_style(chart.properties(width=WIDTH, height=height), title=title, subtitle=subtitle)
 
 
-def styled(chart: Chart, *, title: str, subtitle: str) -> Chart:
+def apply_style(chart: Chart, *, title: str, subtitle: str) -> Chart:
     """Apply the common style to a chart that has a size of its own, with its title in lines as wide as the chart."""
     width = find_width(chart.to_dict()) or WIDTH
     title_lines, lines = break_lines(title, width=width, size=17), break_lines(subtitle, width=width, size=12)

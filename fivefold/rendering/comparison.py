@@ -174,7 +174,7 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
 
 def list_equal(comparison: Comparison) -> list[str]:
     """Return the quantities in which all variants agree, with their values."""
-    return [f"{row.name} {worded(row, row.values[0])}" for row in comparison.rows if not row.differs]
+    return [f"{row.name} {format_value(row, row.values[0])}" for row in comparison.rows if not row.differs]
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
@@ -185,10 +185,10 @@ def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
         )
         is_negative = row.name == FREE_MEMORY and isinstance(value, float) and value < 0
         style = "bold red" if is_negative else "bold green" if best else ""
-        yield Text(worded(row, value) + change + ("*" if best else ""), style=style)
+        yield Text(format_value(row, value) + change + ("*" if best else ""), style=style)
 
 
-def worded(row: Quantity, value: float | str | None) -> str:
+def format_value(row: Quantity, value: float | str | None) -> str:
     """Return one value of a row in its unit."""
     if value is None:
         return "–"

@@ -16,7 +16,7 @@ from rich.text import Text
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.step_view import Parts, split_bytes
 from fivefold.rendering.table import heading, show_bars
-from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, Part, like
+from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, Part, generalize_path
 from fivefold.units import show_bytes, show_count
 
 MOST_ROWS = 16  # maximum rows of the module table, which limit its depth
@@ -145,7 +145,7 @@ def _modules(parts: Sequence[Part]) -> Grid:
     groups: dict[str, list[Part]] = defaultdict(list)
     for part in parts[1:]:
         if part.kind not in LISTS and (part.parameters or part.forward_flops or part.kept_bytes):
-            groups[like(part.module)].append(part)
+            groups[generalize_path(part.module)].append(part)
     depth = 1 + max((name.count(".") for name in groups), default=0)
     while depth > 1 and sum(name.count(".") < depth for name in groups) > MOST_ROWS:
         depth -= 1

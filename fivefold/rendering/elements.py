@@ -170,6 +170,6 @@ def bars(rows: Sequence[Bar], colours: Mapping[str, str], *, limit: float | None
     return f'<div class="barred">{"".join(lines)}</div><div class="legend">{keys}</div>'
 
 
-def folded(summary: str, inside: str) -> str:
+def fold(summary: str, inside: str) -> str:
     """Return an element that opens with a click."""
     return f"<details><summary>{words(summary)}</summary>{inside}</details>"

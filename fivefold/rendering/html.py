@@ -19,7 +19,7 @@ from fivefold.rendering.elements import (
     bars,
     block,
     figures,
-    folded,
+    fold,
     grid,
     heading,
     paragraph,
@@ -32,10 +32,10 @@ from fivefold.rendering.interval import expectation
 from fivefold.rendering.palette import colour
 from fivefold.rendering.point_charts import front
 from fivefold.rendering.question import count_ranks, describe_step
-from fivefold.rendering.robust import make_scenario_grid, regrets, worded
+from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
 from fivefold.rendering.search import CHOICES, REASONS, make_best_grid
 from fivefold.rendering.step_view import MEMORY_PARTS, Parts, Section, list_key_figures, list_memory_parts, view_step
-from fivefold.results.step_comparison import assumed, compare
+from fivefold.results.step_comparison import compare, describe_assumption
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def step_parts(what: Step) -> list[str]:
     parts = [headline(what), figures(view.figures)]
     parts += expected(what)
     parts += [*memory(what), heading(view.time.title, view.time.remark), time([what])]
-    parts += [folded("Traffic and work", section(view.traffic) + section(view.work))]
+    parts += [fold("Traffic and work", section(view.traffic) + section(view.work))]
     parts += [paragraph(line, kind="bad") for line in what.findings]
     return parts
 
@@ -164,7 +164,7 @@ def search_parts(what: SearchResult) -> list[str]:
         fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.fixes)
         parts.append(paragraph(Raw(f"<b>{words(line)}</b>{fixes}")))
     if what.reasons:
-        parts.append(folded("Why the others lost", grid(make_grid(REASONS, what.reasons))))
+        parts.append(fold("Why the others lost", grid(make_grid(REASONS, what.reasons))))
     return parts
 
 
@@ -182,7 +182,7 @@ def _proposed(what: Proposal) -> list[str]:
 def _robust(what: Robustness) -> list[str]:
     """Return the layout with the smallest regret, and the regret of layouts in each scenario."""
     return [
-        heading("Most robust", worded(what)),
+        heading("Most robust", summarize(what)),
         paragraph(Raw(f"<b><code>{words(what.rows[0].layout)}</code></b>")),
         grid(regrets(what)),
         grid(make_scenario_grid(what)),
@@ -247,7 +247,7 @@ def compare_html(predicted: Step, steps: Sequence[Step]) -> list[str]:
     """Return predicted next to measured, quantity by quantity; time by cause; the parts of the error."""
     measured = steps[-1]
     parts = [
-        heading("Predicted beside measured", assumed(predicted)),
+        heading("Predicted beside measured", describe_assumption(predicted)),
         grid(compare_table(compare(predicted, measured))),
     ]
     if not measured.time.parts:

@@ -9,7 +9,7 @@ from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import SERIES
 from fivefold.rendering.search import answers
-from fivefold.rendering.sweep.panels import Panel, stacked
+from fivefold.rendering.sweep.panels import Panel, stack_panels
 from fivefold.rendering.table import heading
 from fivefold.results.search_result import LengthCurve, Lengths
 from fivefold.units import byte_unit
@@ -73,7 +73,9 @@ def chart(lengths: Lengths) -> Chart:
         Panel(f"{name} of the fullest rank", panel("memory", name, "~s", log=True)),
         Panel("MFU, causal", panel("mfu", "MFU", ".0%", log=False)),
     ]
-    return stacked(panels, title=title, subtitle=f"{lengths.answer.layout} on {lengths.machine}; faint: does not fit")
+    return stack_panels(
+        panels, title=title, subtitle=f"{lengths.answer.layout} on {lengths.machine}; faint: does not fit"
+    )
 
 
 def _unit(lengths: Lengths) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import time_unit
 from fivefold.rendering.drawing.scatter import HEIGHT, Point, picture
-from fivefold.rendering.drawing.svg import image, titled
+from fivefold.rendering.drawing.svg import add_titles, image
 from fivefold.rendering.elements import Raw, heading
 from fivefold.units import byte_unit, show_bytes, show_seconds
 
@@ -95,4 +95,4 @@ def draw_rows(points: Sequence[Point], *, label: str, zero: bool = False) -> Raw
 
 
 def _placed(drawn: Raw, label: str, within: Page) -> Raw:
-    return titled(drawn) if within == "report" else image(drawn, height=HEIGHT, label=label)
+    return add_titles(drawn) if within == "report" else image(drawn, height=HEIGHT, label=label)

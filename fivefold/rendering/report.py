@@ -1,7 +1,7 @@
 """The report: one HTML file with the question, the answer, the reasons, and the commands that reproduce it.
 
 The file fetches and runs nothing: it can be mailed, opened without a network, and printed. ``document`` builds it from
-the parts that ``of_step``, ``of_run``, ``of_search`` and ``of_rows`` write.
+the parts that ``report_step``, ``report_run``, ``report_search`` and ``report_rows`` write.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fivefold.rendering import html, memory, pipeline
 from fivefold.rendering.drawing import memory as areas
 from fivefold.rendering.drawing import pipeline as timeline
 from fivefold.rendering.drawing.style import css
-from fivefold.rendering.drawing.svg import legend, titled
-from fivefold.rendering.elements import STYLE, figures, folded, grid, heading, paragraph, table, words
+from fivefold.rendering.drawing.svg import add_titles, legend
+from fivefold.rendering.elements import STYLE, figures, fold, grid, heading, paragraph, table, words
 from fivefold.rendering.losses import draw_losses, list_loss_curves
 from fivefold.rendering.point_charts import cloud, front
 from fivefold.rendering.question import describe_step
@@ -81,7 +81,7 @@ def page(title: str, body: str) -> str:
     )
 
 
-def of_step(step: Step, drawing: Drawing | None = None) -> list[str]:
+def report_step(step: Step, drawing: Drawing | None = None) -> list[str]:
     """Return the parts of a step: the question, then memory, time and its other figures."""
     return [
         *question(step),
@@ -99,7 +99,7 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
     if drawing and drawing.levels:
         remark = memory.finding(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
         memory_picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
-        parts += [heading("Memory over time", remark), titled(memory_picture)]
+        parts += [heading("Memory over time", remark), add_titles(memory_picture)]
         parts.append(legend((name, name) for name in areas.looks(drawing.levels)))
     bound = f"longest part: {step.time.longest_part}" if step.time.longest_part else ""
     parts += [heading("Time", bound, level=2), html.time([step])]
@@ -130,7 +130,7 @@ def question(step: Step, *, by_search: bool = False) -> list[str]:
         heading("What was asked", level=2),
         html.remarks(step),
         table(("", " "), rows, left=("", " ")),
-        folded("every field of the job", f"<pre>{words(json.dumps(job, indent=1))}</pre>"),
+        fold("every field of the job", f"<pre>{words(json.dumps(job, indent=1))}</pre>"),
     ]
 
 
@@ -141,7 +141,7 @@ def operations(step: Step) -> list[str]:
     return [html.section(view_operations(longest, remark))] if longest else []
 
 
-def of_run(
+def report_run(
     run: RunFolder, drawing: Drawing | None = None, lanes: Mapping[str, pipeline.Rows] | None = None
 ) -> list[str]:
     """Return the parts of a finished run: predicted, dry run and measured side by side, the error, the losses.
@@ -173,7 +173,7 @@ def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
         parts = [
             heading("Loss", level=2),
             paragraph(loss_picture.title, kind="soft"),
-            titled(loss_picture.chart),
+            add_titles(loss_picture.chart),
             legend(loss_picture.looks),
         ]
     events = [(f"{line.get('step', 0):,}", line["event"]) for line in log if "event" in line][-40:]
@@ -182,10 +182,10 @@ def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) -> list[str]:
     picture = timeline.picture(rows, label=label, names=names, pp=pp)
-    return [titled(picture), legend(timeline.looks(rows))]
+    return [add_titles(picture), legend(timeline.looks(rows))]
 
 
-def of_search(result: SearchResult, drawing: Drawing | None = None) -> list[str]:
+def report_search(result: SearchResult, drawing: Drawing | None = None) -> list[str]:
     """Return the parts of a search: the proposal and why, the best layouts, the front; then the proposal as a step."""
     choice = result.proposal.choice if result.proposal else result.best[0] if result.best else None
     parts = question(choice.step, by_search=True) if choice else []
@@ -194,7 +194,7 @@ def of_search(result: SearchResult, drawing: Drawing | None = None) -> list[str]
     return [*parts, *(resources(choice.step, drawing) if choice else [])]
 
 
-def of_rows(rows: Sequence[Row]) -> list[str]:
+def report_rows(rows: Sequence[Row]) -> list[str]:
     """Return the parts of a sweep: rows by outcome, the best of each setting, throughput against memory."""
     counts = {status: sum(row.status == status for row in rows) for status in WORDS}
     outcomes = ", ".join(f"{counts[status]:,} {word}" for status, word in WORDS.items() if counts[status])

@@ -18,11 +18,11 @@ def robust(robustness: Robustness) -> RenderableType:
     """Return the layout with the smallest regret, in two lines."""
     return Group(
         Text.assemble("\n", ("Most robust  ", "bold"), (robustness.rows[0].layout, "bold cyan"), overflow="fold"),
-        Text(worded(robustness), overflow="fold"),
+        Text(summarize(robustness), overflow="fold"),
     )
 
 
-def worded(robustness: Robustness) -> str:
+def summarize(robustness: Robustness) -> str:
     """Return step time and memory of the layout with the smallest regret, and the regret."""
     first = robustness.rows[0]
     figures = f"step time {show_seconds(first.step_seconds)}, peak memory {show_bytes(first.memory_bytes)}"

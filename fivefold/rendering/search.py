@@ -131,7 +131,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
         else f"{proposal.similar_layouts} layouts are that close"
     )
     lines = [
-        Text.assemble("\n", ("Proposal  ", "bold"), (_ranked(proposal.choice), "bold cyan"), overflow="fold"),
+        Text.assemble("\n", ("Proposal  ", "bold"), (_format_ranked(proposal.choice), "bold cyan"), overflow="fold"),
         Text(f"{figures}; the simplest layout within {proposal.within:.1%} of the fastest ({similar_text})"),
     ]
     lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
@@ -165,17 +165,17 @@ def _error(finalist: Finalist) -> float | None:
     return finalist.predicted_seconds / finalist.measured_seconds - 1 if finalist.measured_seconds else None
 
 
-def _ranked(ranked: Ranked) -> str:
+def _format_ranked(ranked: Ranked) -> str:
     """Return the layout, with how often it reduces gradients if its software does otherwise by default."""
     return _usually(ranked.step.layout, ranked.reduce, stack=ranked.step.stack)
 
 
 def _usually(layout: str, reduce: str, *, stack: str) -> str:
     default_reduce = STACKS[stack].reduce if stack in STACKS else "micro_batch"
-    return layout if reduce == default_reduce else _worded(layout, reduce)
+    return layout if reduce == default_reduce else _format_layout(layout, reduce)
 
 
-def _worded(layout: str, reduce: str) -> str:
+def _format_layout(layout: str, reduce: str) -> str:
     """Return a layout, with the job's field that says how often it reduces gradients unless it has its default."""
     is_default = reduce == "micro_batch" or not {"zero2", "zero3"} & {word.partition("/")[0] for word in layout.split()}
     return layout if is_default else f"{layout} (reduce={reduce})"
@@ -185,13 +185,13 @@ def _heading(title: str) -> Text:
     return Text.assemble("\n", (title, "bold"))
 
 
-def _signed(size: int) -> str:
+def _format_signed(size: int) -> str:
     return ("+" if size > 0 else "−" if size < 0 else "") + show_bytes(abs(size))
 
 
 RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
     Column("#", itemgetter(0)),
-    Column("layout", lambda row: _ranked(row[1]), is_text=True),
+    Column("layout", lambda row: _format_ranked(row[1]), is_text=True),
     Column("step time", lambda row: row[1].step.time.step_seconds, show_seconds),
     Column("peak memory", lambda row: row[1].step.memory.peak_bytes, show_bytes),
     Column("MFU", lambda row: row[1].step.mfu.causal, show_share),
@@ -214,7 +214,7 @@ CHANGES: tuple[Column[Change], ...] = (
     Column("speed", lambda change: change.faster - 1, show_change),
     Column("90 % interval", lambda change: change.speed, show_speed_interval),
     Column("step time", attrgetter("step_seconds"), show_seconds),
-    Column("memory", lambda change: -change.saved_bytes, _signed),
+    Column("memory", lambda change: -change.saved_bytes, _format_signed),
     Column("fits", attrgetter("answer")),
     Column("peak memory", attrgetter("memory_bytes"), show_bytes, is_wide=True),
     Column("layout", attrgetter("layout"), is_text=True, is_wide=True),
@@ -253,5 +253,5 @@ FRONT: tuple[Column[Point], ...] = (
     Column("peak memory", attrgetter("memory_bytes"), show_bytes),
     Column("step time", attrgetter("step_seconds"), show_seconds),
     Column("precision", attrgetter("precision"), is_text=True),
-    Column("layout", lambda point: _worded(point.layout, point.reduce), is_text=True),
+    Column("layout", lambda point: _format_layout(point.layout, point.reduce), is_text=True),
 )

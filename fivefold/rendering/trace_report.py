@@ -161,7 +161,7 @@ def _kernels(lines: Sequence[KernelLine], *, named: bool) -> Grid:
     rows = tuple(
         (
             line.category,
-            *((shortened(line.name),) if named else ()),
+            *((shorten_name(line.name),) if named else ()),
             f"{line.calls:,.4g}",
             show_seconds(line.seconds),
             show_seconds(line.longest_seconds),
@@ -171,7 +171,7 @@ def _kernels(lines: Sequence[KernelLine], *, named: bool) -> Grid:
     return Grid(headings, rows, words=("category", "name"))
 
 
-def shortened(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a kernel's name without its return type, in at most ``LONGEST_NAME`` characters that keep both ends."""
     name = name.removeprefix("void ")
     if len(name) <= LONGEST_NAME:
@@ -244,7 +244,7 @@ def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
         (
             str(part.rank),
             part.activity,
-            *((shortened(part.name),) if named else ()),
+            *((shorten_name(part.name),) if named else ()),
             show_seconds(part.seconds),
             f"{part.seconds / whole:.1%}" if whole else "–",
         )

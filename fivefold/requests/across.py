@@ -50,26 +50,26 @@ def offers(
     done: Callable[[str], None] = lambda _: None,
 ) -> Offers:
     """Return the run on each machine, from the arguments of the command line."""
-    from fivefold.machine.datacenter import assumed
-    from fivefold.planner.search.multi_machine import Choice, across, sizes_between
+    from fivefold.machine.datacenter import apply_assumptions
+    from fivefold.planner.search.multi_machine import Choice, list_sizes, search_machines
 
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
         raise UserError(f"--by {by} ranks layouts of one machine; rank several machines by time, cost or energy")
     rank_range = None if ranks is None else _range(ranks)
     choices = []
-    for machine in priced(machines, prices):
+    for machine in apply_prices(machines, prices):
         low, high = rank_range or (
             min(machine.ranks_per_node, machine.ranks) if deadline else machine.ranks,
             machine.ranks,
         )
-        choices.append(Choice(machine, sizes_between(low, high, node=machine.ranks_per_node)))
-    return across(
+        choices.append(Choice(machine, list_sizes(low, high, node=machine.ranks_per_node)))
+    return search_machines(
         model=model,
         choices=choices,
         job=job,
         tokens=TOKENS if tokens is None else tokens,
-        site=assumed(assume),
+        site=apply_assumptions(assume),
         by=goal[by],
         within=within,
         where=where,
@@ -79,7 +79,7 @@ def offers(
     )
 
 
-def priced(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
+def apply_prices(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
     """Return the machines with the prices of ``--price``; raises ``UserError`` if a price names no given machine."""
     priced_machines = list(machines)
     for word in prices:
@@ -107,10 +107,10 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _deadline(text: str) -> float:
-    from fivefold.machine.datacenter import seconds_of
+    from fivefold.machine.datacenter import parse_seconds
 
     try:
-        seconds = seconds_of(text)
+        seconds = parse_seconds(text)
     except ValueError as error:
         raise UserError(f"--deadline {text!r} {error}") from None
     if not seconds:

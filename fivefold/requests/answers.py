@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.record import UserError
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, Question
-from fivefold.requests.words import tokens_of
+from fivefold.requests.words import parse_tokens
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
@@ -107,7 +107,7 @@ def fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK
     return Layout.parse(result.best[0].step.layout)
 
 
-def noise_of(text: str | None, *, find: Callable[[str], Path] = Path) -> float | None:
+def read_noise_scale(text: str | None, *, find: Callable[[str], Path] = Path) -> float | None:
     """Return a noise scale in tokens, from a number or from the last value in a run folder's log.
 
     ``find`` maps the text to the path of a file.
@@ -125,6 +125,6 @@ def noise_of(text: str | None, *, find: Callable[[str], Path] = Path) -> float |
             )
         return float(scales[-1])
     try:
-        return tokens_of(text)
+        return parse_tokens(text)
     except ValueError as error:
         raise UserError(f"--noise {text!r} is not a run folder and {error}") from None

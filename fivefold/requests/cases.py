@@ -60,16 +60,16 @@ def _cases(
         )
     model, machines = resolve(words[0]), [machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
-    jobs = jobs_of(job, stacks, precisions)
+    jobs = list_jobs(job, stacks, precisions)
     return [Case(model, ranks, layout, job_variant) for job_variant, ranks, layout in product(jobs, machines, layouts)]
 
 
-def jobs_of(job: Job, stacks: Sequence[str], precisions: Sequence[str]) -> list[Job]:
+def list_jobs(job: Job, stacks: Sequence[str], precisions: Sequence[str]) -> list[Job]:
     """Return the job for every software of one list and every precision of the other."""
-    from fivefold.planner.compare import in_precision, run_by
+    from fivefold.planner.compare import with_precision, with_stack
 
-    jobs = [run_by(job, stack) for stack in stacks] or [job]
-    return [in_precision(variant, name) for variant in jobs for name in precisions] or jobs
+    jobs = [with_stack(job, stack) for stack in stacks] or [job]
+    return [with_precision(variant, name) for variant in jobs for name in precisions] or jobs
 
 
 def _run_files(

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from fivefold.requests.schema import Argument, Option
-from fivefold.requests.words import tokens_of
+from fivefold.requests.words import parse_tokens
 from fivefold.stack.spec import Attention
 
 MAX_LENGTH = 2000  # characters of a name or a line
@@ -17,8 +17,8 @@ MOST_SHOWN = 10_000  # largest number of layouts in a table, and of memory limit
 
 Line = Annotated[str, Field(max_length=MAX_LENGTH)]
 Lines = Annotated[tuple[Line, ...], Field(max_length=MAX_LINES)]
-TokenCount = Annotated[float, BeforeValidator(tokens_of)]  # 2e12 or 2T
-TOKENS = Option(metavar="TOKENS", parser=tokens_of)  # the form on the command line
+TokenCount = Annotated[float, BeforeValidator(parse_tokens)]  # 2e12 or 2T
+TOKENS = Option(metavar="TOKENS", parser=parse_tokens)  # the form on the command line
 
 # Model, machine and layout.
 ModelName = Annotated[

@@ -91,7 +91,7 @@ def write_schema(command: str) -> dict[str, Any]:
         "version": output.version,
     }
     body = {key: value for key, value in body.items() if key not in ("title", "description")}
-    schema: dict[str, Any] = heading | _opened(
+    schema: dict[str, Any] = heading | _allow_extra_fields(
         body | ({"$defs": dict(sorted(definitions.items()))} if definitions else {})
     )
     return schema
@@ -127,12 +127,12 @@ def _with_notes(answer: dict[str, Any], command: str) -> dict[str, Any]:
     return {"allOf": [answer, {"type": "object", "properties": notes}]}
 
 
-def _opened(schema: Any) -> Any:
+def _allow_extra_fields(schema: Any) -> Any:
     """Return a schema that admits fields which a later release adds."""
     if isinstance(schema, dict):
         return {
-            key: _opened(value)
+            key: _allow_extra_fields(value)
             for key, value in schema.items()
             if not (key == "additionalProperties" and value is False)
         }
-    return [_opened(item) for item in schema] if isinstance(schema, list) else schema
+    return [_allow_extra_fields(item) for item in schema] if isinstance(schema, list) else schema

@@ -41,27 +41,27 @@ def playbook(
     from fivefold.job import Job as Default
     from fivefold.layout.spec import Layout
     from fivefold.layout.where import Where
-    from fivefold.machine.datacenter import assumed
+    from fivefold.machine.datacenter import apply_assumptions
     from fivefold.planner.playbook import stages
-    from fivefold.planner.run_file import for_run, write_run_file
+    from fivefold.planner.run_file import plan_run_job, write_run_file
     from fivefold.planner.search.neighbours import walk
-    from fivefold.planner.whole_run import checked, whole_run
+    from fivefold.planner.whole_run import validate_tokens, whole_run
     from fivefold.results.playbook import Playbook as Record
 
-    site, constraints, default_job = assumed(assume), Where.parse(where), Default()
+    site, constraints, default_job = apply_assumptions(assume), Where.parse(where), Default()
     is_batch_given = batch == "job" or job.global_batch != default_job.global_batch
     steps, job, proposal = stages(
         model,
         machine,
         job,
-        tokens=checked(tokens),
+        tokens=validate_tokens(tokens),
         said=is_batch_given,
         risk=risk,
         walk=lambda planner, layout: walk(planner, layout, where=constraints),
         propose=lambda chosen: _proposal(model, machine, chosen, where=constraints, risk=risk),
     )
     step = proposal.choice.step
-    job = for_run(job, tokens=tokens)
+    job = plan_run_job(job, tokens=tokens)
     run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     chip, *words = machine.name.split()
     machine_text, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")

@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from fivefold.stack.spec import Reduce
 
 
-def admitted(where: str) -> Where:
+def parse_where(where: str) -> Where:
     """Parse the constraints of ``--where``."""
     from fivefold.layout.where import Where
 
     return Where.parse(where)
 
 
-def alike_within(request: SearchRequest) -> float | None:
+def resolve_tolerance(request: SearchRequest) -> float | None:
     """Return the share of the best time within which layouts count as equal; None for a ranking only."""
     return None if request.exact else UNRANKABLE_DIFFERENCE if request.within is None else request.within
 
 
-def limited(machine: Machine, memory: str | None) -> Machine:
+def limit_memory(machine: Machine, memory: str | None) -> Machine:
     """Return the machine with its chips limited to ``memory``; raises ``UserError`` if they have less."""
     if memory is None:
         return machine

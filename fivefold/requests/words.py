@@ -11,7 +11,7 @@ TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def tokens_of(text: str | float) -> float:
+def parse_tokens(text: str | float) -> float:
     """Return ``2e12`` or ``2T`` as a number of tokens, and numbers unchanged; raises ``ValueError`` for other text."""
     if not isinstance(text, str):
         return text

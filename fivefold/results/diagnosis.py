@@ -17,7 +17,7 @@ from fivefold.step import Traffic
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary")
 
 
-def like(path: str) -> str:
+def generalize_path(path: str) -> str:
     """Return the pattern that repeated modules share: ``layers.3.mlp`` → ``layers.*.mlp``."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 

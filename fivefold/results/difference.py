@@ -22,7 +22,7 @@ def differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
     )
 
 
-def because(before: Parts, after: Parts) -> str:
+def name_largest_part(before: Parts, after: Parts) -> str:
     """Name the part that contributes most to the total difference: ``bubble +322 ms``; "" if there is no difference."""
     changes = differences(before, after)
     total = sum(difference for _, difference in changes)

@@ -63,7 +63,7 @@ def read(folder: Path) -> RunFolder:
     return RunFolder(folder=folder, predicted=predicted, measured=measured, dry_run=rehearsed_step)
 
 
-def promised(folder: Path) -> Step | None:
+def read_prediction(folder: Path) -> Step | None:
     """Return the prediction made when the run began; None if its folder has none."""
     path = folder / PREDICTED
     predicted = read_file(path).get("predicted") if path.exists() else None

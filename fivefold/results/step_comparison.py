@@ -64,7 +64,7 @@ def compare(predicted: Step, measured: Step) -> list[Row]:
     ]
 
 
-def assumed(predicted: Step) -> str:
+def describe_assumption(predicted: Step) -> str:
     """State, as one line, the prediction's assumption on routing for experts sharded over ranks; "" without any."""
     work, imbalance = predicted.work, predicted.job.get("imbalance", 1.0)
     if Layout.parse(predicted.layout).ep == 1 or work.active_parameters == work.parameters:

@@ -22,7 +22,7 @@ from fivefold.record import RunFailure, UserError, read_lines
 
 
 class Journal:
-    """The values of a sweep by kind and key; the last value of a key counts. Made by ``opened``."""
+    """The values of a sweep by kind and key; the last value of a key counts. Made by ``open_journal``."""
 
     def __init__(self, path: Path, file: int) -> None:
         self.path, self._file = path, file
@@ -62,7 +62,7 @@ class Journal:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Journal]:
+def open_journal(path: Path) -> Iterator[Journal]:
     """Open the journal at ``path``, creating it if needed; raises ``UserError`` if another process writes to it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ def add_measurement(row: Row, result: Trial) -> Row:
     return row.replace(measured=result.ended, measured_why=result.why)
 
 
-def here(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Trial:
+def run_locally(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Trial:
     """Run the trial of a row in processes of this computer."""
     setting = case.setting
     assert setting.job is not None
@@ -70,7 +70,7 @@ def check_here(settings: list[Setting]) -> None:
             )
 
 
-def submitted(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
+def submit_trial(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
     """Submit the trial of a row as a Slurm job that runs in ``folder``; return its job number."""
     setting = case.setting
     assert setting.job is not None
@@ -84,7 +84,7 @@ def submitted(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
     return number[0]
 
 
-def collected(folder: Path, job: str) -> Trial | None:
+def collect_trial(folder: Path, job: str) -> Trial | None:
     """Return the outcome of a Slurm job, or None while it is pending or running."""
     pair = folder / "run" / "step.json"
     if pair.exists():

@@ -11,9 +11,9 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
 from fivefold.record import UserError
-from fivefold.results.sweep_row import Row, Status, of_layout, of_step
+from fivefold.results.sweep_row import Row, Status, columns_from_layout, columns_from_step
 from fivefold.step import FITS_RISK, Step
-from fivefold.sweeps.spec import Setting, best_of
+from fivefold.sweeps.spec import Setting, parse_best
 from fivefold.units import show_bytes, show_risk
 from fivefold.version import __version__
 
@@ -34,8 +34,8 @@ class Predictor:
         """Return the row of a layout (a text without an open degree), or the rows of ``best K``."""
         machine, job = setting.machine, setting.job
         if job is None:
-            return [_refused(setting, request, setting.why)]
-        search_request = best_of(request)
+            return [_make_invalid_row(setting, request, setting.why)]
+        search_request = parse_best(request)
         try:
             if search_request is None:
                 layout = Layout.parse(request)
@@ -48,12 +48,12 @@ class Predictor:
                 model=setting.model, machine=machine, job=job, top=search_request[0], risk=self.risk, **options
             )
         except UserError as mistake:
-            return [_refused(setting, request, str(mistake))]
+            return [_make_invalid_row(setting, request, str(mistake))]
         if not result.best:
             nearest = result.misses[0] if result.misses else None
             need = _needs(nearest.needs_bytes, nearest.has_bytes, nearest.risk or 0.0) if nearest else ""
             why = f"no layout fits; the nearest, {nearest.layout}, {need}" if nearest else ""
-            return [_refused(setting, request, why or "no layout fits or comes close", status="memory")]
+            return [_make_invalid_row(setting, request, why or "no layout fits or comes close", status="memory")]
         return [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
 
     def _planner_of(self, setting: Setting) -> Planner:
@@ -93,7 +93,7 @@ def _setting_fields(setting: Setting) -> dict[str, Any]:
 
 
 def _row(setting: Setting, step: Step, *, risk: float) -> Row:
-    columns = _setting_fields(setting) | of_layout(Layout.parse(step.layout)) | of_step(step)
+    columns = _setting_fields(setting) | columns_from_layout(Layout.parse(step.layout)) | columns_from_step(step)
     capacity, peak, probability = (
         setting.machine.chip.memory_bytes,
         columns["peak_bytes"],
@@ -108,10 +108,10 @@ def _needs(needs: int, has: int, risk: float) -> str:
     return f"needs {show_bytes(needs)} of {show_bytes(has)}: {show_risk(risk)} risk of running out"
 
 
-def _refused(setting: Setting, request: str, why: str, *, status: Status = "invalid") -> Row:
+def _make_invalid_row(setting: Setting, request: str, why: str, *, status: Status = "invalid") -> Row:
     """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
-        columns = of_layout(Layout.parse(request))
+        columns = columns_from_layout(Layout.parse(request))
     except UserError:
         words = [word for word in request.split() if word.startswith("ac=")]
         columns = {"layout": request, "recomputation": words[0][3:] if words else "none"}

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Degree, Sequences, Steps, Tokens
 from fivefold.job import Job, recipe
-from fivefold.layout.pattern import alternatives, on
+from fivefold.layout.pattern import alternatives, fill_degree
 from fivefold.machine.catalog import locate_machine
 from fivefold.machine.catalog import resolve as resolve_machine
 from fivefold.machine.spec import Machine
@@ -95,21 +95,21 @@ class Sweep(Record):
         if self.recomputations:
             texts = [f"{text} ac={ac}" for text in texts for ac in self.recomputations]
         for text in texts:
-            if best_of(text) is None:
+            if parse_best(text) is None:
                 alternatives(text)  # validates the recomputation keyword too
         return list(dict.fromkeys(texts))
 
 
-def best_of(request: str) -> tuple[int, str | None] | None:
+def parse_best(request: str) -> tuple[int, str | None] | None:
     """Return the count and the recomputation of ``best 3 ac=full``, 3 and ``full``; None for a layout."""
     words = request.split(" ac=")
     match = _BEST.fullmatch(words[0].strip())
     return (int(match[1]), words[1] if len(words) > 1 else None) if match else None
 
 
-def filled_for(request: str, *, ranks: int) -> str | None:
+def fill_request(request: str, *, ranks: int) -> str | None:
     """Return a request with its open degree filled for ``ranks`` ranks; None if its degrees cannot make as many."""
-    return request if best_of(request) else on(request, ranks=ranks)
+    return request if parse_best(request) else fill_degree(request, ranks=ranks)
 
 
 class Setting(NamedTuple):

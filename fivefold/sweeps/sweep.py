@@ -11,9 +11,9 @@ from fivefold.record import UserError
 from fivefold.results.sweep_row import Row
 from fivefold.step import FITS_RISK
 from fivefold.sweeps.journal import Journal
-from fivefold.sweeps.measure import Case, Submit, add_measurement, check_here, collected, here, submitted
+from fivefold.sweeps.measure import Case, Submit, add_measurement, check_here, collect_trial, run_locally, submit_trial
 from fivefold.sweeps.predict import Predictor, digest
-from fivefold.sweeps.spec import Setting, Sweep, best_of, filled_for, settings
+from fivefold.sweeps.spec import Setting, Sweep, fill_request, parse_best, settings
 from fivefold.sweeps.trial import STEPS, Trial
 
 Report = Callable[[str, int, int], None]  # what is counted, done, total
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
         """Expand a sweep; raises ``UserError`` if a layout matches none of the sweep's numbers of ranks."""
         requests, setting_list = sweep.requests(), list(settings(sweep, local=local))
         ranks = sorted({setting.ranks for setting in setting_list})
-        filled_by_ranks = {count: {text: filled_for(text, ranks=count) for text in requests} for count in ranks}
+        filled_by_ranks = {count: {text: fill_request(text, ranks=count) for text in requests} for count in ranks}
         if unused := [text for text in requests if all(filled_by_ranks[count][text] is None for count in ranks)]:
             numbers = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
             raise UserError(
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     @property
     def rows(self) -> int:
         """Return the highest possible number of rows: a search may find fewer than requested."""
-        return sum((best_of(request) or (1,))[0] for _, requests in self.parts for request in requests)
+        return sum((parse_best(request) or (1,))[0] for _, requests in self.parts for request in requests)
 
 
 def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, risk: float = FITS_RISK) -> list[Row]:
@@ -107,10 +107,10 @@ def _measure_rows(cases: list[Case], journal: Journal, trials: Trials, report: R
 def _get_outcome(case: Case, journal: Journal, trials: Trials, *, key: str) -> Trial | None:
     """Return the outcome of a trial; None while it waits for Slurm."""
     if trials.submit is None:
-        return here(case, steps=trials.steps, timeout_seconds=trials.timeout_seconds, within=trials.folder)
+        return run_locally(case, steps=trials.steps, timeout_seconds=trials.timeout_seconds, within=trials.folder)
     folder = trials.folder / key.split()[1] / case.row.layout.replace(" ", "_").replace("/", "-")
     job = journal.get("submitted", key)
     if job is None:
-        journal.put("submitted", key, submitted(case, folder, steps=trials.steps, submit=trials.submit))
+        journal.put("submitted", key, submit_trial(case, folder, steps=trials.steps, submit=trials.submit))
         return None
-    return collected(folder, job)
+    return collect_trial(folder, job)

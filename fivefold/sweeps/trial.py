@@ -27,7 +27,7 @@ from fivefold.model.spec import Model
 from fivefold.record import Record, UserError
 from fivefold.results.step_comparison import read_pair
 from fivefold.step import Step
-from fivefold.trainer.faults.signals import exit_with
+from fivefold.trainer.faults.signals import exit_with_parent
 from fivefold.trainer.run import Run
 from fivefold.units import ceil_div
 
@@ -152,5 +152,5 @@ def outcome(pair: Path, *, code: int, said: str) -> Trial:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=exit_with, args=(int(sys.argv.pop(1)),), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(int(sys.argv.pop(1)),), daemon=True).start()
     runpy.run_module("fivefold", run_name="__main__", alter_sys=True)

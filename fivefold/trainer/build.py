@@ -15,7 +15,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_name, layer_of, weights
+from fivefold.model.weights import Weight, block_name, get_layer, weights
 from fivefold.trainer.model import lora
 from fivefold.trainer.model.kernels.choice import settled
 from fivefold.trainer.model.linear import WgradStore
@@ -83,7 +83,7 @@ class Built:
     def routed(self) -> dict[int, Moe]:
         """Return layer → MoE layer, for this rank's stages; modules of multi-token prediction have the last numbers."""
         model = self.module.model
-        layers = {layer_of(model, shard.name) for shard in self.shards if ".experts." in shard.name}
+        layers = {get_layer(model, shard.name) for shard in self.shards if ".experts." in shard.name}
         modules = {layer: self.module.get_submodule(f"{block_name(model, layer)}.moe") for layer in sorted(layers)}
         return {layer: moe for layer, moe in modules.items() if isinstance(moe, Moe)}
 

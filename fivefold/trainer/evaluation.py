@@ -13,7 +13,7 @@ from fivefold.trainer.build import Built
 from fivefold.trainer.data.loader import heldout_batches
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.generate.sample import sample_of
+from fivefold.trainer.generate.sample import sample_run
 from fivefold.trainer.logs.run_log import NoLogs
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.run import Run
@@ -38,7 +38,7 @@ class Evaluator:
         if shares := self.engine.expert_shares():
             self.logs.write({"step": step, "expert_load": shares})
         if self.run.sample and self.run.sample_at == "evaluations" and step < self.run.job.steps:
-            text = sample_of(self.built, model=self.model, run=self.run, tokenizer=self.shards.tokenizer)
+            text = sample_run(self.built, model=self.model, run=self.run, tokenizer=self.shards.tokenizer)
             self.logs.event(step, f"sample {text!r}")
         return loss
 

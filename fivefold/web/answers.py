@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import is_counted
-from fivefold.machine.datacenter import assumed
+from fivefold.machine.datacenter import apply_assumptions
 from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner, planner, predict
 from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.rendering.pipeline import remark
-from fivefold.requests.across import offers, priced, refuse_of_one
-from fivefold.requests.answers import answers, noise_of
+from fivefold.requests.across import apply_prices, offers, refuse_of_one
+from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import Question as AskedQuestion
-from fivefold.requests.search import alike_within, limited, other_reduces, walk
+from fivefold.requests.search import limit_memory, other_reduces, resolve_tolerance, walk
 from fivefold.results.search_result import SearchResult, Walk
 from fivefold.results.spans import Level
 from fivefold.results.whole_run import Offers
@@ -47,7 +47,7 @@ def step(noun: ResolvedRequest, layout: Layout) -> Step:
     return predict(model=noun.model, machine=noun.machine, layout=layout, job=noun.job)
 
 
-def planned(noun: ResolvedRequest, layout: Layout, *, rank: int | None = None) -> Planned:
+def predict_over_time(noun: ResolvedRequest, layout: Layout, *, rank: int | None = None) -> Planned:
     """Predict the step over time; ``rank``: the pipeline rank whose memory is drawn, by default the fullest."""
     predicted, step_planner = step(noun, layout), planner(noun.model, noun.machine, noun.job)
     stages = predicted.memory.stages
@@ -66,7 +66,7 @@ def _describe_limit(using: Planner, layout: Layout, limit: int) -> str:
 
 def answer_question(about: AskedQuestion, question: AskQuestion, noun: ResolvedRequest, *, folder: Folder) -> list[Any]:
     """Answer a question: the data of ``fivefold ask --json``."""
-    (machine,) = priced([noun.machine], question.price)
+    (machine,) = apply_prices([noun.machine], question.price)
     return answers(
         about,
         noun.model,
@@ -74,8 +74,8 @@ def answer_question(about: AskedQuestion, question: AskQuestion, noun: ResolvedR
         Layout.parse(question.layout) if question.layout else None,
         job=noun.job,
         tokens=question.tokens,
-        site=assumed(question.assume),
-        noise=noise_of(question.noise, find=folder.path),
+        site=apply_assumptions(question.assume),
+        noise=read_noise_scale(question.noise, find=folder.path),
         risk=question.risk,
         counted=is_counted(question.machine),
     )
@@ -100,11 +100,11 @@ def search(
         candidates = (noun.machine, *map(machine, question.machines))
         return offers(
             noun.model,
-            [limited(candidate, question.memory) for candidate in candidates],
+            [limit_memory(candidate, question.memory) for candidate in candidates],
             noun.job,
             by=question.by,
             where=Where.parse(question.where),
-            within=alike_within(question) or 0.0,
+            within=resolve_tolerance(question) or 0.0,
             tokens=question.tokens,
             prices=question.price,
             deadline=question.deadline,
@@ -141,7 +141,7 @@ def layouts(
         by=by,
         top=question.top,
         levels=question.front,
-        within=alike_within(question),
+        within=resolve_tolerance(question),
         where=Where.parse(question.where),
         recipes=[recipe(name) for name in question.also],
         reduces=other_reduces(noun.job),
@@ -154,4 +154,4 @@ def layouts(
 
 def _machine(question: SearchQuestion, noun: ResolvedRequest) -> Machine:
     """Return the machine with the price and the memory of the question."""
-    return limited(priced([noun.machine], question.price)[0], question.memory)
+    return limit_memory(apply_prices([noun.machine], question.price)[0], question.memory)

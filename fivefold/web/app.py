@@ -93,7 +93,7 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return respond_error(request, 422, "; ".join(_explained(error_details) for error_details in error.errors()[:8]))
+        return respond_error(request, 422, "; ".join(_explain(error_details) for error_details in error.errors()[:8]))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -102,9 +102,9 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     return app
 
 
-def _explained(error: dict[str, object]) -> str:
+def _explain(error: dict[str, object]) -> str:
     """Return one of pydantic's errors with its field, in our wording."""
     location = error["loc"]
     name = ".".join(str(part) for part in location[1:]) if isinstance(location, tuple) else ""
-    line = reworded(str(error["msg"]).removeprefix("Value error, "))
+    line = reword(str(error["msg"]).removeprefix("Value error, "))
     return f"{name}: {line}" if name else line

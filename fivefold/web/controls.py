@@ -74,7 +74,7 @@ def choices(noun: ResolvedRequest, layout: Layout, field: str) -> Iterator[Optio
     for value in _values(noun, layout, field):
         text = _text(value)
         try:
-            other = changed(noun, layout, **{field: value})
+            other = change_keyword(noun, layout, **{field: value})
         except UserError as mistake:
             yield Option(text, "", False, str(mistake).removeprefix("layout: "))
             continue
@@ -89,7 +89,7 @@ def _text(value: object) -> str:
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
-def changed(noun: ResolvedRequest, layout: Layout, **change: Any) -> Layout:
+def change_keyword(noun: ResolvedRequest, layout: Layout, **change: Any) -> Layout:
     """Return the layout with one keyword changed and dependent ones adapted; raises ``UserError`` if it cannot be."""
     values = {name: getattr(layout, name) for name in Layout.model_fields} | change
     ranks = layout.world if layout.world <= noun.machine.ranks else noun.machine.ranks
@@ -184,16 +184,16 @@ def sizes(noun: ResolvedRequest, layout: Layout) -> list[Size]:
     """Return the machine with a quarter to four times its ranks."""
     current = noun.machine.ranks
     rank_counts = {current >> shift for shift in (2, 1, 0)} | {current << shift for shift in (1, 2)}
-    return [Size(size, str(_grown(noun, layout, size))) for size in sorted(rank_counts) if 1 <= size <= RANKS]
+    return [Size(size, str(_add_replicas(noun, layout, size))) for size in sorted(rank_counts) if 1 <= size <= RANKS]
 
 
-def _grown(noun: ResolvedRequest, layout: Layout, ranks: int) -> Layout:
+def _add_replicas(noun: ResolvedRequest, layout: Layout, ranks: int) -> Layout:
     """Return the layout with as many replicas as fit ``ranks``; unchanged if it cannot grow or left ranks idle."""
     dp, rest = divmod(ranks * layout.dp, noun.machine.ranks)
     if layout.world != noun.machine.ranks or rest or not dp:
         return layout
     try:
-        return changed(noun, layout, dp=dp)
+        return change_keyword(noun, layout, dp=dp)
     except UserError:
         return layout
 

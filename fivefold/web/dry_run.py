@@ -13,15 +13,15 @@ import numpy as np
 
 from fivefold.dry_run import Rehearsal
 from fivefold.dry_run.memory.breakdown import levels as every_level
-from fivefold.dry_run.memory.living import living
+from fivefold.dry_run.memory.living import list_live_groups
 from fivefold.dry_run.record.tape import KERNEL, START, Message, Tape
-from fivefold.dry_run.report import moment
+from fivefold.dry_run.report import describe_peak
 from fivefold.dry_run.time.pictures import levels, spans
 from fivefold.dry_run.time.play import Played, TimedSpan
 from fivefold.machine.spec import Machine
 from fivefold.rendering import memory as shown
 from fivefold.rendering.drawing import memory, pipeline, streams
-from fivefold.rendering.drawing.bars import scale, stacked
+from fivefold.rendering.drawing.bars import draw_stacked, scale
 from fivefold.rendering.pipeline import finding
 from fivefold.rendering.step_view import split_bytes, view_step
 from fivefold.results.spans import Level
@@ -37,7 +37,7 @@ def html(rehearsal: Rehearsal, *, machine: Machine, predicted: Step | None) -> s
     if rehearsal.step is None or rehearsal.played is None or rehearsal.table is None:
         return fragment("dryrun_result.html", found=rehearsal)
     rank, chip = rehearsal.fullest.rank, machine.chip.memory_bytes
-    tape, at_peak = rehearsal.steady[rank], moment(rehearsal.tapes[rank])
+    tape, at_peak = rehearsal.steady[rank], describe_peak(rehearsal.tapes[rank])
     memory_levels = levels(rehearsal.played, tape)
     rows = tuple(
         spans(rehearsal.played, rehearsal.steady[shown_rank], row)
@@ -56,7 +56,7 @@ def html(rehearsal: Rehearsal, *, machine: Machine, predicted: Step | None) -> s
         chip=chip,
         peak=at_peak,
         parts=parts,
-        bar=stacked(parts, whole=scale_bytes, label="memory at the peak", limit=limit),
+        bar=draw_stacked(parts, whole=scale_bytes, label="memory at the peak", limit=limit),
         memory=memory.picture(
             memory_levels, rank=rank, capacity_bytes=chip, told=list_live_tensors(rehearsal.played, tape)
         ),
@@ -81,7 +81,7 @@ def list_live_tensors(played: Played, tape: Tape) -> list[tuple[float, float, st
         stretch = event_levels[bounds[index] : bounds[index + 1]] or [event_levels[last]]
         last = max(last, int(bounds[index + 1]) - 1)
         intervals.append((edges[index], edges[index + 1], shown.peak(stretch)))
-    groups = living(tape, [int(level.seconds) for _, _, level in intervals])
+    groups = list_live_groups(tape, [int(level.seconds) for _, _, level in intervals])
     return [
         (float(start), float(end), _words(level, group, float(seconds[int(level.seconds)])))
         for (start, end, level), group in zip(intervals, groups, strict=True)

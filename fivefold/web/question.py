@@ -21,7 +21,7 @@ from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
-from fivefold.planner.compare import Case, in_precision, run_by
+from fivefold.planner.compare import Case, with_precision, with_stack
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskRequest,
@@ -190,8 +190,8 @@ class CompareQuestion(About, CompareRequest, defer_build=False):
         url_by_case: dict[Case, str] = {}
         names = (self.machine, *self.machines)
         for stack, precision, name, text in product(self.stacks or ("",), self.precisions or ("",), names, self.layout):
-            job = run_by(noun.job, stack) if stack else noun.job
-            job = in_precision(job, precision) if precision else job
+            job = with_stack(noun.job, stack) if stack else noun.job
+            job = with_precision(job, precision) if precision else job
             machine = machines.resolve(name, local=local, find=folder.path)
             words = {
                 "machine": name,
@@ -223,7 +223,7 @@ def spell_value(value: object) -> str:
     return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
 
 
-def of_ranks(word: str, ranks: int) -> str:
+def replace_ranks(word: str, ranks: int) -> str:
     """Return the text of a machine with another number of ranks: ``h100:8 nic=1Gbit`` → ``h100:64 nic=1Gbit``."""
     chip, space, settings = machines.spell_machine(word).partition(" ")
     return f"{chip.rpartition(':')[0] or chip}:{ranks}{space}{settings}"

@@ -77,10 +77,10 @@ def steps(folder: Folder, name: str) -> RunFolder | None:
     return None if was_resumed and is_live(folder, name) else run_folder.read(folder.path(name))
 
 
-def promised(folder: Folder, name: str) -> Step | None:
+def read_prediction(folder: Folder, name: str) -> Step | None:
     """Return the prediction made for a run, available from its first step on; None if there is none."""
     try:
-        return run_folder.promised(folder.path(f"{name}/{run_folder.PREDICTED}").parent)
+        return run_folder.read_prediction(folder.path(f"{name}/{run_folder.PREDICTED}").parent)
     except UserError:
         return None
 
@@ -102,7 +102,7 @@ def summary(folder: Folder, path: Path) -> RunSummary:
             "predicted_seconds": finished.predicted.time.step_seconds,
             "measured_seconds": finished.measured.time.step_seconds,
         }
-    elif (step := promised(folder, name)) is not None:
+    elif (step := read_prediction(folder, name)) is not None:
         step_seconds = [row.measured for row in so_far(step, training) if row.quantity == "step time"]
         facts = {
             "layout": step.layout,

@@ -25,7 +25,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.record import RunFailure, StopSignal, UserError
-from fivefold.requests.across import priced
+from fivefold.requests.across import apply_prices
 from fivefold.requests.commands import Question
 from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
@@ -122,7 +122,7 @@ def search(asked: dict[str, Any], report: Report) -> Any:
     return _searched(asked, question, nouns, report).model_dump(mode="json")
 
 
-def ranked(asked: dict[str, Any], report: Report) -> Any:
+def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
     """Search with the full ranking of ``--exact``, because next to a proposal only the best layout is certain."""
     question, nouns = noun(asked, SearchQuestion)
     proposed = _searched(asked, question, nouns, report)
@@ -173,7 +173,7 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
     question, (model, machine, job, *_) = noun(asked, PlaybookQuestion)
     plan_result = playbook(
         model,
-        priced([machine], question.price)[0],
+        apply_prices([machine], question.price)[0],
         job,
         tokens=question.tokens,
         batch=question.batch,
@@ -216,7 +216,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
 
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "search": search,
-    "ranked": ranked,
+    "ranked": rank_layouts,
     "dryrun": dryrun,
     "plan": plan,
     "ratios": ratios,

@@ -17,7 +17,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import over_time
+from fivefold.planner.counts.memory.peak import list_live_bytes
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.measured_step import live_tensors
@@ -41,7 +41,7 @@ def table(zero: int, *, reduce: Reduce) -> float:
 
 def rehearsed(layout: Layout, job: Job) -> int:
     tape = rehearse_rank(model=MODEL, layout=layout, job=job, rank=0, streams=False).steady
-    events, lives = breakdown.events_of(tape), breakdown.lifetimes(tape)
+    events, lives = breakdown.list_events(tape), breakdown.lifetimes(tape)
     live = breakdown._live_bytes(lives, len(events))
     named = [tape.scopes[scope] for scope in events[events[:, 0] == SCOPE, 1]]
     last = next(at for at, scope in enumerate(named) if (scope.phase, scope.micro_batch) == ("forward", 3))
@@ -70,7 +70,7 @@ CASES = [(3, "micro_batch"), (0, "micro_batch"), (2, "step"), (1, "micro_batch")
 @pytest.mark.parametrize(("zero", "reduce"), one_in(4, CASES))
 def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zero: int, reduce: Reduce) -> None:
     layout, job, expected = Layout(dp=N, zero=zero), JOB.replace(reduce=reduce), table(zero, reduce=reduce)
-    moments = over_time(Counts(MODEL, job), layout)
+    moments = list_live_bytes(Counts(MODEL, job), layout)
     last = [moment for moment in moments if moment.kept_bytes == 0 and "forward" in moment.cause][-1]
     inputs = 8 * 4 * 9 + 2 * 2 * 32 * 8
     predicted = last.states_bytes - inputs + last.gradients_bytes

@@ -108,7 +108,7 @@ def test_a_folder_is_its_files(log: Path) -> None:
         (b"", (), "an empty file"),
         (b"hello\n", (), "neither a memory snapshot, a flight recorder"),
         (b"{\"a\": 1}", (), "neither"),
-        (pickle.dumps({"segments": [{"blocks": 3}]}), (), "not in the form in which torch writes it"),
+        (pickle.dumps({"segments": [{"blocks": 3}]}), (), "not in the format that torch writes"),
         (pickle.dumps({"segments": [{"blocks": [7]}]}), (), "not in the form"),
         (pickle.dumps({"entries": [{"process_group": 7}], "version": "2"}), (), "not in the form"),
         (pickle.dumps({"a": 1}), (), "holds a dict of a; it is neither"),

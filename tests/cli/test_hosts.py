@@ -11,7 +11,7 @@ import pytest
 from fivefold import cli
 from fivefold.cli import hosts
 from fivefold.cli.commands import train as train_command
-from fivefold.cli.hosts import VARIABLE, choose_interface, keeps_store, towards
+from fivefold.cli.hosts import VARIABLE, choose_interface, find_interface, keeps_store
 from fivefold.layout.spec import Layout
 from tests.trainer.test_faults import here, set_run
 
@@ -67,7 +67,7 @@ def test_addresses_are_read_from_the_system() -> None:
     assert hosts._address("lo") == "127.0.0.1"
     assert hosts._address("nothing0") is None
     assert hosts._source("127.0.0.1") == "127.0.0.1"
-    assert towards("127.0.0.1") != "lo"
+    assert find_interface("127.0.0.1") != "lo"
 
 
 def test_a_layout_that_is_left_to_us_is_for_the_hosts_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,8 +157,8 @@ def test_report_of_files_that_commands_wrote() -> None:
     ("words", "line"),
     [
         ((), "nothing to report; write fivefold report RUN"),
-        (("--from", "a.toml"), "give the machine alone, as --gpus h100:64"),
-        (("nano", "h100:2", "--from", "a.toml", "--gpus", "h100:2"), "give the machine alone"),
+        (("--from", "a.toml"), "add only the machine, such as --gpus h100:64"),
+        (("nano", "h100:2", "--from", "a.toml", "--gpus", "h100:2"), "add only the machine"),
         (("nano",), "report nano needs a machine; write such as: fivefold report nano h100:8"),
         (("own",), "report own needs a machine"),
         (("own/config.json",), "report own/config.json needs a machine"),

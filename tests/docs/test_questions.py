@@ -9,7 +9,7 @@ import pytest
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.planner.search.why import whys
+from fivefold.planner.search.why import explain_choices
 from fivefold.units import show_bytes, show_risk, show_seconds
 from tests.docs import questions
 from tests.docs.figures import list_figures
@@ -53,7 +53,7 @@ def test_printed_proposal_equals_its_prediction(number: int) -> None:
     chosen = Evaluated(result.layout, result.step_time, result.peak_bytes, every[0])
     others = every[1:] if asked.options.find("--stack") < 0 else []
     printed = list_figures(text.partition("why")[2])
-    made = whys(
+    made = explain_choices(
         chosen, where=Where.parse(asked.where), planners=[entry for entry in others if entry.job != every[0].job]
     )
     for item in made:

@@ -11,7 +11,7 @@ from fivefold import dry_run as page
 from fivefold.dry_run import Rehearsal, dryrun
 from fivefold.dry_run.record.tape import START, WAIT, Tape
 from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
-from fivefold.dry_run.report import moment
+from fivefold.dry_run.report import describe_peak
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -94,7 +94,7 @@ def test_parameters_of_uneven_shards_are_those_of_the_model() -> None:
 def test_live_tensors_add_up_to_the_peak() -> None:
     result = rehearse("dp2 mbs2")
     full = result.fullest
-    told = moment(result.tapes[full.rank], rows=10**6)
+    told = describe_peak(result.tapes[full.rank], rows=10**6)
     assert sum(told.parts.values()) == sum(item.bytes for item in told.largest) == full.steady.peak_bytes
     assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
     (gates,) = [item for item in told.largest if item.category == "activations" and "_Gated" in item.line]

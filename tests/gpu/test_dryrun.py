@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fivefold.dry_run.memory.reserved import Reserved, reserved
+from fivefold.dry_run.memory.reserved import Reserved, replay_allocator
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.legal import refuse
@@ -155,7 +155,7 @@ def rehearsed(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | Non
     tapes = rehearse_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=gpu)
     played = [tapes.first, *[tapes.steady] * (STEPS - 1)]
     resident = [workspace_bytes] * 2 if workspace_bytes else []
-    return reserved(played, expandable=case.expandable, capacity_bytes=capacity_bytes, resident=resident)
+    return replay_allocator(played, expandable=case.expandable, capacity_bytes=capacity_bytes, resident=resident)
 
 
 def workspace_bytes() -> int:

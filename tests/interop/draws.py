@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fivefold.interop.equivalence import fitted, resolve_rate
+from fivefold.interop.equivalence import fit_free_fields, resolve_rate
 from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
@@ -131,7 +131,7 @@ def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
     assert back.model is not None
     assert back.job is not None
     assert back.layout == plain(plan.layout, plan.model)
-    assert differs(back.model, fitted(plan.model, back.model)) is None
+    assert differs(back.model, fit_free_fields(plan.model, back.model)) is None
     assert difference(back.job, plan.job, skip=("stack", "documents", "learning_rate")) is None
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
     assert difference(rates[0], rates[1]) is None

@@ -443,7 +443,7 @@ def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: 
             "dp4 zero3 mbs1 ac=selective",
             "bf16-grad16",
             "accelerate",
-            "recomputes whole blocks, all of them; take ac=full",
+            "recomputes all blocks in full; take ac=full",
         ),
         ("dp4 zero3 mbs1", "bf16", "accelerate", "reduces in 16 bits; take bf16-grad16 or fp32"),
         ("dp4 zero2 mbs1", "bf16-grad16", "accelerate", "take zero3, with --set reshard=backward"),

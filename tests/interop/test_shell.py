@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from fivefold.interop.shell.launch import launched
+from fivefold.interop.shell.launch import strip_launchers
 from fivefold.interop.shell.script import script
 
 PLAIN = r"""
@@ -104,13 +104,13 @@ def test_here_documents_are_passed_over() -> None:
     ],
 )
 def test_launchers_are_taken_off(text: str, words: tuple[str, ...], ranks: int | None) -> None:
-    result = launched(text.split())
+    result = strip_launchers(text.split())
     assert (result.words, result.ranks()) == (words, ranks)
 
 
 def test_slurm_says_nodes_and_gpus() -> None:
     result = script("#SBATCH --nodes=4\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes $SLURM_NNODES t.py\n")
-    run = launched(result.commands[0])
+    run = strip_launchers(result.commands[0])
     assert run.ranks(result.slurm.nodes, result.slurm.per_node) == 32
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
-from fivefold.interop.torchtitan.flavors import flavored, flavors
+from fivefold.interop.torchtitan.flavors import flavors, resolve_flavor
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -233,7 +233,13 @@ def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "model", "precision", "to", "reason"),
     [
-        ("dp2 pp2 zero3 mbs1 ac=full/2@1", "llama3-8b", "bf16", "torchtitan", "on all pipeline ranks .*take ac=full/2"),
+        (
+            "dp2 pp2 zero3 mbs1 ac=full/2@1",
+            "llama3-8b",
+            "bf16",
+            "torchtitan",
+            "on every pipeline rank .*take ac=full/2",
+        ),
         ("dp4 zero3 mbs1 ac=selective", "llama3-8b", "bf16", "torchtitan", "recomputes no such groups.*take ac=full"),
         ("dp4 zero2 mbs1", "llama3-8b", "bf16", "torchtitan", "take zero3, with --set reshard=backward"),
         ("dp4 zero0 mbs1", "llama3-8b", "bf16", "torchtitan-0.2", "take zero3, precision fp32"),
@@ -264,7 +270,7 @@ def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:
 
 def test_flavors_have_the_parameters_that_their_names_say() -> None:
     said = {"8B": 8.03e9, "70B": 70.55e9, "405B": 405.85e9, "1B": 1.236e9, "3B": 3.213e9}
-    assert {name: flavored("llama3", name).parameters for name in said} == {
+    assert {name: resolve_flavor("llama3", name).parameters for name in said} == {
         name: pytest.approx(size, rel=1e-3) for name, size in said.items()
     }
     assert flavors("deepseek_v3")["671B"].parameters == pytest.approx(671e9, rel=1e-3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.layout.pattern import alternatives, on
+from fivefold.layout.pattern import alternatives, fill_degree
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
 
@@ -26,11 +26,11 @@ def test_pattern_without_wildcards_is_unchanged() -> None:
         "dp* tp2 zero3",
         "dp* tp2 zero0",
     ]
-    assert on("dp* tp2 pp2 v2 mbs4", ranks=16) == "dp4 tp2 pp2 v2 mbs4"
-    assert on("dp2 tp* zero1", ranks=16) == "dp2 tp8 zero1"
-    assert on("dp* tp2x2", ranks=8) == "dp2 tp2x2"
-    assert on("dp* tp3", ranks=16) is None
-    assert (on("dp8 ep4", ranks=8), on("dp8", ranks=16)) == ("dp8 ep4", None)
+    assert fill_degree("dp* tp2 pp2 v2 mbs4", ranks=16) == "dp4 tp2 pp2 v2 mbs4"
+    assert fill_degree("dp2 tp* zero1", ranks=16) == "dp2 tp8 zero1"
+    assert fill_degree("dp* tp2x2", ranks=8) == "dp2 tp2x2"
+    assert fill_degree("dp* tp3", ranks=16) is None
+    assert (fill_degree("dp8 ep4", ranks=8), fill_degree("dp8", ranks=16)) == ("dp8 ep4", None)
 
 
 @given(
@@ -43,7 +43,9 @@ def test_pattern_without_wildcards_is_unchanged() -> None:
 )
 def test_a_pattern_is_nested_loops(axes: dict[str, Any], ranks: int) -> None:
     pattern = "dp* " + " ".join(f"{name}{{{','.join(map(str, sizes))}}}" for name, sizes in axes.items())
-    results = {text for alternative in alternatives(pattern) if (text := on(alternative, ranks=ranks)) is not None}
+    results = {
+        text for alternative in alternatives(pattern) if (text := fill_degree(alternative, ranks=ranks)) is not None
+    }
     expected = set()
     for sizes in product(*axes.values()):
         fields = dict(zip(axes, sizes, strict=True))

@@ -11,7 +11,7 @@ from fivefold.machine import toml
 from fivefold.machine.catalog import is_named, names, resolve, spell_machine, with_ranks
 from fivefold.machine.spec import Calibration
 from fivefold.record import UserError
-from fivefold.web.question import of_ranks
+from fivefold.web.question import replace_ranks
 
 NOWHERE = Path("no/such/local.toml")
 
@@ -147,4 +147,4 @@ def test_other_words_are_left_as_they_are(text):
 def test_the_machine_of_a_config_is_read_however_its_number_is_written():
     assert machine_of("8xh100", 64).ranks == 8
     assert machine_of("h100", 64).ranks == 64
-    assert of_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"
+    assert replace_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.legal import uncounted
+from fivefold.layout.legal import explain_unsupported_2d
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.weights import weights
@@ -57,9 +57,9 @@ def test_facts_that_other_parts_ask_for(monkeypatch: pytest.MonkeyPatch) -> None
     """Two-dimensional tensor parallelism and DeepSpeed's flat buffer follow the record, not names."""
     model, layout = build_model("llama3-8b"), Layout.parse("dp2 tp2x2 zero1 mbs1")
     deepspeed = Job(stack={"name": "deepspeed"}, sequence=2048, global_batch=8)
-    assert uncounted(layout, model=model, job=Job()) is None
+    assert explain_unsupported_2d(layout, model=model, job=Job()) is None
     assert updates_one(layout, deepspeed)
     monkeypatch.setattr(type(find_cost("adamw")), "counts_2d_tp", False)
     monkeypatch.setattr(type(find_cost("adamw")), "updates_flat_buffer", False)
-    assert "optimizer adamw" in str(uncounted(layout, model=model, job=Job()))
+    assert "optimizer adamw" in str(explain_unsupported_2d(layout, model=model, job=Job()))
     assert not updates_one(layout, deepspeed)

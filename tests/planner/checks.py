@@ -8,7 +8,7 @@ from typing import Any
 
 from fivefold.machine.datacenter import Site
 from fivefold.planner import questions
-from fivefold.planner.counts.memory.peak import memory, over_time
+from fivefold.planner.counts.memory.peak import list_live_bytes, memory
 from fivefold.planner.predict import planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
@@ -67,7 +67,7 @@ def its_pictures(case: Case) -> None:
             end, result.step_time.seconds, rel_tol=1e-9 if layout.pp == 1 or count <= 3 * layout.pp else 0.02
         )
     for rank in {0, layout.pp - 1}:
-        moments = over_time(plan.counts, layout, rank=rank)
+        moments = list_live_bytes(plan.counts, layout, rank=rank)
         assert all(min(moment[1:]) >= 0 for moment in moments)
         assert all(sum(moment[3:]) == moment.live_bytes for moment in moments)
         assert max(moment.live_bytes for moment in moments) == ranks[rank].peak_bytes

@@ -19,7 +19,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import Sums
 from fivefold.planner.counts.memory.peak import RankMemory, memory
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import changes
 from fivefold.planner.ratios import ratios
@@ -81,7 +81,7 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
 
 
 def test_deferred_wgrad_keeps_its_inputs() -> None:
-    part, block = part_of(Layout.parse("tp2 pp2 zb1p")), Counts(build_model("llama3-8b"), Job()).kinds[0]
+    part, block = get_local_degrees(Layout.parse("tp2 pp2 zb1p")), Counts(build_model("llama3-8b"), Job()).kinds[0]
     apart, summed = (
         Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": item}, origin="test")).split(part, block)
         for item in ("separate", "fused")
@@ -95,7 +95,7 @@ def test_deferred_wgrad_keeps_its_inputs() -> None:
 def test_sums_live_before_a_matmul_adds_to_them() -> None:
     """Under ZeRO-2 they are born with a unit's backward: with its last product, not with the norm before it."""
     counts = Counts(build_model("llama3-8b"), Job(wgrad_accumulation="fused"))
-    part, block = part_of(Layout(dp=8, zero=2)), counts.kinds[0]
+    part, block = get_local_degrees(Layout(dp=8, zero=2)), counts.kinds[0]
     born, none = (counts.profile(part, block, sums) for sums in (Sums(dense=10**9), Sums()))
     assert born.backward_peak_bytes == none.backward_peak_bytes + 10**9
 

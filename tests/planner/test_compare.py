@@ -10,7 +10,7 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.compare import Case, compare, run_by
+from fivefold.planner.compare import Case, compare, with_stack
 from fivefold.record import UserError
 from fivefold.rendering.comparison import finding
 from fivefold.stack.catalog import STACKS
@@ -78,12 +78,12 @@ def test_a_job_by_another_software_is_what_its_file_would_say(software: str) -> 
     for name in RECIPES:
         for before in ("fivefold", "torchtitan", "megatron-core"):
             job = Job.read({"stack": before, "precision": name}, origin="test")
-            assert run_by(job, software) == Job.read({"stack": software, "precision": name}, origin="test")
+            assert with_stack(job, software) == Job.read({"stack": software, "precision": name}, origin="test")
 
 
 def test_changes_of_a_job_apply_to_another_stack() -> None:
     job = Job.read({"loss": "chunked"}, origin="test")
-    assert run_by(job, "torchtitan").stack == STACKS["torchtitan"].replace(loss="chunked")
+    assert with_stack(job, "torchtitan").stack == STACKS["torchtitan"].replace(loss="chunked")
 
 
 def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:

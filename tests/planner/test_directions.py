@@ -19,7 +19,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.peak import RankMemory
-from fivefold.planner.counts.traffic import per_step
+from fivefold.planner.counts.traffic import count_traffic
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.record import UserError
 
@@ -170,7 +170,7 @@ def test_tp_and_pp_divide_the_states(name: str, text: str) -> None:
 
 def spoken(case: Case, axis: str, **changes: object) -> int:
     layout = case.layout.replace(**changes)
-    rows = per_step(case.model, layout=layout, job=case.job.replace(global_batch=64 * layout.dp * layout.mbs))
+    rows = count_traffic(case.model, layout=layout, job=case.job.replace(global_batch=64 * layout.dp * layout.mbs))
     return sum(row.bytes for row in rows if row.axis == axis)
 
 

@@ -18,14 +18,14 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.datacenter import Site
 from fivefold.model.catalog import build_model
-from fivefold.planner.batch import TEAMS, advised, find_nearby_advice, laws
-from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, ladder
+from fivefold.planner.batch import TEAMS, advise_tokens, find_nearby_advice, laws
+from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, list_candidates
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.run_file import for_run, write_run_file
+from fivefold.planner.run_file import plan_run_job, write_run_file
 from fivefold.planner.whole_run import whole_run
 from fivefold.record import UserError
 from fivefold.requests.playbook import playbook
-from fivefold.requests.words import tokens_of
+from fivefold.requests.words import parse_tokens
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.run import Run
@@ -43,7 +43,7 @@ def test_laws_are_those_of_their_papers() -> None:
     assert deepseek.tokens == pytest.approx(0.2920 * (6 * active * 2e12) ** 0.3271)
     assert 8e6 < deepseek.tokens < 11e6  # between the 4.7 and 18.9 M of DeepSeek LLM 7B and 67B, with their Table 2
     assert step.tokens == pytest.approx(0.58 * (2e12) ** 0.571)
-    assert advised(LLAMA, 2e12) == pytest.approx(sqrt(deepseek.tokens * step.tokens))
+    assert advise_tokens(LLAMA, 2e12) == pytest.approx(sqrt(deepseek.tokens * step.tokens))
 
 
 def test_teams_are_near_where_their_run_was_as_long() -> None:
@@ -57,7 +57,7 @@ def test_teams_are_near_where_their_run_was_as_long() -> None:
 def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it() -> None:
     stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=False)
     assert job.global_batch & (job.global_batch - 1) == 0
-    ratio = job.tokens_per_step / advised(LLAMA, 2e12)
+    ratio = job.tokens_per_step / advise_tokens(LLAMA, 2e12)
     assert 1 / sqrt(2) <= ratio <= sqrt(2)
     assert [item.layout for item in stage.tried if item.chosen] == [f"gbs {job.global_batch}"]
     stage, job = batch_stage(LLAMA, JOB, tokens=2e12, said=True)
@@ -70,7 +70,7 @@ def test_the_first_rung_that_fits_is_taken(memory: int) -> None:
     machine = resolve(f"h100:8 memory={memory}GiB", local=Path("/nowhere"))
     planner = Planner(model=LLAMA, machine=machine, job=JOB)
     stage, chosen = fit_stage(planner, world=8)
-    for _, layout in ladder(planner, 8):
+    for _, layout in list_candidates(planner, 8):
         legal = is_legal(layout, model=LLAMA, job=JOB, machine=machine)
         if legal and planner.fits(layout):
             assert layout == chosen
@@ -107,7 +107,7 @@ def test_every_rung_spreads_all_ranks_over_no_more_replicas_than_sequences() -> 
         ("nano", 3, 4),
     ):
         planner = Planner(model=build_model(name), machine=NODE, job=JOB.replace(global_batch=batch))
-        rungs = [layout for _, layout in ladder(planner, world)]
+        rungs = [layout for _, layout in list_candidates(planner, world)]
         assert len(rungs) == len(set(rungs)) >= 4
         planner = Planner(model=build_model(name), machine=NODE.replace(ranks=world), job=planner.job)
         legal = [
@@ -143,7 +143,7 @@ JOBS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", JOBS, ids=lambda fields: " ".join(fields) or "default")
 def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
-    job = for_run(Job.read({"sequence": 256, "global_batch": 64, **fields}, origin="test"), tokens=1e9)
+    job = plan_run_job(Job.read({"sequence": 256, "global_batch": 64, **fields}, origin="test"), tokens=1e9)
     assert job.steps == ceil(1e9 / (256 * 64))
     step = predict(model=build_model("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
     run = whole_run(step=step, model=build_model("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
@@ -156,9 +156,9 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
 
 
 def test_tokens_are_numbers_or_words() -> None:
-    assert [tokens_of(item) for item in ("2T", "1e12", "15.6T", "300B", "7")] == [2e12, 1e12, 15.6e12, 300e9, 7]
+    assert [parse_tokens(item) for item in ("2T", "1e12", "15.6T", "300B", "7")] == [2e12, 1e12, 15.6e12, 300e9, 7]
     with pytest.raises(ValueError, match="such as 2e12 or 2T"):
-        tokens_of("2X")
+        parse_tokens("2X")
 
 
 def one_step(path: Path) -> tuple[float, float]:

@@ -152,7 +152,7 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
     answer, model = questions.largest_model(model=SMALL, machine=machine, job=job)
     assert answer.value == model.parameters > SMALL.parameters
     factor = float(model.name.rpartition("x")[2]) + 1 / 8
-    larger = questions.scaled(SMALL, factor)
+    larger = questions.scale_model(SMALL, factor)
     assert larger.parameters > model.parameters
     assert search(model=larger, machine=machine, job=job, by="memory", top=1).best == ()
 

@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.search.multi_machine import Choice, across, sizes_between
+from fivefold.planner.search.multi_machine import Choice, list_sizes, search_machines
 from fivefold.planner.whole_run import best_interval, checkpoint_bytes, goodput, whole_run
 from fivefold.record import StopSignal, UserError
 from fivefold.results.whole_run import WholeRun
@@ -162,10 +162,10 @@ def test_a_run_that_never_ends_is_refused() -> None:
 
 
 def test_assumptions_are_read_by_name() -> None:
-    site = assumed(["failures=2", "grid=france", "checkpoint=30min", "restart=90s", "storage=2GB", "pue=1.1"])
+    site = apply_assumptions(["failures=2", "grid=france", "checkpoint=30min", "restart=90s", "storage=2GB", "pue=1.1"])
     assert (site.failures, site.carbon, site.checkpoint_seconds, site.restart_seconds) == (2, 56, 1800, 90)
     assert (site.storage, site.pue, site.grid) == (2e9, 1.1, "france")
-    assert assumed(["grid=350"]).carbon == 350
+    assert apply_assumptions(["grid=350"]).carbon == 350
     for word, line in (
         ("failure=2", "unknown assumption 'failure'; did you mean failures"),
         ("pue", "'pue' is not NAME=VALUE"),
@@ -175,7 +175,7 @@ def test_assumptions_are_read_by_name() -> None:
         ("failures=-1", "is not a number"),
     ):
         with pytest.raises(UserError, match=line):
-            assumed([word])
+            apply_assumptions([word])
 
 
 FEW = {"where": Where.parse("tp=1 cp=1 pp=1 ac=none mbs=1 zero<=1"), "within": 0.02, "site": Site()}
@@ -185,7 +185,7 @@ SMALL = Model(name="small", layers=6, width=1024, heads=8, kv_heads=4, head_dim=
 def offers(by: str, **options: object):  # type: ignore[no-untyped-def]
     machines = [resolve(name, local=Path("/nowhere")) for name in ("h100:8 price=2", "h200:8 price=9")]
     choices = [Choice(machine, (8,)) for machine in machines]
-    return across(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW, **options)  # type: ignore[arg-type]
+    return search_machines(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW, **options)  # type: ignore[arg-type]
 
 
 def test_machines_are_ranked_by_what_is_asked_for() -> None:
@@ -200,7 +200,7 @@ def test_energy_is_not_time() -> None:
     machines = [resolve(name, local=Path("/nowhere")) for name in ("h200:8 watts=900", "h100:8 watts=300")]
     choices = [Choice(machine, (8,)) for machine in machines]
     fast, thrifty = (
-        across(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW).offers  # type: ignore[arg-type]
+        search_machines(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW).offers  # type: ignore[arg-type]
         for by in ("time", "energy")
     )
     assert [item.machine.split()[0] for item in fast] == ["h200", "h100"]
@@ -228,34 +228,34 @@ def test_a_machine_without_a_price_or_watts_is_named() -> None:
     choices = [Choice(NODE, (8,))]
     common = {"model": SMALL, "job": JOB, "tokens": 1e9, **FEW}
     with pytest.raises(UserError, match=r"--by cost: h100 has no price; give --price h100=2.2/h"):
-        across(choices=choices, by="cost", **common)  # type: ignore[arg-type]
+        search_machines(choices=choices, by="cost", **common)  # type: ignore[arg-type]
     dark = NODE.replace(chip=NODE.chip.replace(power_watts=None))
     with pytest.raises(UserError, match="--by energy: the watts of h100 are not known"):
-        across(choices=[Choice(dark, (8,))], by="energy", **common)  # type: ignore[arg-type]
+        search_machines(choices=[Choice(dark, (8,))], by="energy", **common)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
-    assert sizes_between(1, 8, node=8) == (1, 2, 4, 8)
+    assert list_sizes(1, 8, node=8) == (1, 2, 4, 8)
     common = {"model": SMALL, "job": JOB, "tokens": 1e11, "by": "time", **FEW}
     choices = [Choice(NODE, (8, 16, 32, 64))]
-    every = {offer.ranks: offer.run for offer in across(choices=choices, **common).offers if offer.run}  # type: ignore[arg-type]
+    every = {offer.ranks: offer.run for offer in search_machines(choices=choices, **common).offers if offer.run}  # type: ignore[arg-type]
     assert len(every) == 4
     for ranks, slower in ((64, 32), (32, 16), (16, 8)):
         deadline = (every[ranks].seconds + every[slower].seconds) / 2
-        (result,) = across(choices=choices, deadline=deadline, **common).offers  # type: ignore[arg-type]
+        (result,) = search_machines(choices=choices, deadline=deadline, **common).offers  # type: ignore[arg-type]
         assert result.ranks == ranks
         gaps = [Choice(NODE, (8, 16, 24, 32, 40, 48, 56, 64))]  # a batch of 512 divides by none of three, five, seven
-        assert across(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
-    (late,) = across(choices=choices, deadline=every[64].seconds / 2, **common).offers  # type: ignore[arg-type]
+        assert search_machines(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
+    (late,) = search_machines(choices=choices, deadline=every[64].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
     assert "2.0 times the deadline; as fast, 128 ranks keep it" in late.error
-    assert sizes_between(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
+    assert list_sizes(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
 
 
 def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
     tight = NODE.replace(ranks=1, chip=NODE.chip.replace(memory_bytes=2**31))
-    result = across(
+    result = search_machines(
         model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02
     )
     assert result.offers[0].run is None

@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.record import UserError
 from fivefold.rendering.compare import table
-from fivefold.results.step_comparison import Row, assumed, compare, so_far
+from fivefold.results.step_comparison import Row, compare, describe_assumption, so_far
 from fivefold.step import Step, Traffic
 from tests.printed import to_text
 
@@ -132,8 +132,15 @@ def test_text_has_no_colour_and_fits(small: Step) -> None:
 def test_a_prediction_of_experts_says_how_rows_are_shared_out(small: Step) -> None:
     """Only where they are cut over ranks, and routing may not be so."""
     sparse = small.replace(work=small.work.replace(active_parameters=2_000_000))
-    assert assumed(small) == assumed(sparse) == assumed(small.replace(layout="dp2 ep2 zero1 mbs4")) == ""
+    assert (
+        describe_assumption(small)
+        == describe_assumption(sparse)
+        == describe_assumption(small.replace(layout="dp2 ep2 zero1 mbs4"))
+        == ""
+    )
     even = sparse.replace(layout="dp2 ep2 zero1 mbs4")
-    assert assumed(even).startswith("assumed: every rank's experts get as many rows as any other's; activations")
+    assert describe_assumption(even).startswith(
+        "assumed: every rank's experts get as many rows as any other's; activations"
+    )
     uneven = even.replace(job=even.job | {"imbalance": 1.5})
-    assert "the fullest rank's experts get 1.5 times the even share" in assumed(uneven)
+    assert "the fullest rank's experts get 1.5 times the even share" in describe_assumption(uneven)

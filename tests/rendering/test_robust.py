@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.planner.search import search
 from fivefold.rendering import html
-from fivefold.rendering.robust import worded
+from fivefold.rendering.robust import summarize
 from fivefold.rendering.search import page
 from fivefold.results.search_result import Regret, Robustness, ScenarioResult, SearchResult
 from fivefold.web.pages.search import SearchPage, render_result
@@ -55,10 +55,10 @@ def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_pat
 
 
 def test_robust_result_is_summarized_in_one_line() -> None:
-    assert worded(Robustness(scenarios=TOLD, rows=ROWS)) == (
+    assert summarize(Robustness(scenarios=TOLD, rows=ROWS)) == (
         "step time 1.01 s, peak memory 1.00 GiB; at worst 3.4% slower than the best layout of a scenario "
         "(one rank 8 % slower), 2.2% on average over 2"
     )
-    assert "and no other layout does" in worded(Robustness(scenarios=TOLD, rows=ROWS[1:]))
+    assert "and no other layout does" in summarize(Robustness(scenarios=TOLD, rows=ROWS[1:]))
     best = ROWS[0].replace(worst=0.0, expected=0.0)
-    assert worded(Robustness(scenarios=TOLD, rows=(best,))).endswith("the best in each of 2 scenarios")
+    assert summarize(Robustness(scenarios=TOLD, rows=(best,))).endswith("the best in each of 2 scenarios")

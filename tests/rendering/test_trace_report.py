@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.rendering.trace_report import LONGEST_NAME, Piece, _coarse, finding, page, shortened
+from fivefold.rendering.trace_report import LONGEST_NAME, Piece, _coarse, finding, page, shorten_name
 from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from tests.printed import to_text
 
@@ -78,7 +78,7 @@ def test_a_path_of_many_pieces_is_drawn_by_what_takes_most() -> None:
 
 def test_long_names_keep_both_ends() -> None:
     name = "void " + "".join(chr(97 + place % 26) for place in range(300))
-    assert len(shortened(name)) == LONGEST_NAME
-    assert shortened(name).startswith("abcdef")
-    assert shortened(name).endswith(name[-5:])
-    assert shortened("void gemm") == "gemm"
+    assert len(shorten_name(name)) == LONGEST_NAME
+    assert shorten_name(name).startswith("abcdef")
+    assert shorten_name(name).endswith(name[-5:])
+    assert shorten_name("void gemm") == "gemm"

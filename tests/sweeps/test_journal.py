@@ -13,7 +13,7 @@ import pytest
 
 from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
-from fivefold.sweeps.journal import Journal, opened
+from fivefold.sweeps.journal import Journal, open_journal
 from fivefold.sweeps.spec import Sweep
 from fivefold.sweeps.sweep import Plan, run
 
@@ -26,7 +26,7 @@ SWEEP = Sweep.read(
 
 
 def put_three(path: Path) -> bytes:
-    with opened(path) as journal:
+    with open_journal(path) as journal:
         for number in range(3):
             journal.put("predicted", f"key {number}", [{"text": "zwölf" * number, "number": number}])
     return path.read_bytes()
@@ -36,7 +36,7 @@ def test_cut_at_any_byte(tmp_path: Path) -> None:
     whole = put_three(tmp_path / "whole")
     for size in range(len(whole) + 1):
         (tmp_path / "cut").write_bytes(whole[:size])
-        with opened(tmp_path / "cut") as journal:
+        with open_journal(tmp_path / "cut") as journal:
             known = [journal.get("predicted", f"key {number}") for number in range(3)]
             lines = whole[:size].count(b"\n")
             assert [value is not None for value in known] == [number < lines for number in range(3)]
@@ -49,21 +49,21 @@ def test_a_long_torn_line_is_dropped(tmp_path: Path) -> None:
     whole = put_three(tmp_path / "journal")
     with (tmp_path / "journal").open("ab") as file:
         file.write(b"x" * 200_000)
-    with opened(tmp_path / "journal"):
+    with open_journal(tmp_path / "journal"):
         pass
     assert (tmp_path / "journal").read_bytes() == whole
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     with (
-        opened(tmp_path / "journal"),
+        open_journal(tmp_path / "journal"),
         pytest.raises(UserError, match="another sweep writes to it"),
-        opened(tmp_path / "journal"),
+        open_journal(tmp_path / "journal"),
     ):
         pytest.fail("two at once")
     with (
         pytest.raises(UserError, match=r"cannot be written: (File exists|Not a directory)"),
-        opened(tmp_path / "journal" / "within"),
+        open_journal(tmp_path / "journal" / "within"),
     ):
         pytest.fail("a file as a folder")
 
@@ -71,7 +71,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_line_and_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = put_three(tmp_path / "journal")
     write = os.write
-    with opened(tmp_path / "journal") as journal:
+    with open_journal(tmp_path / "journal") as journal:
         monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
         with pytest.raises(RunFailure, match="cannot be written: No space left on device; the same command goes on"):
             journal.put("predicted", "key", "value")
@@ -80,11 +80,11 @@ def test_a_full_disk_is_a_line_and_leaves_what_was_there(tmp_path: Path, monkeyp
 
 
 def test_dropped_rows_are_removed(tmp_path: Path) -> None:
-    with opened(tmp_path / "journal") as journal:
+    with open_journal(tmp_path / "journal") as journal:
         journal.put("predicted", "a", 1)
         journal.put("measured", "b", 2)
         journal.drop("predicted")
-    with opened(tmp_path / "journal") as journal:
+    with open_journal(tmp_path / "journal") as journal:
         assert (journal.get("predicted", "a"), journal.get("measured", "b")) == (None, 2)
         journal.drop("measured")
     assert not (tmp_path / "journal").exists()
@@ -97,7 +97,7 @@ def run_all(journal: Journal) -> list[Row]:
 
 
 def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
-    with opened(tmp_path / "quiet") as journal:
+    with open_journal(tmp_path / "quiet") as journal:
         expected = run_all(journal)
     path, draw, kills = tmp_path / "journal", random.Random(0), 0
     keys_before = 0
@@ -105,7 +105,7 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
         child = os.fork()
         if child == 0:
             try:
-                with opened(path) as journal:
+                with open_journal(path) as journal:
                     run_all(journal)
             finally:
                 os._exit(0)
@@ -125,5 +125,5 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     texts = path.read_text().splitlines()
     keys_once = [json.loads(text)["key"] for text in texts]
     assert len(set(keys_once)) == len(keys_once) == len(expected)
-    with opened(path) as journal:
+    with open_journal(path) as journal:
         assert run_all(journal) == expected

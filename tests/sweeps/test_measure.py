@@ -14,7 +14,7 @@ from fivefold.planner.predict import predict
 from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps import sweep as module
-from fivefold.sweeps.journal import opened
+from fivefold.sweeps.journal import open_journal
 from fivefold.sweeps.measure import Case, Submit
 from fivefold.sweeps.spec import Sweep
 from fivefold.sweeps.sweep import Plan, Trials, run
@@ -41,7 +41,7 @@ def swept(local: Path, *, submit: Submit | None = None, **values: Any) -> list[R
     }
     plan = Plan.from_sweep(Sweep.read(least | values, origin="test"), local=local)
     trials = Trials(local.parent / "trials", steps=4, submit=submit)
-    with opened(local.parent / "journal") as journal:
+    with open_journal(local.parent / "journal") as journal:
         return run(plan, journal, trials=trials, report=lambda what, done, total: None)
 
 

@@ -16,7 +16,7 @@ from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.sweep_row import Row
 from fivefold.step import Step
-from fivefold.sweeps.journal import opened
+from fivefold.sweeps.journal import open_journal
 from fivefold.sweeps.predict import Predictor, digest
 from fivefold.sweeps.spec import Setting, Sweep
 from fivefold.sweeps.sweep import Plan, run
@@ -141,7 +141,7 @@ def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
     )
     ((setting, _),) = plan.parts
     results = []
-    with opened(tmp_path / "journal") as journal:
+    with open_journal(tmp_path / "journal") as journal:
         for risk in (0.05, 0.5, 0.05):
             (row,) = run(plan, journal, trials=None, report=lambda *_: None, risk=risk)
             results.append((row.status, row.why))

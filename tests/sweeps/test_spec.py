@@ -12,7 +12,7 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
-from fivefold.sweeps.spec import Sweep, best_of, filled_for, settings
+from fivefold.sweeps.spec import Sweep, fill_request, parse_best, settings
 from fivefold.sweeps.sweep import Plan
 
 NOWHERE = Path("nowhere")
@@ -80,7 +80,7 @@ def test_unlisted_settings_come_from_job_or_machine() -> None:
     )
     assert result.job is not None
     assert result.job.steps == 9
-    filled = [filled_for(text, ranks=4) for text in ("dp*", "dp2", "dp4 zero1", "best 2")]
+    filled = [fill_request(text, ranks=4) for text in ("dp*", "dp2", "dp4 zero1", "best 2")]
     assert filled == ["dp4", None, "dp4 zero1", "best 2"]
 
 
@@ -91,9 +91,9 @@ def test_a_batch_of_tokens_is_whole_sequences() -> None:
 
 
 def test_best_of() -> None:
-    assert best_of("best 3") == (3, None)
-    assert best_of("best 12 ac=full/2") == (12, "full/2")
-    assert best_of("dp8 ac=full") is None
+    assert parse_best("best 3") == (3, None)
+    assert parse_best("best 12 ac=full/2") == (12, "full/2")
+    assert parse_best("dp8 ac=full") is None
     assert sweep(layouts=["best 2", "dp*"], recomputations=["none", "full"]).requests() == [
         "best 2 ac=none",
         "best 2 ac=full",

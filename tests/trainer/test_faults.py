@@ -641,7 +641,7 @@ def test_two_processes_end_and_go_on() -> None:
         "tensorboard",
     ]
     whole = run_folder.read(Path("straight"))
-    assert run_folder.promised(Path("straight")) == whole.predicted.replace(operations=())
+    assert run_folder.read_prediction(Path("straight")) == whole.predicted.replace(operations=())
     (peak,) = (line["peak_bytes"] for line in lines("straight") if "peak_bytes" in line)
     assert peak == whole.measured.memory.peak_bytes  # which both ranks have
     set_run(**TWO)

@@ -81,23 +81,23 @@ def test_a_larger_machine_is_used_whole() -> None:
 
 def test_dependent_controls_follow() -> None:
     noun, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp2 pp4 v2 mbs4 zero1/2", gbs=16)
-    assert str(changed(noun, now, pp=1)) == "dp8 zero1/2 mbs2"
-    assert changed(noun, now, schedule="zb1p").v == 1
-    assert changed(noun, now, schedule="zbv").v == 2
-    assert changed(noun, now, v=1).schedule == "1f1b"
-    assert changed(noun, now, zero=0).shard_group is None
-    assert changed(noun, now, tp=2).dp == 1
+    assert str(change_keyword(noun, now, pp=1)) == "dp8 zero1/2 mbs2"
+    assert change_keyword(noun, now, schedule="zb1p").v == 1
+    assert change_keyword(noun, now, schedule="zbv").v == 2
+    assert change_keyword(noun, now, v=1).schedule == "1f1b"
+    assert change_keyword(noun, now, zero=0).shard_group is None
+    assert change_keyword(noun, now, tp=2).dp == 1
     with pytest.raises(UserError, match="does not divide the 8 ranks"):
-        changed(noun, now, tp=3)
+        change_keyword(noun, now, tp=3)
     now = now.replace(ac="full@1")
-    assert changed(noun, now, zero=3).ac == "full@1"
-    assert (changed(noun, now, pp=1).ac, changed(noun, now, schedule="dualpipe").ac) == ("full", "full")
+    assert change_keyword(noun, now, zero=3).ac == "full@1"
+    assert (change_keyword(noun, now, pp=1).ac, change_keyword(noun, now, schedule="dualpipe").ac) == ("full", "full")
 
 
 def test_uneven_stages_go_with_another_number_of_stages() -> None:
     noun, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp4 pp2 stages=15-17 mbs1", gbs=64)
     assert layout.stages == (15, 17)
-    assert changed(noun, layout, pp=4).stages == ()
+    assert change_keyword(noun, layout, pp=4).stages == ()
 
 
 def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:

@@ -47,7 +47,7 @@ def test_too_large_piped_or_outside_files_are_errors_at_once(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "root" / "model.toml")
     lines = {
         "/api/show?folder=large": "'large/step.json' has 1,610,612,736 bytes; the page reads files of up to 67,108,864",
-        "/api/show?folder=pipe": "'pipe/step.json' is neither a file nor a folder; a page does not wait for a pipe",
+        "/api/show?folder=pipe": "'pipe/step.json' is neither a file nor a folder; the page reads neither pipes",
         "/api/show?folder=zero": "'zero/step.json' is outside of the folder",
         "/api/predict?model=model.toml&machine=h100:8&layout=dp8": "'model.toml' is neither a file nor a folder",
     }

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import fivefold
 from fivefold.layout.spec import Layout
-from fivefold.results.sweep_row import Row, of_layout, of_step
+from fivefold.results.sweep_row import Row, columns_from_layout, columns_from_step
 from fivefold.sweeps.rows_file import write
 from fivefold.units import show_seconds
 from fivefold.web.app import create
@@ -22,7 +22,9 @@ def row(model: str, text: str) -> Row:
     """A predicted row, as a sweep writes it."""
     step, layout = fivefold.predict(model, "h100:8", text, gbs=16), Layout.parse(text)
     status = "fits" if step.memory.fits else "memory"
-    return Row.model_validate({"model": model, **JOB, "status": status, **of_layout(layout), **of_step(step)})
+    return Row.model_validate(
+        {"model": model, **JOB, "status": status, **columns_from_layout(layout), **columns_from_step(step)}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import takes_request
 from fivefold.record import UserError
-from fivefold.requests.across import priced
-from fivefold.requests.answers import answers, noise_of
+from fivefold.requests.across import apply_prices
+from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import AskOptions
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     Without a layout, the answer is for the fastest that fits.
     """
     from fivefold.machine.catalog import is_counted
-    from fivefold.machine.datacenter import assumed
+    from fivefold.machine.datacenter import apply_assumptions
     from fivefold.rendering import lengths, whole_run
     from fivefold.rendering import search as page
 
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
-    (priced_machine,) = priced([machine], request.price)
+    (priced_machine,) = apply_prices([machine], request.price)
     if chart and question not in PICTURES:
         raise UserError(f"--chart {chart}: {question!r} has no picture; pictures exist for {', '.join(PICTURES)}")
     replies = answers(
@@ -46,8 +46,8 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
         layout,
         job=job,
         tokens=request.tokens,
-        site=assumed(request.assume),
-        noise=noise_of(request.noise),
+        site=apply_assumptions(request.assume),
+        noise=read_noise_scale(request.noise),
         risk=request.risk,
         counted=counted,
     )

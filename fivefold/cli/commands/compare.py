@@ -9,7 +9,7 @@ from fivefold.cli.arguments import adds_fields, say_notes
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
 from fivefold.record import UserError
-from fivefold.requests.cases import cases, jobs_of
+from fivefold.requests.cases import cases, list_jobs
 from fivefold.requests.commands import CompareOptions
 from fivefold.requests.configs import LoadedConfig, build_request, list_fields, load_config
 from fivefold.requests.machines import load_machine
@@ -28,7 +28,7 @@ def compare(request: CompareOptions, job: Job) -> None:
 
     configs, charts = _load_configs(request), request.charts
     if configs:
-        selected_cases = _of_configs(configs, request, job)
+        selected_cases = _list_config_cases(configs, request, job)
     else:
         selected_cases = cases(
             request.words,
@@ -64,7 +64,7 @@ def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
     return [load_config([str(file)], build_request(gpus), ignore=ignore) for file in files]
 
 
-def _of_configs(configs: list[LoadedConfig], request: CompareOptions, job: Job) -> list[Case]:
+def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job: Job) -> list[Case]:
     """Return the cases of each config: its own layout and the layouts named, on every machine."""
     from fivefold.cli.arguments import machine_of
     from fivefold.job import Job
@@ -81,7 +81,7 @@ def _of_configs(configs: list[LoadedConfig], request: CompareOptions, job: Job) 
     config_cases = []
     for config in configs:
         machines = [machine_of(request.gpus or "", config.layout.world), *map(load_machine, machine_names)]
-        jobs = jobs_of(config.job, request.stacks, request.precisions)
+        jobs = list_jobs(config.job, request.stacks, request.precisions)
         config_cases += [
             Case(config.model, *combination) for combination in product(machines, [config.layout, *layouts], jobs)
         ]

@@ -36,7 +36,7 @@ def draw(request: DrawOptions, job: Job) -> None:
 
 
 def _of_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
-    from fivefold.cli.pictures import charts_of
+    from fivefold.cli.pictures import draw_step_charts
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
     from fivefold.planner.predict import planner
@@ -52,7 +52,7 @@ def _of_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
         return memory_bars(step, subtitle=f"{step.model} on {step.machine}, {step.layout}")
     if picture == "roofline":
         return roofline.chart(step, chip=machine.chip, dtype=job.precision.compute)
-    return charts_of(plans, layout, step)[picture]
+    return draw_step_charts(plans, layout, step)[picture]
 
 
 def _other(picture: Picture, words: Sequence[str], collective: str) -> Any:

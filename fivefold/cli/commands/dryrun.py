@@ -87,10 +87,10 @@ def _page(rehearsal: Rehearsal, predicted: Step | None) -> RenderableType:
 
     if rehearsal.step is None:
         return failures(rehearsal.findings)
-    from fivefold.dry_run.report import moment
+    from fivefold.dry_run.report import describe_peak
 
     full = rehearsal.fullest
-    at_peak = moment(rehearsal.tapes[full.rank])
+    at_peak = describe_peak(rehearsal.tapes[full.rank])
     return page(
         rehearsal.step,
         findings=rehearsal.findings,
@@ -107,7 +107,7 @@ def _draw(rehearsal: Rehearsal, machine: Machine) -> None:
     from fivefold.rendering.table import heading
 
     assert rehearsal.step is not None
-    rows, memory_levels, rank = _pictured(rehearsal)
+    rows, memory_levels, rank = _list_spans(rehearsal)
     title = "Pipeline over time" if len(rows) > 1 else "Time of a rank"
     show(heading(title, pipeline.finding(rehearsal.step.time)))
     show(pipeline.Picture(rows))
@@ -144,7 +144,7 @@ def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> Non
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--charts {folder} is a file; name a folder")
     assert rehearsal.step is not None
-    rows, memory_levels, rank = _pictured(rehearsal)
+    rows, memory_levels, rank = _list_spans(rehearsal)
     pictures = {
         "pipeline": pipeline.draw_file(rows, step=rehearsal.step, drawn="priced, not measured"),
         "memory": memory.draw_file(
@@ -158,7 +158,7 @@ def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> Non
     say(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 
-def _pictured(rehearsal: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
+def _list_spans(rehearsal: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
     """Return spans of every pipeline rank, memory over time of the fullest rank, and the number of that rank."""
     from fivefold.dry_run.time.pictures import levels, spans
 

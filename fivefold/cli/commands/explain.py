@@ -47,7 +47,7 @@ def _compare_with_prediction(
     explanations: Sequence[Explanation], words: tuple[str, str, str], job: Job
 ) -> AgainstPrediction:
     """Compare the prediction with the memory of the file that holds most."""
-    from fivefold.diagnosis.explain.against import against
+    from fivefold.diagnosis.explain.against import compare_with_prediction
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
@@ -58,4 +58,4 @@ def _compare_with_prediction(
             "--against compares a prediction with recorded memory, but the files record none; give a snapshot or a log"
         )
     memory = max(memories, key=lambda held: held.needed_bytes)
-    return against(memory, model=model, machine=machine, layout=layout, job=job)
+    return compare_with_prediction(memory, model=model, machine=machine, layout=layout, job=job)

@@ -9,7 +9,7 @@ from fivefold.atomic_file import replace_file
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import takes_request
 from fivefold.record import UserError
-from fivefold.requests.across import priced
+from fivefold.requests.across import apply_prices
 from fivefold.requests.commands import PlanOptions
 from fivefold.requests.playbook import playbook
 
@@ -28,7 +28,7 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
     write = request.write
     if write and not write.parent.is_dir():
         raise UserError(f"--write {write}: there is no folder {write.parent}")
-    (priced_machine,) = priced([machine], request.price)
+    (priced_machine,) = apply_prices([machine], request.price)
     plan_result = playbook(
         model,
         priced_machine,

@@ -48,7 +48,7 @@ def report(request: ReportOptions, job: Job) -> None:
             raise UserError(
                 f"--from {request.from_file} gives model, layout and job; add only the machine, such as --gpus h100:64"
             )
-        title, parts, commands = _of_config(request.from_file, gpus, ignore)
+        title, parts, commands = _report_config(request.from_file, gpus, ignore)
         folder = Path()
     elif ignore:
         raise UserError(f"--ignore {' '.join(ignore)} is valid with --from FILE only: it names keys of a config")
@@ -60,11 +60,11 @@ def report(request: ReportOptions, job: Job) -> None:
     elif all(_is_written(Path(word)) for word in what):
         if job != Default():
             raise UserError("a written file has its own job; drop the job options, or give MODEL MACHINE LAYOUT")
-        title, parts, commands = _of_files([Path(word) for word in what])
+        title, parts, commands = _report_files([Path(word) for word in what])
         commands.append(shlex.join(["fivefold", "report", *what]))
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
     else:
-        title, parts, commands = _of_question(what, job, request.risk)
+        title, parts, commands = _report_question(what, job, request.risk)
         commands.append(command("report", what, job, risk=request.risk))
         folder = Path()
     path = out or folder / NAME
@@ -78,7 +78,7 @@ def _is_written(path: Path) -> bool:
     return not model and (path.suffix in SUFFIXES or path.is_dir())
 
 
-def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
+def write_run_report(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
     """Write the report of a run into its folder, with the run file that reproduces it."""
     from fivefold.rendering import report as page
     from fivefold.results import run_folder
@@ -86,7 +86,7 @@ def of_run(run: RunFolder, drawing: Drawing | None, settings: Run) -> Path:
     fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
     path = run.folder / NAME
-    measured, parts = run.measured, page.of_run(run, drawing, run_folder.lanes(run.folder))
+    measured, parts = run.measured, page.report_run(run, drawing, run_folder.lanes(run.folder))
     _write(path, _title(measured.model, measured.machine, measured.world), parts, commands)
     return path
 
@@ -115,7 +115,7 @@ def _describe_system() -> str:
     return "-".join(part for part in (platform.system(), platform.release(), platform.machine()) if part)
 
 
-def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:
+def _report_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """Return the report of a config of any software, on the machine of ``--gpus``."""
     from fivefold.cli.arguments import machine_of
     from fivefold.planner.predict import planner, predict
@@ -126,7 +126,7 @@ def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[
     model, layout, job = config.model, config.layout, config.job
     machine = machine_of(gpus, layout.world)
     step = predict(model=model, machine=machine, layout=layout, job=job)
-    parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
+    parts = page.report_step(step, drawing(planner(model, machine, job), layout, step))
     notes = list(describe_notes(config.notes))
     for line in notes:
         say(f"fivefold: {line}")
@@ -137,7 +137,7 @@ def _of_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[
     return _title(model.name, machine.name, machine.ranks), parts, commands
 
 
-def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
+def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
     """Return the report of a model, a machine and perhaps a layout: the predicted step, or a search's proposal."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -152,7 +152,7 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
     if len(what) == 3:
         layout = Layout.parse(what[2])
         step = predict(model=model, machine=machine, layout=layout, job=job)
-        parts = page.of_step(step, drawing(planner(model, machine, job), layout, step))
+        parts = page.report_step(step, drawing(planner(model, machine, job), layout, step))
         return _title(model.name, machine.name, machine.ranks), parts, [command("predict", what, job)]
     from fivefold.planner.search import search
     from fivefold.rendering.elements import paragraph
@@ -182,7 +182,7 @@ def _of_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[
     parts = [] if result.best else [paragraph(describe_question(model, machine, job))]
     return (
         _title(model.name, machine.name, machine.ranks),
-        [*parts, *page.of_search(result, proposal_drawing)],
+        [*parts, *page.report_search(result, proposal_drawing)],
         commands,
     )
 
@@ -191,12 +191,12 @@ def _title(model: str, machine: str, ranks: int) -> str:
     return f"{model} on {ranks:,} × {machine}" if ranks > 1 else f"{model} on {machine}"
 
 
-def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
+def _report_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
     """Return the reports of the files one after another, and the commands that made them."""
     from fivefold.api.load import load
     from fivefold.rendering.elements import heading
 
-    reports = [_of_file(path, load(path)) for path in paths]
+    reports = [_report_file(path, load(path)) for path in paths]
     commands = [line for _, _, lines in reports for line in lines]
     if len(reports) == 1:
         return reports[0][0], reports[0][1], commands
@@ -204,7 +204,7 @@ def _of_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
     return f"{len(paths)} reports", parts, commands
 
 
-def _of_file(path: Path, answer: Any) -> tuple[str, list[str], list[str]]:
+def _report_file(path: Path, answer: Any) -> tuple[str, list[str], list[str]]:
     from fivefold.display import Rows
     from fivefold.rendering import report as page
     from fivefold.results import run_folder
@@ -214,17 +214,17 @@ def _of_file(path: Path, answer: Any) -> tuple[str, list[str], list[str]]:
 
     if isinstance(answer, RunFolder):
         title, step_drawing, commands = _load_step(answer.predicted, "predict")
-        return title, page.of_run(answer, step_drawing, run_folder.lanes(answer.folder)), commands
+        return title, page.report_run(answer, step_drawing, run_folder.lanes(answer.folder)), commands
     if isinstance(answer, SearchResult):
         if not answer.best:
-            return str(path), page.of_search(answer), []
+            return str(path), page.report_search(answer), []
         choice = answer.proposal.choice if answer.proposal else answer.best[0]
         title, step_drawing, commands = _load_step(choice.step, "search")
-        return title, page.of_search(answer, step_drawing), commands
+        return title, page.report_search(answer, step_drawing), commands
     if isinstance(answer, Step):
         title, step_drawing, commands = _load_step(answer, "dryrun" if answer.kind == "dry run" else "predict")
-        return title, page.of_step(answer, step_drawing), commands
-    return str(path), page.of_rows(answer) if isinstance(answer, Rows) else [answer._repr_html_()], []
+        return title, page.report_step(answer, step_drawing), commands
+    return str(path), page.report_rows(answer) if isinstance(answer, Rows) else [answer._repr_html_()], []
 
 
 def _load_step(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:

@@ -15,7 +15,7 @@ from fivefold.cli.written_configs import refuse_untold, show_config, write_best
 from fivefold.requests.across import priced, refuse_of_one
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
-from fivefold.requests.search import admitted, alike_within, found_layouts, limited, walk
+from fivefold.requests.search import found_layouts, limit_memory, parse_where, resolve_tolerance, walk
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -31,15 +31,15 @@ WRITABLE = 200  # layouts to rank, so that the stack's config can express at lea
 @takes_request(SearchOptions)
 def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
     """Find the best of all legal layouts that fit, and why the others lost; or compare one run on several machines."""
-    constraints, tolerance = admitted(request.where), alike_within(request)
+    constraints, tolerance = parse_where(request.where), resolve_tolerance(request)
     if request.is_of_run:
         refuse_of_one(request)
         machines = [
-            limited(one_machine, request.memory) for one_machine in (machine, *map(load_machine, request.machines))
+            limit_memory(one_machine, request.memory) for one_machine in (machine, *map(load_machine, request.machines))
         ]
         show_offers(request, model, machines, job, where=constraints, within=tolerance or 0.0)
         return
-    machine = _wanted(machine, request.price, memory=request.memory, by=request.by)
+    machine = _apply_price_and_memory(machine, request.price, memory=request.memory, by=request.by)
     if request.keep is not None:
         show_walk(request, model, machine, job, start=request.keep, where=constraints)
         return
@@ -74,13 +74,13 @@ def _to_write(top: int, model: Model, machine: Machine, job: Job) -> int:
     return max(top, WRITABLE)
 
 
-def _wanted(machine: Machine, price: Sequence[str], *, memory: str | None, by: str) -> Machine:
+def _apply_price_and_memory(machine: Machine, price: Sequence[str], *, memory: str | None, by: str) -> Machine:
     """Return the machine with the price and memory of the options; prints a line if a ranking by cost has no price."""
-    (machine,) = priced([machine], price)
+    (machine,) = apply_prices([machine], price)
     if by == "cost" and machine.dollars_per_rank_hour is None:
         name = machine.name.split()[0]
         say(f"{machine.name} has no price: ranked by GPU hours; for dollars give --price {name}=2.2/h")
-    return limited(machine, memory)
+    return limit_memory(machine, memory)
 
 
 def say_if_stopped(result: SearchResult) -> None:

@@ -23,7 +23,7 @@ def show(request: ShowOptions) -> None:
     from fivefold.rendering.budget import page
     from fivefold.rendering.compare import table
     from fivefold.rendering.losses import draw_losses
-    from fivefold.results.step_comparison import assumed, compare, read_pair
+    from fivefold.results.step_comparison import compare, describe_assumption, read_pair
 
     folder = request.folder
     if (unpredicted_step := _measured_alone(folder / "step.json")) is not None:
@@ -39,7 +39,7 @@ def show(request: ShowOptions) -> None:
         print_data(json_module.dumps([row.model_dump(mode="json") for row in rows], indent=2))
     else:
         print_data(table(rows))
-        if line := assumed(predicted):
+        if line := describe_assumption(predicted):
             print_data(line)
         steps = predicted, *trace_compare.read_dry_run(folder / "step.json"), measured
         print_data(page(steps, findings=measured.findings))

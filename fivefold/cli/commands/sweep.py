@@ -26,7 +26,7 @@ def sweep(request: SweepOptions) -> None:
     from fivefold.rendering.progress import bar
     from fivefold.rendering.sweep import table
     from fivefold.sweeps import rows_file
-    from fivefold.sweeps.journal import opened
+    from fivefold.sweeps.journal import open_journal
     from fivefold.sweeps.spec import Sweep
     from fivefold.sweeps.sweep import Plan, run
 
@@ -39,7 +39,7 @@ def sweep(request: SweepOptions) -> None:
     rows_file.check(path)
     if charts is not None and charts.exists() and not charts.is_dir():
         raise UserError(f"--charts {charts} is a file; name a folder")
-    with opened(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
+    with open_journal(path.with_name(f"{path.name}.journal")) as journal, bar("sweeping") as progress:
         submit = _submit if request.slurm else None
         measures = request.measure or request.slurm
         measurement = trials(path, steps=request.steps, timeout=request.timeout, submit=submit) if measures else None

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 def trace(request: TraceOptions, job: Job) -> None:
     """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer."""
     from fivefold.profiling.traces import read
-    from fivefold.profiling.traces.against import against as beside
-    from fivefold.profiling.traces.against import axes_of
+    from fivefold.profiling.traces.against import compare_with_prediction as beside
+    from fivefold.profiling.traces.against import find_axes
     from fivefold.rendering.progress import bar
     from fivefold.rendering.trace_report import page, save_charts
 
     links = load_machine(request.machine) if request.machine else None
-    predicted, layout, links = _predicted(request.against, job, links)
+    predicted, layout, links = _predict(request.against, job, links)
     with bar("reading") as progress:
         result = read(
             request.files,
             step=request.step,
             top=request.top,
             machine=links,
-            axes=axes_of(layout) if layout else None,
+            axes=find_axes(layout) if layout else None,
             progress=progress,
         )
     rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
@@ -52,7 +52,7 @@ def trace(request: TraceOptions, job: Job) -> None:
         say(f"wrote breakdown and critical-path as .svg and .html to {request.charts}")
 
 
-def _predicted(
+def _predict(
     against: tuple[str, str, str] | None, job: Job, links: Machine | None
 ) -> tuple[Step | None, Layout | None, Machine | None]:
     """Return the predicted step, its layout, and the machine: the one named, else that of the prediction."""

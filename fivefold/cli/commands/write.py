@@ -49,10 +49,10 @@ def _plan(request: WriteOptions, job: Job) -> Plan:
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):
         say(f"fivefold: {line}")
-    return Plan(config.model, config.layout, config.job, nodes, gpus or _machine_of(Path(what)))
+    return Plan(config.model, config.layout, config.job, nodes, gpus or _read_machine(Path(what)))
 
 
-def _machine_of(path: Path) -> str:
+def _read_machine(path: Path) -> str:
     """Return the machine of a run file; empty for other configs."""
     from fivefold.record import read_file
 

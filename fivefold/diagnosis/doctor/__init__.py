@@ -94,8 +94,8 @@ def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
         gradients_bytes=_bytes(seen, "gradients"),
         optimizer_bytes=_bytes(seen, "optimizer"),
         kept_bytes=full_model.kept_bytes,
-        first=memory.fullest(seen.first),
-        steady=memory.fullest(seen.steady),
+        first=memory.describe_peak(seen.first),
+        steady=memory.describe_peak(seen.steady),
         forward_flops=full_model.forward_flops,
         backward_flops=full_model.backward_flops,
         recomputed_flops=full_model.recomputed_flops,
@@ -107,4 +107,4 @@ def _diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
 
 def _bytes(seen: ExaminedSteps, category: str) -> int:
     """Return the most bytes of a category that are live at the same time in the steady step."""
-    return memory.most(seen.steady, category)
+    return memory.find_most(seen.steady, category)

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from torch import nn
 
-from fivefold.diagnosis.doctor.memory import StepLifetimes, fullest
+from fivefold.diagnosis.doctor.memory import StepLifetimes, describe_peak
 from fivefold.diagnosis.doctor.rehearse import ExaminedSteps
 from fivefold.diagnosis.doctor.watch import Call
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE
 from fivefold.record import UserError
-from fivefold.results.diagnosis import Advice, Fullest, like
+from fivefold.results.diagnosis import Advice, Fullest, generalize_path
 from fivefold.units import show_bytes
 
 # FLOPs that an H100 does in the time it moves a byte: 989e12 FLOP/s of bf16 ÷ 3.35e12 B/s (NVIDIA's data sheet)
@@ -82,7 +82,7 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
     best = Trial((), seen.peak_bytes, seen)
     lifetimes, reasons = seen.fuller, dict[str, str]()
     drops = _drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
-    ranked, margin = _ranked(lifetimes, drops), 0
+    ranked, margin = _rank(lifetimes, drops), 0
     for _ in range(MOST_TRIALS if seen.peak_bytes > budget_bytes else 0):
         first_fitting = next((index for index, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
         modules, peak = ranked[first_fitting] if first_fitting is not None else min(ranked, key=lambda item: item[1])
@@ -90,8 +90,8 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
             trial = Trial(modules, peak, again(modules))
         except UserError as error:
             reasons |= _not_recomputable(again, modules, error)
-            drops = {path: module_drops for path, module_drops in drops.items() if like(path) not in reasons}
-            ranked = _ranked(lifetimes, drops)
+            drops = {path: module_drops for path, module_drops in drops.items() if generalize_path(path) not in reasons}
+            ranked = _rank(lifetimes, drops)
             continue
         best = min(best, trial, key=lambda item: item.seen.peak_bytes)
         if best.seen.peak_bytes <= budget_bytes or first_fitting is None:
@@ -100,7 +100,7 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
     return _advice(best, seen, budget_bytes=budget_bytes, refused=reasons)
 
 
-def _ranked(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
+def _rank(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[tuple[str, ...], int]]:
     """Return choices with their predicted peaks, in order of work."""
     choices = sorted(_choices(drops), key=lambda choice: (choice.work, choice.lateness))
     return [
@@ -117,7 +117,7 @@ def _not_recomputable(
     If each kind can be recomputed alone, all kinds are returned.
     """
     reasons: dict[str, str] = {}
-    first = {like(path): path for path in reversed(modules)}
+    first = {generalize_path(path): path for path in reversed(modules)}
     for kind, path in first.items() if len(first) > 1 else ():
         try:
             again((path,))
@@ -153,7 +153,7 @@ def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dic
         extra_flops=extra,
         extra_share=extra / total if total else 0.0,
         not_recomputable=tuple(f"{kind} cannot be recomputed: {why}" for kind, why in refused.items()),
-        reason="" if fits else _reason_not_less(peak, seen, fullest(best.seen.fuller)),
+        reason="" if fits else _reason_not_less(peak, seen, describe_peak(best.seen.fuller)),
     )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from fivefold.diagnosis.doctor.watch import HERE, Role, short
 from fivefold.dry_run.record.call_sites import ROOT
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
-from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, Part, like
+from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, Part, generalize_path
 
 OURS = HERE.removeprefix(ROOT)
 MAX_TENSOR_GROUPS = 12  # groups of equal tensors that are listed at the peak
@@ -101,7 +101,7 @@ def _category_and_name(role: Role | None, site: Site, phase: str, later: int) ->
     return "activations" if phase == "forward" and later else "temporary", site.module
 
 
-def fullest(lifetimes: StepLifetimes) -> Fullest:
+def describe_peak(lifetimes: StepLifetimes) -> Fullest:
     """Describe the peak: bytes by category, its cause, and the largest groups of equal tensors."""
     peak = lifetimes.peak_place
     live = [life for life in lifetimes.lives if life.birth <= peak < life.death]
@@ -109,7 +109,7 @@ def fullest(lifetimes: StepLifetimes) -> Fullest:
     groups: dict[tuple[int, str, str, str, str], int] = defaultdict(int)
     for life in live:
         sizes[life.category] += life.bytes
-        name, line = like(life.name), _line(life.site)
+        name, line = generalize_path(life.name), _line(life.site)
         groups[life.bytes, life.category, name, line, life.site.operation] += 1
     largest = sorted(groups.items(), key=lambda item: -item[0][0] * item[1])[:MAX_TENSOR_GROUPS]
     peak_life = next((life for life in live if life.birth == peak), None)
@@ -127,7 +127,7 @@ def fullest(lifetimes: StepLifetimes) -> Fullest:
     )
 
 
-def most(lifetimes: StepLifetimes, category: str) -> int:
+def find_most(lifetimes: StepLifetimes, category: str) -> int:
     """Return the most bytes of a category that are live at the same time."""
     change = np.zeros(len(lifetimes.tape) + 1, np.int64)
     for life in lifetimes.lives:
@@ -172,10 +172,10 @@ def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
     flops_by_module: dict[str, Counter[str]] = defaultdict(Counter)
     kept_bytes: Counter[str] = Counter()
     for module, phases in flops(lifetimes).items():
-        for path in above(module):
+        for path in list_ancestors(module):
             flops_by_module[path].update(phases)
     for module, size in sum_saved_activations(lifetimes).items():
-        for path in above(module):
+        for path in list_ancestors(module):
             kept_bytes[path] += size
     return tuple(
         Part(
@@ -191,7 +191,7 @@ def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
     )
 
 
-def above(module: str) -> Iterator[str]:
+def list_ancestors(module: str) -> Iterator[str]:
     """Yield a module's path and those of all modules that contain it, up to "" for the model."""
     while module:
         yield module

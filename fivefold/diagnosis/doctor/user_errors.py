@@ -32,10 +32,10 @@ def blaming(file: str | None) -> Iterator[None]:
     except Exception as error:
         if traceback.extract_tb(error.__traceback__)[-1].filename.startswith((OWN, HERE)):
             raise  # raised by the doctor itself
-        raise UserError(f"{line_of(error, file)}: {_reason(error)}") from error
+        raise UserError(f"{find_user_line(error, file)}: {_reason(error)}") from error
 
 
-def line_of(error: BaseException, file: str | None) -> str:
+def find_user_line(error: BaseException, file: str | None) -> str:
     """Return file:line of the innermost frame in the user's file, else of the innermost outside torch and fivefold."""
     frames = traceback.extract_tb(error.__traceback__)
     frames_in_file = [frame for frame in frames if frame.filename == file]

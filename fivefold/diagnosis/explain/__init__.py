@@ -59,7 +59,7 @@ def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     if unknown_files and not (explanations or ranks.dumps or ranks.stacks):
         raise unknown_files[0]
     if ranks.dumps:
-        with _as_torch_writes(ranks.dump_files[0]):
+        with _reporting_format_errors(ranks.dump_files[0]):
             explanations.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
     if ranks.stacks:
         explanations.append(stacks.explain(ranks.stacks, files=tuple(ranks.stack_files)))
@@ -90,7 +90,7 @@ def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> 
     if not begin.strip():
         raise UserError(f"{path}: an empty file")
     if begin.startswith(safe_pickle.MAGIC):
-        return _of_data(safe_pickle.load_open(file, path=path), path, ranks, top=top)
+        return _explain_data(safe_pickle.load_open(file, path=path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):
         raise UserError(f"{path}: a zip archive, as torch.save writes; a snapshot is written by _dump_snapshot")
     if b"\0" in begin:  # binary, or zeros that a full disk left
@@ -98,8 +98,8 @@ def _read_open(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> 
     text = _text(file)
     data = _json(text) if begin.lstrip().startswith((b"{", b"[")) else None
     if snapshot.is_snapshot(data) or flight_recorder.is_dump(data):
-        return _of_data(data, path, ranks, top=top)
-    return _of_text(text, path, ranks)
+        return _explain_data(data, path, ranks, top=top)
+    return _explain_text(text, path, ranks)
 
 
 KNOWN = (
@@ -117,7 +117,7 @@ def _text(file: BufferedReader) -> str:
 
 
 @contextmanager
-def _as_torch_writes(file: str) -> Iterator[None]:
+def _reporting_format_errors(file: str) -> Iterator[None]:
     """Turn the exceptions that a file of another form raises into a ``UserError`` of one line."""
     try:
         yield
@@ -136,14 +136,14 @@ def _json(text: str) -> Any:
         return None
 
 
-def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
+def _explain_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
     if snapshot.is_snapshot(data):
-        with _as_torch_writes(str(path)):
+        with _reporting_format_errors(str(path)):
             return [snapshot.explain(data, files=(str(path),), top=top)]
     if not flight_recorder.is_dump(data):
         key_list = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""
         raise UserError(f"{path}: holds a {type(data).__name__}{key_list[:200]}; it is {KNOWN}")
-    rank = _rank_of(path, data.get("rank"))
+    rank = _find_rank(path, data.get("rank"))
     if rank is None:
         rank = next(number for number in range(len(ranks.dumps) + 1) if number not in ranks.dumps)
     if rank in ranks.dumps:
@@ -153,10 +153,10 @@ def _of_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanat
     return []
 
 
-def _of_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
+def _explain_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
     files, explanations = (str(path),), list[Explanation]()
     if stacks.is_stacks(text):
-        rank = _rank_of(path, None)
+        rank = _find_rank(path, None)
         ranks.stacks[path.name if rank is None else str(rank)] = text
         ranks.stack_files.append(str(path))
     from_messages = (out_of_memory.explain(text, files=files), timeout.explain(text, files=files))
@@ -167,7 +167,7 @@ def _of_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
     return explanations
 
 
-def _rank_of(path: Path, said: object) -> int | None:
+def _find_rank(path: Path, said: object) -> int | None:
     """Return the rank of a file, by the file's name or by what the file states."""
     match = RANK.search(path.name)
     if match is not None:

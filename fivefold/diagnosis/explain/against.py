@@ -29,7 +29,9 @@ MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "tem
 BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
 
 
-def against(memory: HeldMemory, *, model: Model, machine: Machine, layout: Layout, job: Job) -> AgainstPrediction:
+def compare_with_prediction(
+    memory: HeldMemory, *, model: Model, machine: Machine, layout: Layout, job: Job
+) -> AgainstPrediction:
     """Compare the prediction of ``layout`` with ``memory``, and find what would fit."""
     predicted = predict(model=model, machine=machine, layout=layout, job=job)
     driver = driver_bytes(machine, layout)

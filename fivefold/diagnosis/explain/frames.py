@@ -94,7 +94,7 @@ def short(file: str) -> str:
     return package.removeprefix(f"{Path.cwd()}/")
 
 
-def from_traceback(lines: Iterable[str]) -> tuple[Frame, ...]:
+def parse_traceback(lines: Iterable[str]) -> tuple[Frame, ...]:
     """Return the frames of a Python traceback, the innermost first."""
     outermost_first = [
         Frame(match[1], int(match[2]), match[3])
@@ -104,6 +104,6 @@ def from_traceback(lines: Iterable[str]) -> tuple[Frame, ...]:
     return tuple(reversed(outermost_first))
 
 
-def as_size(value: Any) -> int:
+def parse_size(value: Any) -> int:
     """Return a size in bytes as an integer; 0 if the value is not a positive integer."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.diagnosis.explain.frames import Frame, from_traceback, phase, user_line
+from fivefold.diagnosis.explain.frames import Frame, parse_traceback, phase, user_line
 from fivefold.results.explanation import Explanation, HeldMemory
 from fivefold.units import GIB, KIB, MIB, show_bytes
 
@@ -135,7 +135,7 @@ def _message(line: str, rank: str, above: Sequence[str]) -> Message:
         if device_match
         else "the GPU"
     )
-    return Message(sizes, device, rank, from_traceback(above))
+    return Message(sizes, device, rank, parse_traceback(above))
 
 
 def _size(match: re.Match[str] | None) -> int | None:
@@ -146,7 +146,7 @@ def _size(match: re.Match[str] | None) -> int | None:
     return round(float(number) * bytes_by_unit[unit.lower()])
 
 
-def _unused(message: Message) -> int | None:
+def _count_unused(message: Message) -> int | None:
     """Return the bytes that PyTorch has reserved, but that no tensor uses."""
     if "unused" in message.sizes:
         return message.sizes["unused"]
@@ -155,7 +155,7 @@ def _unused(message: Message) -> int | None:
 
 
 def _sum_memory(message: Message) -> HeldMemory:
-    allocated, unused, free_bytes = message.get("allocated") or 0, _unused(message), message.get("free")
+    allocated, unused, free_bytes = message.get("allocated") or 0, _count_unused(message), message.get("free")
     parts = Counter({"tensors": allocated, "reserved, but in no tensor": unused or 0, "other processes": 0})
     parts["other processes"] = message.get("others") or 0
     pytorch_bytes = allocated + (unused or 0)
@@ -199,7 +199,7 @@ def _verdict(message: Message) -> str:
 
 def _findings(message: Message) -> list[str]:
     """Return the reasons why it did not fit, the most likely cause first."""
-    requested, unused, free_bytes = message.get("wanted"), _unused(message) or 0, message.get("free")
+    requested, unused, free_bytes = message.get("wanted"), _count_unused(message) or 0, message.get("free")
     capacity, allocated = message.get("capacity"), message.get("allocated") or 0
     if message.device == "the CPU":
         return ["the host's memory ran out, not a GPU's: fewer workers of the data loader, or offload less"]

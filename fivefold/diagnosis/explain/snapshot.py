@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fivefold.diagnosis.explain.category import Life, categories
-from fivefold.diagnosis.explain.frames import Frame, as_size, frames, operation, user_line
+from fivefold.diagnosis.explain.frames import Frame, frames, operation, parse_size, user_line
 from fivefold.record import UserError
 from fivefold.results.explanation import Explanation, HeldLine, HeldMemory
 from fivefold.units import show_bytes
@@ -31,7 +31,7 @@ class Device(NamedTuple):
     @property
     def reserved_bytes(self) -> int:
         """Return the bytes of its segments when the snapshot was written."""
-        return sum(as_size(segment.get("total_size")) for segment in self.segments)
+        return sum(parse_size(segment.get("total_size")) for segment in self.segments)
 
 
 def is_snapshot(data: object) -> bool:
@@ -62,8 +62,8 @@ def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
         held_bytes=sum(sizes.values()),
         lines=tuple(_lines(lives, sizes, category_by_block))[:top],
         reserved_bytes=device.reserved_bytes or None,
-        requested_bytes=as_size(shortage.get("size")) if shortage else None,
-        free_bytes=as_size(shortage.get("device_free")) if shortage else None,
+        requested_bytes=parse_size(shortage.get("size")) if shortage else None,
+        free_bytes=parse_size(shortage.get("device_free")) if shortage else None,
     )
     findings = tuple(_findings(device, memory, devices=devices))
     return Explanation(
@@ -101,13 +101,13 @@ def _devices(data: Any, *, origin: str) -> list[Device]:
 def _blocks(device: Device) -> Iterator[Life]:
     """Yield the blocks that were live when the snapshot was written."""
     for segment in device.segments:
-        next_address = as_size(segment.get("address"))
+        next_address = parse_size(segment.get("address"))
         for block in segment.get("blocks") or ():
-            address = as_size(block.get("address")) or next_address
-            next_address = address + as_size(block.get("size"))
+            address = parse_size(block.get("address")) or next_address
+            next_address = address + parse_size(block.get("size"))
             if str(block.get("state", "")).startswith("active"):
                 stack = block.get("frames") or next((h.get("frames") for h in block.get("history") or ()), None)
-                size = as_size(block.get("requested_size")) or as_size(block.get("size"))
+                size = parse_size(block.get("requested_size")) or parse_size(block.get("size"))
                 yield Life(-1, None, address, size, frames(stack), "")
 
 
@@ -120,7 +120,7 @@ def _fullest(device: Device) -> tuple[list[Life], int]:
     index_by_address: dict[int, int] = {}  # address → index in ``lives``
     stacks: dict[int, tuple[Frame, ...]] = {}
     for event, entry in enumerate(device.trace):
-        action, address = entry.get("action"), as_size(entry.get("addr"))
+        action, address = entry.get("action"), parse_size(entry.get("addr"))
         if action == "alloc":
             index_by_address[address] = len(lives)
             lives.append(
@@ -128,7 +128,7 @@ def _fullest(device: Device) -> tuple[list[Life], int]:
                     event,
                     None,
                     address,
-                    as_size(entry.get("size")),
+                    parse_size(entry.get("size")),
                     _stack(entry, stacks),
                     str(entry.get("category") or ""),
                 )
@@ -138,7 +138,7 @@ def _fullest(device: Device) -> tuple[list[Life], int]:
                 number = index_by_address.pop(address)
                 lives[number] = lives[number]._replace(death=event)
             else:  # it was allocated before the trace begins
-                lives.append(Life(-1, event, address, as_size(entry.get("size")), _stack(entry, stacks), ""))
+                lives.append(Life(-1, event, address, parse_size(entry.get("size")), _stack(entry, stacks), ""))
     lives += [block for block in _blocks(device) if block.address not in index_by_address]
     change = [0] * (len(device.trace) + 2)
     for life in lives:
@@ -206,7 +206,7 @@ def _findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) 
     elif not any(line.line for line in memory.lines):
         yield "no stacks: _record_memory_history(stacks='all', context='all') records which line made each block"
     idle = [
-        as_size(block.get("size"))
+        parse_size(block.get("size"))
         for segment in device.segments
         for block in segment.get("blocks") or ()
         if block.get("state") == "inactive"

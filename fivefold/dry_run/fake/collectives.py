@@ -40,7 +40,7 @@ class Handle(Work):
         return True
 
 
-def message_of(func: Any, args: Any, groups: Callable[[str], Group], *, site: int) -> tuple[Message, Tensor]:
+def describe_message(func: Any, args: Any, groups: Callable[[str], Group], *, site: int) -> tuple[Message, Tensor]:
     """Describe a c10d call as a ``Message``; also return its full tensor (for a list, the first tensor)."""
     group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
     described = groups(group.group_name)
@@ -73,7 +73,7 @@ def _continues_batch(tensor: Tensor) -> bool:
     return False
 
 
-def returned(func: Any, args: Any, work: torch.ScriptObject) -> Any:
+def make_result(func: Any, args: Any, work: torch.ScriptObject) -> Any:
     """Return the value that the schema of the c10d operation requires: the work handle, or (tensors, work)."""
     if func in (
         c10d.allreduce_.default,

@@ -23,7 +23,7 @@ from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.attention import window_of
+from fivefold.planner.counts.operations.attention import get_window
 from fivefold.trainer.model.attention import LatentAttention
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.moe import Moe
@@ -58,11 +58,11 @@ def representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, ...]:
 
 def differ_over_cp(model: Model, *, layout: Layout, job: Job) -> bool:
     """Return whether the ranks of a ring do unequal work: under a window the first chunks see fewer keys."""
-    windows = {window_of(model, job, layer=layer) for layer in range(model.layers)}
+    windows = {get_window(model, job, layer=layer) for layer in range(model.layers)}
     return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout_rates.attention > 0)
 
 
-def stands_for(rehearsed: Sequence[int], *, layout: Layout) -> Counter[int]:
+def count_represented_ranks(rehearsed: Sequence[int], *, layout: Layout) -> Counter[int]:
     """Count the ranks that each simulated rank represents: itself, those of its pp and cp rank, or of its pp rank."""
     pp, cp = group(layout, "pp"), group(layout, "cp")
     nearest: dict[tuple[int, ...], int] = {}
@@ -139,7 +139,7 @@ class GpuFlash(Flash):
         return out_BNTH.transpose(1, 2)
 
 
-def groups_of(ranks: Ranks) -> Callable[[str], Group]:
+def index_groups(ranks: Ranks) -> Callable[[str], Group]:
     """Return a function from the name of a process group of ``ranks`` to its ``Group``."""
     members: dict[str, tuple[int, ...]] = {}
     members |= {group.group_name: axis.ranks for axis in ranks.axes.values() for group in axis.groups}

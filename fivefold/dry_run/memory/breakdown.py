@@ -64,12 +64,12 @@ def levels(tape: Tape, seconds: Sequence[float] | NDArray[np.float64] | None = N
 
     ``seconds``: the time of each event; by default its index.
     """
-    events, lives = events_of(tape), lifetimes(tape)
+    events, lives = list_events(tape), lifetimes(tape)
     live_bytes = _live_bytes(lives, len(events))
     total = live_bytes.sum(axis=0)
     changed = np.flatnonzero(np.diff(total, prepend=-1))
     changed = changed[changed >= _first_event(events)]
-    kept_events = _thinned(changed, total)
+    kept_events = _thin(changed, total)
     times = kept_events if seconds is None else np.asarray(seconds)[kept_events]
     states = live_bytes[:GRADIENTS].sum(axis=0)
     rows = np.stack([states, *live_bytes[GRADIENTS:]])[:, kept_events].T.tolist()
@@ -83,7 +83,7 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     ``activations_bytes`` as the planner counts them: the maximum that is live between two actions, of all micro-batches
     in flight.
     """
-    events, lives = events_of(tape), lifetimes(tape)
+    events, lives = list_events(tape), lifetimes(tape)
     live_bytes = _live_bytes(lives, len(events))
     total, begin = live_bytes.sum(axis=0), _first_event(events)
     peak = begin + int(np.argmax(total[begin:]))
@@ -91,7 +91,7 @@ def stage_memory(tape: Tape, stage: int) -> StageMemory:
     gradients = int(live_bytes[GRADIENTS, ends[_update_scope(tape, events) - 1]])
     parameters, optimizer = int(live_bytes[PARAMETERS, begin]), int(live_bytes[OPTIMIZER, ends[-1]])
     activations = int(
-        (live_bytes[ACTIVATIONS] + live_bytes[LOGITS])[np.append(ends, _within_pairs(tape, events))].max()
+        (live_bytes[ACTIVATIONS] + live_bytes[LOGITS])[np.append(ends, _select_paired_events(tape, events))].max()
     )
     temporary = int(total[peak]) - parameters - optimizer - gradients - activations
     (cause,) = _causes(tape, events, np.array([peak]))
@@ -112,13 +112,13 @@ def initial_bytes(tape: Tape, category: int) -> int:
 
     INPUTS: tokens, position tables, buffers of modules; SCALES: the scales that fp8 gathers need.
     """
-    lives, begin = lifetimes(tape), _first_event(events_of(tape))
+    lives, begin = lifetimes(tape), _first_event(list_events(tape))
     return int(lives.size[(lives.category == category) & (lives.birth <= begin)].sum())
 
 
 def largest(tape: Tape, n: int) -> list[LiveStorage]:
     """Return the ``n`` largest storages that are live at the peak."""
-    events, lives = events_of(tape), lifetimes(tape)
+    events, lives = list_events(tape), lifetimes(tape)
     begin = _first_event(events)
     peak = begin + int(np.argmax(_live_bytes(lives, len(events)).sum(axis=0)[begin:]))
     live_rows = np.flatnonzero((lives.birth <= peak) & (lives.death > peak))
@@ -142,18 +142,18 @@ def birth_categories(tape: Tape) -> dict[int, str]:
 # Lifetimes
 
 
-def events_of(tape: Tape) -> Ints:
+def list_events(tape: Tape) -> Ints:
     """Return the tape's events as rows of four."""
     return np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4) if len(tape) else np.zeros((0, 4), np.int64)
 
 
 def lifetimes(tape: Tape) -> Lifetimes:
     """Return the events, site and category of each storage's allocation and free."""
-    events = events_of(tape)
+    events = list_events(tape)
     lives = _pair_frees(events)
     category = _site_categories(tape)[lives.site]
     lives = _split_received(tape, events, lives._replace(category=category))
-    return lives._replace(category=_classified(tape, events, lives))
+    return lives._replace(category=_fill_categories(tape, events, lives))
 
 
 def _pair_frees(events: Ints) -> Lifetimes:
@@ -210,7 +210,7 @@ def _split_received(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
     )
 
 
-def _classified(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
+def _fill_categories(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
     """Fill in the categories that are ``BY_LIFE``, by the phases of ALLOC and FREE."""
     first, last = _scopes(events, lives.birth), _scopes(events, lives.death)
     phase = np.array([scope.phase for scope in tape.scopes] or [""])
@@ -251,7 +251,7 @@ def _update_scope(tape: Tape, events: Ints) -> int:
     return next((number for number, scope in enumerate(scopes) if tape.scopes[scope].phase == "update"), len(scopes))
 
 
-def _within_pairs(tape: Tape, events: Ints) -> Ints:
+def _select_paired_events(tape: Tape, events: Ints) -> Ints:
     """Return the events within FB pairs: with two passes in one action, the peak is between them, not after."""
     pairs = np.array([scope.phase == "pair" for scope in tape.scopes])
     return np.flatnonzero(pairs[events[_scope_events(events), 1]][_scopes(events, np.arange(len(events)))])
@@ -271,7 +271,7 @@ def _live_bytes(lives: Lifetimes, count: int) -> Ints:
     return change[:, :count].cumsum(axis=1)
 
 
-def _thinned(changed: Ints, total: Ints) -> Ints:
+def _thin(changed: Ints, total: Ints) -> Ints:
     """Thin ``changed`` to ``MOST_LEVELS``: in equal stretches the events with most and least memory, first and last."""
     if len(changed) <= MOST_LEVELS:
         return changed

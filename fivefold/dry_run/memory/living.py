@@ -21,7 +21,7 @@ class Living(NamedTuple):
     line: str  # file:line function
 
 
-def living(tape: Tape, places: Sequence[int], *, n: int = 5) -> list[list[Living]]:
+def list_live_groups(tape: Tape, places: Sequence[int], *, n: int = 5) -> list[list[Living]]:
     """Return the ``n`` largest groups that are live after each of the events at ``places``."""
     lives = lifetimes(tape)
     names = [

@@ -53,7 +53,7 @@ class Reserved(NamedTuple):
     shortage: Shortage | None
 
 
-def reserved(
+def replay_allocator(
     tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | None = None, resident: Sequence[int] = ()
 ) -> Reserved:
     """Replay the ``tapes`` of one rank in order, and return the peaks of the allocator.

@@ -22,8 +22,8 @@ from fivefold.trainer.measure.meter import (
     GROUPED_INNER,
     GROUPED_WIDE,
     MATMULS,
+    find_window,
     tensors,
-    window_of,
 )
 from fivefold.trainer.measure.meter import GROUPED as GROUPED_FLOAT8
 
@@ -43,7 +43,7 @@ NO_WORK = frozenset(
 FILLS = frozenset({"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"})  # write their target, do not read it
 
 
-def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
+def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
     """Return kind and shape of an operation's kernel, as in ``tape.Kernel``; for grouped matmuls, of the mean group."""
     if func in MATMULS:
         inner = int(args[MATMULS[func]].shape[-1])
@@ -69,7 +69,7 @@ def kind_of(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...]]:
         return "matmul", (rows, right[0], -(-inner // out.shape[0]), out.shape[0])  # [M, n] by [N, n]
     if func in ATTENTION_FORWARD or func in ATTENTION_BACKWARD:
         q, k = args[:2] if func in ATTENTION_FORWARD else args[1:3]
-        window = window_of(func, args)
+        window = find_window(func, args)
         kind = "attention" if window is None else "attention_window"
         keys = k.shape[2] if window is None else min(window.keys, k.shape[2])
         suffix = "_backward" if func in ATTENTION_BACKWARD else ""
@@ -96,7 +96,7 @@ class Fused:
     def add(self, func: Any, args: Any, made: list[Tensor], *, ids: dict[int, int]) -> None:
         """Add one operation. ``made``: its new tensors; ``ids``: storage ids by address."""
         self.operations += 1
-        written = [*made, *_written(func, args)]
+        written = [*made, *_list_written(func, args)]
         fills = func._opname in FILLS or func._overloadname == "out"
         unread = {id(tensor) for tensor in written} if fills else frozenset()
         for tensor in tensors(args):
@@ -128,14 +128,14 @@ def _range_of(tensor: Tensor, ids: Mapping[int, int]) -> tuple[int, Part]:
     return ids.get(tensor.untyped_storage()._cdata, -1), (int(tensor.storage_offset()), tensor.size())
 
 
-def _written(func: Any, args: Any) -> Iterator[Tensor]:
+def _list_written(func: Any, args: Any) -> Iterator[Tensor]:
     """Yield the arguments that an operation writes in place, by its schema."""
     for argument, value in zip(func._schema.arguments, args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from tensors(value)
 
 
-def by_group(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+def allocate_grouped(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """Return an empty result of a grouped matmul, in any dtype: torch's fake implementation takes bf16 only."""
     groups = () if right.dim() == 3 else (ends.shape[0],)
     return left.new_empty(*groups, left.shape[0], right.shape[-1])

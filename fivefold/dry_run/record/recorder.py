@@ -18,9 +18,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivefold.dry_run.fake.collectives import Group, Handle, message_of, returned
+from fivefold.dry_run.fake.collectives import Group, Handle, describe_message, make_result
 from fivefold.dry_run.record.call_sites import CallSites
-from fivefold.dry_run.record.kernels import NO_WORK, Fused, by_group, kind_of
+from fivefold.dry_run.record.kernels import NO_WORK, Fused, allocate_grouped, classify_kernel
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Kernel, Scope, Site, Tape
 from fivefold.trainer.measure.meter import GROUPED_WIDE, operation_flops, tensors
 
@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
             self._resize(args[0], args[1])
             return None
         fake = func in GROUPED_WIDE and isinstance(args[0], FakeTensor)
-        out = by_group(*args) if fake else func(*args, **(kwargs or {}))
+        out = allocate_grouped(*args) if fake else func(*args, **(kwargs or {}))
         if self._hiding:
             for tensor in tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _kernel(self, func: Any, args: Any, out: Any, made: list[Tensor], frame: FrameType) -> None:
-        kind, shape = kind_of(func, args, out)
+        kind, shape = classify_kernel(func, args, out)
         if kind == "moving":
             if self._fused is None:
                 self._fused = Fused(frame.f_code, self.places.site(func, frame), str(made[0].dtype)[6:] if made else "")
@@ -231,14 +231,14 @@ class Recorder(TorchDispatchMode):
         self._flush()
         assert self.groups is not None
         site = self.tape.site(self.places.site(func, self.places.frame()))
-        message, tensor = message_of(func, args, self.groups, site=site)
+        message, tensor = describe_message(func, args, self.groups, site=site)
         handle = self.reserve_handles(1)
         storage = self._ids.get(tensor.untyped_storage()._cdata, -1)
         self.tape.add(START, handle, self.tape.message(message), storage)
         work = Handle(lambda: self._record_wait(handle))
         boxed: torch.ScriptObject = work.boxed()
         self._works.append((work, boxed))
-        return returned(func, args, boxed)
+        return make_result(func, args, boxed)
 
     def _record_wait(self, handle: int) -> None:
         self._flush()

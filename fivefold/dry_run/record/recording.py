@@ -61,7 +61,7 @@ class Recording(NamedTuple):
     gradients: tuple[tuple[str, tuple[Shape, ...]], ...]  # weight's name, its gradient's tensors, in order of delivery
 
 
-def recording_of(
+def cut_recording(
     tape: Tape,
     spans: list[tuple[int, int]],
     *,
@@ -135,7 +135,7 @@ class Chunk:
         return out
 
 
-def steps_of(events: Events, recording: Recording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
+def plan_steps(events: Events, recording: Recording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
     """Yield ``Chunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
     indices, sizes = _translated_lists(recording, tape=tape, layer=layer), _sizes(recording)
     special_storage = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1

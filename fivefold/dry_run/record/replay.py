@@ -31,20 +31,20 @@ from fivefold.dry_run.record.recording import (
     Recording,
     Shape,
     X,
-    recording_of,
-    steps_of,
+    cut_recording,
+    plan_steps,
 )
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, Tape
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.layer import kind_of
+from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.trainer.build import Built
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import WgradStore, Work
 from fivefold.trainer.model.transformer import Head
 from fivefold.trainer.parallel.gradients import Gradients
-from fivefold.trainer.parallel.pipeline import exit_of, run_backward
+from fivefold.trainer.parallel.pipeline import end_stage, run_backward
 
 
 def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
@@ -56,7 +56,7 @@ def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Re
     known_recordings: dict[Hashable, dict[bool, Recording] | None] = {}
     is_recomputed = recomputed_layers(model.layers, layout)
     for layer, block in enumerate(built.module.blocks):
-        kind = kind_of(model, layer), is_recomputed[layer]
+        kind = get_kind(model, layer), is_recomputed[layer]
         block.forward = Player(
             block,
             layer=layer,
@@ -132,7 +132,7 @@ class Player:
         """Run forward and backward of this block on a separate tape; ``split``: with deferred weight gradients."""
         with self.recorder.aside() as tape, torch.enable_grad(), self._intercepted_gradients(tape) as gradients:
             spans, ids, y, dx = self._run_once(like, rest, split=split)
-        return recording_of(tape, spans, ids=ids, y=y, dx=dx, gradients=tuple(gradients))
+        return cut_recording(tape, spans, ids=ids, y=y, dx=dx, gradients=tuple(gradients))
 
     def _run_once(
         self, like: Tensor, rest: Sequence[Any], *, split: bool
@@ -147,7 +147,7 @@ class Player:
         output = recorder.id_of(y), Shape.from_tensor(y)
         inbox = [torch.empty_like(y)]
         g_id = recorder.id_of(inbox[0])
-        end = exit_of(y, inbox)
+        end = end_stage(y, inbox)
         del x, y
         seed = torch.ones_like(end)
         self.wgrad_store.deferring, start = split, recorder.place()
@@ -238,7 +238,7 @@ class Player:
             events = (recording.forward, recording.backward, recording.end, *recording.works)[part]
             cached = self._cached_steps[key] = (
                 tape,
-                list(steps_of(events, recording, part, tape=tape, layer=self.layer)),
+                list(plan_steps(events, recording, part, tape=tape, layer=self.layer)),
             )
         return cached[1]
 

@@ -50,14 +50,12 @@ def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
                 action_spans.append(Span("update", "update", start, span.end))
             elif phase != "start":
                 action = next(actions)
-                action_spans.append(Span(action.kind, str(action), *_without_hops(span, waits, tape), *action[1:]))
+                action_spans.append(Span(action.kind, str(action), *_trim_hops(span, waits, tape), *action[1:]))
             waits = []
     return tuple(action_spans)
 
 
-def _without_hops(
-    span: TimedSpan, waits: Sequence[TimedSpan], tape: Tape
-) -> tuple[float, float, float, tuple[str, ...]]:
+def _trim_hops(span: TimedSpan, waits: Sequence[TimedSpan], tape: Tape) -> tuple[float, float, float, tuple[str, ...]]:
     """Return start and end of a scope without the pp waits at its two ends.
 
     The seconds of the waits in between and the axes of those waits follow.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fivefold.adapter import ALL_LINEAR, TARGETS
-from fivefold.interop.keys import Table, Values, listed, part
+from fivefold.interop.keys import Table, Values, part, to_list
 
 ADAPTER = "job.adapter"
 BASE = "job.adapter.base"
@@ -152,7 +152,7 @@ def _targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     if values.given.get("lora_target_linear") is True and names is AXOLOTL:
         return (ALL_LINEAR,)
     given = values[names.targets]
-    words = [word.strip() for text in listed(given) for word in str(text).split(",") if word.strip()]
+    words = [word.strip() for text in to_list(given) for word in str(text).split(",") if word.strip()]
     if not words:
         if names is LLAMAFACTORY:
             return (ALL_LINEAR,)

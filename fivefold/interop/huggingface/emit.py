@@ -8,7 +8,7 @@ from typing import Any
 from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import Plan, Written
 from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, STAGE_3
-from fivefold.interop.keys import Table, written
+from fivefold.interop.keys import Table, write_values
 from fivefold.interop.render import yaml_file
 from fivefold.job import Job, recipe
 from fivefold.model.huggingface.write import to_config
@@ -62,7 +62,7 @@ def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
     if job.optimizer.kind not in OPTIMIZERS:
         raise UserError(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; take one of them")
     compute = job.precision.compute
-    return written(ARGUMENTS, {"job": job, "layout": layout, "model": plan.model}) | {
+    return write_values(ARGUMENTS, {"job": job, "layout": layout, "model": plan.model}) | {
         "model_name_or_path": ".",
         "max_length": job.sequence,
         "gradient_accumulation_steps": layout.micro_batches(job),

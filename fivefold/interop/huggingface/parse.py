@@ -75,7 +75,7 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
 
 def collect_keys(document: Document) -> CollectedKeys:
     """Return the keys of a document and of the files that it names."""
-    collected = _of_file(document) if document.kind != "words" else _of_words(document)
+    collected = _parse_file(document) if document.kind != "words" else _parse_words(document)
     given = collected.given
     for key in ("deepspeed", "accelerate.deepspeed_config.deepspeed_config_file"):
         file = given.get(key)
@@ -87,14 +87,14 @@ def collect_keys(document: Document) -> CollectedKeys:
     return collected._replace(given=given, ranks=collected.ranks or (ranks if isinstance(ranks, int) else None))
 
 
-def _of_words(document: Document) -> CollectedKeys:
+def _parse_words(document: Document) -> CollectedKeys:
     given: dict[str, Any] = {}
     dialect = None
     for word in document.words[1:]:
         if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and find_config_file(word, document):
             file = _load(word, document)
             if is_huggingface(file) and not file.values.keys() & (DEEPSPEED_SIGNS | {"distributed_type"}):
-                file_keys = _of_file(file)
+                file_keys = _parse_file(file)
                 given |= file_keys.given
                 dialect = file_keys.dialect
     line_keys = {_argument(key): value for key, value in keys(document.words[1:]).items()}
@@ -111,7 +111,7 @@ def _of_words(document: Document) -> CollectedKeys:
     return CollectedKeys(given, dialect)
 
 
-def _of_file(document: Document) -> CollectedKeys:
+def _parse_file(document: Document) -> CollectedKeys:
     values, origin = dict(document.values), document.origin
     if "distributed_type" in values:
         return CollectedKeys(flat({"accelerate": values}, origin=origin))
@@ -122,10 +122,10 @@ def _of_file(document: Document) -> CollectedKeys:
         nested = values.pop("deepspeed", None) if isinstance(values.get("deepspeed"), dict) else None
         given = {_argument(key): value for key, value in flat(values, origin=origin).items()}
         return CollectedKeys(given | (_deepspeed(nested, origin) if nested else {}))
-    return CollectedKeys(translated(values, dialect, origin=origin), dialect)
+    return CollectedKeys(translate(values, dialect, origin=origin), dialect)
 
 
-def translated(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[str, Any]:
+def translate(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[str, Any]:
     """Translate a dialect's keys to names of TrainingArguments and accelerate; add its unmodelled defaults."""
     translated_values: dict[str, Any] = dict(dialect.unsaid)
     fsdp = values.pop("fsdp_config", None)

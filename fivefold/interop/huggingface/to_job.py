@@ -12,7 +12,7 @@ from fivefold.interop.format import RANKS_MISSING, Document, Overrides, ParsedCo
 from fivefold.interop.huggingface.adapters import read_adapter
 from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
-from fivefold.interop.keys import Values, listed
+from fivefold.interop.keys import Values, to_list
 from fivefold.job import Recipe, recipe
 from fivefold.model import catalog
 from fivefold.model.spec import Model
@@ -280,7 +280,7 @@ def _stack(values: Values, kind: str) -> dict[str, Any]:
         "NONE",
     )
     liger = bool(values["use_liger_kernel"])
-    plugins = [str(plugin) for plugin in listed(values["plugins"])]
+    plugins = [str(plugin) for plugin in to_list(values["plugins"])]
     chunks_loss = (
         liger
         or bool(values["cut_cross_entropy"])

@@ -12,7 +12,7 @@ from typing import Any
 
 from fivefold.interop.format import Plan, Written
 from fivefold.interop.launch.run_file import FOLDER, files
-from fivefold.interop.render import dumped
+from fivefold.interop.render import dump
 
 GRACE_SECONDS = 300  # time for a step and a save
 RESTARTS = 3  # as [faults] max_restarts
@@ -28,7 +28,7 @@ def emit(plan: Plan) -> Written:
         f"# kubectl apply -f trainjob.yaml: {plan.model.name}, {plan.layout}\n"
         f"# Put your image in the place of {IMAGE}; the volume, which all nodes write to, holds logs and checkpoints.\n"
     )
-    return Written({"trainjob.yaml": about + dumped(parts)})
+    return Written({"trainjob.yaml": about + dump(parts)})
 
 
 def _volume(name: str) -> dict[str, Any]:

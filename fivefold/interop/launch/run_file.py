@@ -53,7 +53,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     )
 
 
-def changed(record: Record, usual: Record) -> dict[str, Any]:
+def list_changes(record: Record, usual: Record) -> dict[str, Any]:
     """Return the fields of ``record`` that differ from ``usual``, as values for TOML."""
     differences: dict[str, Any] = {}
     for name in type(record).model_fields:
@@ -61,7 +61,7 @@ def changed(record: Record, usual: Record) -> dict[str, Any]:
         if value == default or value is None:
             continue
         both_records = isinstance(value, Record) and isinstance(default, Record)
-        differences[name] = changed(value, default) if both_records else _plain(value)
+        differences[name] = list_changes(value, default) if both_records else _plain(value)
     return differences
 
 
@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:
 
 def text(plan: Plan, *, model: str) -> str:
     """Return the text of the run file."""
-    job = changed(plan.job, Job())
+    job = list_changes(plan.job, Job())
     recipe = plan.job.precision
     if "precision" in job:
         job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else _plain(recipe)

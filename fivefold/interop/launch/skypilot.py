@@ -12,7 +12,7 @@ from fivefold.interop.format import Plan, Written
 from fivefold.interop.launch.kubernetes import RESTARTS
 from fivefold.interop.launch.run_file import FOLDER, files
 from fivefold.interop.launch.run_file import machine as machine_of
-from fivefold.interop.render import dumped
+from fivefold.interop.render import dump
 
 RUN = """export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)
@@ -44,4 +44,4 @@ def emit(plan: Plan) -> Written:
         f"# sky jobs launch task.yaml: {plan.model.name}, {plan.layout}\n"
         "# The bucket holds logs and checkpoints; use_spot: false for machines that are not taken away; setup: yours.\n"
     )
-    return Written({"task.yaml": about + dumped([task]), **files(plan)})
+    return Written({"task.yaml": about + dump([task]), **files(plan)})

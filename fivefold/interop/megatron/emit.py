@@ -6,10 +6,10 @@ import shlex
 from typing import Any
 
 from fivefold.interop.format import Plan, Written
-from fivefold.interop.keys import Table, written
+from fivefold.interop.keys import Table, write_values
 from fivefold.interop.megatron.keys import ACTIVATIONS, JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
 from fivefold.interop.megatron.to_job import FP8, MODULES
-from fivefold.interop.render import commented
+from fivefold.interop.render import append_comment
 from fivefold.job import Job, Recipe, recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
@@ -37,15 +37,17 @@ def emit(plan: Plan) -> Written:
     for group, table in groups.items():
         lines += ["", f"{group}=("]
         lines += [
-            commented(f"    {_flag(name, value)}", table[name].means) for name, value in values.items() if name in table
+            append_comment(f"    {_flag(name, value)}", table[name].means)
+            for name, value in values.items()
+            if name in table
         ]
         lines += [")"]
     extra = [f"    {_flag(name, value)}" for name, value in values.items() if name not in TABLE]
     lines += [
         "DATA=(",
         *extra,
-        commented("    --mock-data", "random data; for yours: --data-path PATH"),
-        commented("    --use-mcore-models", "Megatron-Core"),
+        append_comment("    --mock-data", "random data; for yours: --data-path PATH"),
+        append_comment("    --use-mcore-models", "Megatron-Core"),
         ")",
         "",
         f"torchrun --nnodes {nodes} --nproc_per_node {per_node} "
@@ -65,7 +67,7 @@ def _flag(name: str, value: Any) -> str:
 
 def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:
     """Return the arguments of a plan by name; unless ``full``, without those that equal Megatron's default."""
-    values = written(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | convert_job(plan)
+    values = write_values(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | convert_job(plan)
     if full:
         return {name: value for name, value in values.items() if value is not None}
     set_values = {name: value for name, value in values.items() if value is not None and value is not False}
@@ -78,9 +80,9 @@ def convert_job(plan: Plan) -> dict[str, Any]:
     values = (
         convert_model(model)
         | parallel(plan)
-        | recomputed(layout.ac, experts=model.moe is not None)
+        | emit_recomputation(layout.ac, experts=model.moe is not None)
         | precision(job.precision)
-        | of_stack(plan)
+        | emit_stack(plan)
     )
     values |= {
         "global_batch_size": job.global_batch,
@@ -148,7 +150,7 @@ def stages(layout: Layout, layers: int) -> dict[str, Any]:
     return {"pipeline_model_parallel_layout": f"E{text}L"}
 
 
-def recomputed(ac: str, *, experts: bool) -> dict[str, Any]:
+def emit_recomputation(ac: str, *, experts: bool) -> dict[str, Any]:
     """Return the arguments of recomputation."""
     if ac == "none":
         return {}
@@ -184,7 +186,7 @@ def precision(asked: Recipe) -> dict[str, Any]:
     return reduced | recipes[base]
 
 
-def of_stack(plan: Plan) -> dict[str, Any]:
+def emit_stack(plan: Plan) -> dict[str, Any]:
     """Return the arguments that set facts of the stack."""
     stack, moe = plan.job.stack, plan.model.moe is not None
     scopes = {"full": None, "partial": ["attn", "moe_router", "moe_preprocess"], "router": ["moe_router"]}
@@ -234,10 +236,10 @@ def convert_model(model: Model) -> dict[str, Any]:
         }
     if mtp := model.mtp:
         values |= {"mtp_num_layers": mtp.depth, "mtp_loss_scaling_factor": mtp.coefficient}
-    return values | (_of_experts(model.moe, model.layers) if model.moe else {})
+    return values | (_emit_experts(model.moe, model.layers) if model.moe else {})
 
 
-def _of_experts(moe: MoE, layers: int) -> dict[str, Any]:
+def _emit_experts(moe: MoE, layers: int) -> dict[str, Any]:
     dense, shared = moe.dense_layers, moe.shared_experts * (moe.shared_ffn or moe.ffn)
     free = moe.balance == "free"
     return {

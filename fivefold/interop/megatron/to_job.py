@@ -66,7 +66,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
         dp = replicas(ranks, tp * cp * pp, of="tp·cp·pp", origin=values.origin)
         assert dp is not None
         fields |= degrees(values, model, dp=dp) | batch(values, dp=dp) | pipeline(values, model, pp=pp)
-        fields["layout.ac"] = recomputed(values, model, fields)
+        fields["layout.ac"] = read_recomputation(values, model, fields)
     missing += () if ranks else (RANKS_MISSING,)
     return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
 
@@ -98,7 +98,7 @@ def vocabulary(values: Values, asked: Overrides) -> int | None:
 def read_model(values: Values, asked: Overrides) -> tuple[Model | None, tuple[str, ...]]:
     """Return the model, or the facts that are missing."""
     if asked.model:
-        _compared(values, asked.model)
+        _mark_differences(values, asked.model)
         return asked.model, ()
     if lacking := [name for name in SIZES if values[name] is None]:
         return None, (
@@ -140,7 +140,7 @@ def read_model(values: Values, asked: Overrides) -> tuple[Model | None, tuple[st
     return Model.read(fields, origin=values.origin), ()
 
 
-def _compared(values: Values, model: Model) -> None:
+def _mark_differences(values: Values, model: Model) -> None:
     """Mark the sizes that differ from those of ``model``."""
     sizes = {
         "num_layers": model.layers,
@@ -287,7 +287,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
 def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]:
     text = values["pipeline_model_parallel_layout"]
     if text:
-        sizes = spelled(str(text), origin=values.origin)
+        sizes = parse_stages(str(text), origin=values.origin)
         if len(sizes) % pp:
             raise UserError(f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages for pp={pp}")
         if min(sizes) < 1:
@@ -340,7 +340,7 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
     return v, tuple(stage_sizes)
 
 
-def spelled(text: str, *, origin: str) -> tuple[int, ...]:
+def parse_stages(text: str, *, origin: str) -> tuple[int, ...]:
     """Return the layers of each stage of ``Et*3|(tt|)*29m|L``.
 
     E: embedding, t: layer, m: multi-token prediction, L: loss.
@@ -357,7 +357,7 @@ def spelled(text: str, *, origin: str) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in expanded.split("|"))
 
 
-def recomputed(values: Values, model: Model, layout: dict[str, Any]) -> str:
+def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> str:
     """Return ``ac`` of a layout."""
     legacy_granularity = (
         "full" if values["checkpoint_activations"] else "selective" if values["recompute_activations"] else None

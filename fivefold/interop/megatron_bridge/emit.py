@@ -6,7 +6,7 @@ from fivefold.interop.format import Plan, Written
 from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.megatron.keys import TABLE
 from fivefold.interop.megatron_bridge.keys import BRIDGE, NAMES, NOT, PLACES
-from fivefold.interop.render import commented, literal
+from fivefold.interop.render import append_comment, literal
 from fivefold.model.activations import ActivationName
 
 SKIPPED = (
@@ -56,7 +56,7 @@ def emit(plan: Plan) -> Written:
         )
         section = next((place for place, names in PLACES.items() if field in names), "model")
         means = TABLE[name].means if name in TABLE else ""
-        sections.setdefault(section, []).append(commented(f"  {field}: {literal(field_value)}", means))
+        sections.setdefault(section, []).append(append_comment(f"  {field}: {literal(field_value)}", means))
     gated, is_fp32 = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
     dtype = "torch.float32" if is_fp32 else "torch.float16" if given.get("fp16") else "torch.bfloat16"
     sections["model"].append(f"  gated_linear_unit: {literal(gated)}")

@@ -67,7 +67,7 @@ def parse(document: Document, asked: Overrides) -> ParsedConfig:
     for section in SECTIONS:
         _gather(sections.get(section), gathered, targets, section)
     given = _arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
-    model = asked.model or (_published(given, gathered) if "num_layers" in given else _sized(targets))
+    model = asked.model or (_find_published(given, gathered) if "num_layers" in given else _find_by_size(targets))
     if model and not asked.model:
         given = {key: value for key, value in given.items() if key not in OF_MODEL}
     trainer = sections.get("trainer")
@@ -145,7 +145,7 @@ def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in normalize_names(given).items() if value is not None}
 
 
-def _published(given: dict[str, Any], settings: Mapping[str, Any]) -> Model | None:
+def _find_published(given: dict[str, Any], settings: Mapping[str, Any]) -> Model | None:
     """Return the catalog's model that ``hf_model_id`` names, if its sizes are the given ones.
 
     The catalog's model has its windows and sinks too.
@@ -161,7 +161,7 @@ def _published(given: dict[str, Any], settings: Mapping[str, Any]) -> Model | No
     return None
 
 
-def _sized(targets: list[str]) -> Model | None:
+def _find_by_size(targets: list[str]) -> Model | None:
     """Return the catalog's model that a class is named after, such as ``Llama3Config8B``."""
     for target in targets:
         if match := SIZED.search(target.rpartition(".")[2]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.format import Plan, Written
-from fivefold.interop.keys import written
+from fivefold.interop.keys import write_values
 from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, OF_MODEL, OPTIMIZER, TABLE, VERSION, F, R
 from fivefold.interop.render import yaml_file
 from fivefold.job import recipe
@@ -35,7 +35,7 @@ def emit(plan: Plan) -> Written:
     dtype, sums_in_fp32 = dtypes[job.precision.name]
     rate = job.learning_rate
     decay_steps = (rate.decay_steps or job.steps // 5) if rate.kind == "wsd" else job.steps - rate.warmup_steps
-    values = written(TABLE, {"model": model, "layout": layout, "job": job}) | {
+    values = write_values(TABLE, {"model": model, "layout": layout, "job": job}) | {
         **{f"{MODEL}{name}": config.get(name) for name in OF_MODEL if not isinstance(config.get(name), dict)},
         "model.dtype": dtype,
         "parallelism.tp_mode": "REDUCE_SCATTER" if layout.sp else "ALL_REDUCE",

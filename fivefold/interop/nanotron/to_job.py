@@ -44,7 +44,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
         "job.stack.name": "nanotron",
         "job.global_batch": dp * mbs * values.to_int("tokens.batch_accumulation_per_replica"),
         "layout.sp": tp == 1 or str(values["parallelism.tp_mode"]).upper() == "REDUCE_SCATTER",
-        "layout.ac": _recomputed(values),
+        "layout.ac": _read_recomputation(values),
         "job.precision": _precision(values),
         "job.seed": values["general.seed"] or 0,
         "job.optimizer.betas": (values[f"{F}adam_beta1"], values[f"{F}adam_beta2"]),
@@ -88,7 +88,7 @@ def _optimizer(values: Values) -> str:
     return kind or "adamw"
 
 
-def _recomputed(values: Values) -> str:
+def _read_recomputation(values: Values) -> str:
     granularity = str(values["parallelism.recompute_granularity"]).upper()
     if values["parallelism.recompute_layer"] or granularity == "FULL":
         return "full"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from fivefold.interop.shell.expand import Variables, expanded, raw_words
+from fivefold.interop.shell.expand import Variables, expand, raw_words
 
 TEXTS: dict[str, Callable[[str, str], bool]] = {"==": operator.eq, "=": operator.eq, "!=": operator.ne}
 NUMBERS: dict[str, Callable[[int, int], bool]] = {
@@ -18,7 +18,7 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-def decided(condition: str, known: Variables) -> bool | None:
+def evaluate_condition(condition: str, known: Variables) -> bool | None:
     """Return whether ``[ "$A" == b ]`` or ``[[ -z $A ]]`` holds; None if only running the script could tell."""
     holds: bool | None = None
     connective, words = "", [*raw_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
@@ -71,5 +71,5 @@ def _evaluate_test(words: list[str], known: Variables) -> bool | None:
 
 def _text(word: str, known: Variables) -> str | None:
     """Return a word with its variables replaced; None if the script does not set one of them."""
-    text = " ".join(expanded(word, known))
+    text = " ".join(expand(word, known))
     return None if "$" in text or "`" in text else text

@@ -53,7 +53,7 @@ def raw_words(text: str) -> list[str]:
     return [*words, word] if word else words
 
 
-def expanded(word: str, known: Variables) -> list[str]:
+def expand(word: str, known: Variables) -> list[str]:
     """Expand a word into none, one, or the several words of an array or of an unquoted list."""
     parts = WORD_PARTS.findall(word)
     words: list[str] = [""]
@@ -69,10 +69,10 @@ def expanded(word: str, known: Variables) -> list[str]:
                 words[-1:] = [words[-1] + elements[0], *elements[1:]] if elements else words[-1:]
                 has_word = has_word or bool(elements)
             else:
-                words[-1] += substituted(re.sub(r"\\([\"\\$`])", _hidden, inner), known)
+                words[-1] += substitute(re.sub(r"\\([\"\\$`])", _hidden, inner), known)
                 has_word = True
         else:
-            text = substituted(re.sub(r"\\(.)", _hidden, part), known)
+            text = substitute(re.sub(r"\\(.)", _hidden, part), known)
             split_words = text.split()
             if text[:1].isspace() and words[-1]:
                 words.append("")
@@ -95,9 +95,9 @@ def _hidden(match: re.Match[str]) -> str:
     return chr(BEHIND + ord(match[1])) if ord(match[1]) < 0x10000 else match[1]
 
 
-def substituted(text: str, known: Variables) -> str:
+def substitute(text: str, known: Variables) -> str:
     """Replace the variables in a text; unknown ones stay as ``$NAME``."""
-    text = ARITHMETIC.sub(lambda match: _computed(match, known), text)
+    text = ARITHMETIC.sub(lambda match: _evaluate(match, known), text)
     text = COMMAND.sub(lambda match: f"$({' '.join((match[1] or match[2]).split()[:1])})", text)  # one word
 
     def value(match: re.Match[str]) -> str:
@@ -106,15 +106,15 @@ def substituted(text: str, known: Variables) -> str:
         name = name.removesuffix("[@]").removesuffix("[*]")
         known_value = known.get(name)
         if known_value is None:
-            return " ".join(expanded(default, known)) if sets else match[0]
+            return " ".join(expand(default, known)) if sets else match[0]
         return " ".join(known_value) if isinstance(known_value, list) else known_value
 
     return NAME.sub(value, text)
 
 
-def _computed(match: re.Match[str], known: Variables) -> str:
+def _evaluate(match: re.Match[str], known: Variables) -> str:
     """Return the value of ``$((…))`` as text, or the expression itself if it is not of integers alone."""
-    text = substituted(match[1], known)
+    text = substitute(match[1], known)
     text = re.sub(r"[A-Za-z_]\w*", lambda name: str(known.get(name[0], name[0])), text)
     try:
         with warnings.catch_warnings():

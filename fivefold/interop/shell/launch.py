@@ -40,7 +40,7 @@ class Launch(NamedTuple):
         return ranks_per_node * (node_count or 1)
 
 
-def launched(words: Sequence[str]) -> Launch:
+def strip_launchers(words: Sequence[str]) -> Launch:
     """Remove the launchers from the front of a command line, one after another."""
     rest, options = list(words), dict[str, str]()
     while rest:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.interop.keys import shorten_value
-from fivefold.interop.shell.branches import decided
-from fivefold.interop.shell.expand import Variables, expanded, raw_words
+from fivefold.interop.shell.branches import evaluate_condition
+from fivefold.interop.shell.expand import Variables, expand, raw_words
 from fivefold.interop.shell.statements import CLOSING, OPENING, Statement, first_word, is_function, statements
 from fivefold.results.reading import ParsedKey
 
@@ -48,9 +48,9 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     known |= given or {}
     commands: list[tuple[str, ...]] = []
     remarks: list[ParsedKey] = []
-    for statement in _followed(text, remarks, known):
-        rest = _assigned(raw_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
-        words = [word for raw in rest for word in expanded(raw, known)]
+    for statement in _follow(text, remarks, known):
+        rest = _assign(raw_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
+        words = [word for raw in rest for word in expand(raw, known)]
         if words and words[0] not in IDLE:
             commands.append(tuple(words))
         if "-c" in words[:-1] and {word.rpartition("/")[2] for word in words} & {"bash", "sh"}:  # srun bash -c "…"
@@ -59,7 +59,7 @@ def script(text: str, given: Mapping[str, str] | None = None) -> Script:
     return Script(tuple(commands), slurm, tuple(remarks), known)
 
 
-def _followed(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[Statement]:
+def _follow(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[Statement]:
     """Yield the statements that certainly run: those outside logic, and those of an ``if`` that can be decided.
 
     Any other block of logic leaves one remark.
@@ -88,7 +88,7 @@ def _followed(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator
             word = first_word(rest)
         running = all(state == "on" for state in branch_states)
         if is_function(statement.text) or word in OPENING:
-            holds = decided(statement.text[2:], known) if word == "if" and running else None
+            holds = evaluate_condition(statement.text[2:], known) if word == "if" and running else None
             if holds is not None:
                 branch_states.append("on" if holds else "off")
                 continue
@@ -127,22 +127,22 @@ def _turn(taken: list[str], word: str, condition: str, known: Variables) -> bool
     elif word != "then" and taken[-1] != "off":
         taken[-1] = "done"
     elif word != "then":
-        holds = True if word == "else" else decided(condition, known)
+        holds = True if word == "else" else evaluate_condition(condition, known)
         taken[-1] = "done" if holds is None else "on" if holds else "off"
         return holds is None
     return False
 
 
-def _assigned(words: list[str], known: dict[str, str | list[str]], *, fixed: Mapping[str, str]) -> list[str]:
+def _assign(words: list[str], known: dict[str, str | list[str]], *, fixed: Mapping[str, str]) -> list[str]:
     """Remove the assignments at the front of a statement and store them, except ``fixed`` ones; return the rest."""
     while words and (assignment := ASSIGNS.fullmatch(words[0])):
         name, appends, value = assignment.groups()
         if value.startswith("(") and value.endswith(")"):
-            elements = [word for raw in raw_words(value[1:-1]) for word in expanded(raw, known)]
+            elements = [word for raw in raw_words(value[1:-1]) for word in expand(raw, known)]
             previous = known.get(name, []) if appends else []
             known[name] = [*(previous if isinstance(previous, list) else previous.split()), *elements]
         else:
-            text = " ".join(expanded(value, known))
+            text = " ".join(expand(value, known))
             previous = known.get(name, "") if appends else ""
             known[name] = (previous if isinstance(previous, str) else " ".join(previous)) + text
         if name in fixed:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fivefold.interop.format import Plan, Written
-from fivefold.interop.keys import Table, written
-from fivefold.interop.render import commented
-from fivefold.interop.torchtitan.flavors import flavor_of, llama
+from fivefold.interop.keys import Table, write_values
+from fivefold.interop.render import append_comment
+from fivefold.interop.torchtitan.flavors import find_flavor, llama
 from fivefold.interop.torchtitan.keys import PYTHON, SCHEDULES, SIZES, VERSION
-from fivefold.interop.torchtitan.to_job import AUTOCAST, FULL_BF16, P, even
+from fivefold.interop.torchtitan.to_job import AUTOCAST, FULL_BF16, P, distribute_layers
 from fivefold.job import recipe
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
@@ -47,8 +47,10 @@ from torchtitan.models.llama3 import (
 def emit(plan: Plan) -> Written:
     """Return the Python config of a plan; raise ``UserError`` for what it cannot express or torchtitan cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
-    mode, _ = recomputed(layout.ac, groups=False)
-    values = written(PYTHON, {"job": job, "layout": layout, "model": model}) | shared(plan, head="lm_head", casts=True)
+    mode, _ = emit_recomputation(layout.ac, groups=False)
+    values = write_values(PYTHON, {"job": job, "layout": layout, "model": model}) | emit_shared(
+        plan, head="lm_head", casts=True
+    )
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
         raise UserError(
             f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; take etp{layout.tp} or ep2"
@@ -66,7 +68,7 @@ def emit(plan: Plan) -> Written:
         raise UserError(
             f"model {model.name!r}: multi-token prediction is not written for torchtitan; take a model without"
         )
-    flavor = flavor_of(model)
+    flavor = find_flavor(model)
     sizes = None if flavor else _sizes(model)
     remarks = () if job.documents == "separate" else ("torchtitan 0.3 keeps the documents of a sequence separate",)
     nodes, per_node = plan.hosts
@@ -127,7 +129,7 @@ def _sizes(model: Model) -> dict[str, Any]:
     return {field: getattr(model, field) for field in SIZES.values()}
 
 
-def shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
+def emit_shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
     """Return the values of the keys that both versions have.
 
     ``head``: the name of the output projection; ``casts``: whether fully_shard is applied, which casts to 16 bits.
@@ -192,7 +194,7 @@ def stages(plan: Plan, *, head: str) -> list[list[str]] | None:
     if (
         len(sizes) == usual_stages
         and layers + 2 >= usual_stages
-        and sizes == even(layers, usual_stages, first=1, last=1)
+        and sizes == distribute_layers(layers, usual_stages, first=1, last=1)
     ):
         return None
     stage_modules = [[f"layers.{layer}" for layer in stage] for stage in stage_indices]
@@ -232,7 +234,7 @@ def rate(schedule: LearningRate, *, steps: int) -> dict[str, Any]:
     return {"lr_scheduler.decay_type": "linear", "lr_scheduler.decay_ratio": decay / steps}
 
 
-def recomputed(ac: str, *, groups: bool) -> tuple[str, int]:
+def emit_recomputation(ac: str, *, groups: bool) -> tuple[str, int]:
     """Return ``none`` or ``full``, and that every n-th layer is recomputed.
 
     ``groups``: whether recomputing every n-th layer is supported.
@@ -286,7 +288,7 @@ def python_file(
         lines.append(f"        {group}={kind}(")
         for key, value in values.items():
             if key.startswith(f"{group}.") and value is not None:
-                lines.append(commented(f"            {key.partition('.')[2]}={value!r},", table[key].means))
+                lines.append(append_comment(f"            {key.partition('.')[2]}={value!r},", table[key].means))
         lines.append("        ),")
     return "\n".join([*lines, "    )"]) + "\n"
 

@@ -104,7 +104,7 @@ def _free(model: Model) -> Model:
     return model.replace(moe=model.moe.replace(balance="free")) if model.moe else model
 
 
-def flavored(family: str, flavor: str) -> Model:
+def resolve_flavor(family: str, flavor: str) -> Model:
     """Return the model of a flavor; raise ``UserError`` if torchtitan has none of that name."""
     known = flavors(family)
     base = flavor
@@ -116,7 +116,7 @@ def flavored(family: str, flavor: str) -> Model:
     return known[base]
 
 
-def flavor_of(model: Model) -> tuple[str, str] | None:
+def find_flavor(model: Model) -> tuple[str, str] | None:
     """Return family and flavor of ``model``.
 
     The scaling of positions and an auxiliary loss of experts may differ.
@@ -136,7 +136,7 @@ def nearest_flavor(model: Model) -> str:
     return f"{family} {flavor} ({known.parameters / 1e9:.3g} B parameters)"
 
 
-def unknown(model: Model) -> UserError:
+def make_unknown_error(model: Model) -> UserError:
     """Return the error that no flavor is the model."""
     return UserError(
         f"model {model.name!r}: it is not a flavor of torchtitan; the nearest is {nearest_flavor(model)}; a dense "

@@ -15,7 +15,7 @@ from fivefold.interop.files import document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
 from fivefold.interop.shell.launch import keys
-from fivefold.interop.torchtitan.flavors import MODULES, flavored, llama
+from fivefold.interop.torchtitan.flavors import MODULES, llama, resolve_flavor
 from fivefold.interop.torchtitan.keys import BELOW, SIZES, TABLE, VERSION
 from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
@@ -118,7 +118,7 @@ def _model(
         sizes = (layers, width, heads, kv_heads, ffn, vocab, bool(size_values["tied_embeddings"]))
         model = llama(f"llama-{layers}x{width}", sizes)
         return given, model.replace(rope_theta=size_values["rope_theta"] or model.rope_theta)
-    model, mtp_layers = flavored(family, flavor), given.get("model_spec.num_mtp_layers")
+    model, mtp_layers = resolve_flavor(family, flavor), given.get("model_spec.num_mtp_layers")
     return given, model.replace(mtp=MTP(depth=mtp_layers)) if isinstance(mtp_layers, int) and mtp_layers > 0 else model
 
 
@@ -161,7 +161,7 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
     remarks: list[ParsedKey] = []
     for node in known[name].body:
         if isinstance(node, ast.Return):
-            values |= _returned(node.value, local, text, origin=origin, depth=depth, remarks=remarks)
+            values |= _read_return(node.value, local, text, origin=origin, depth=depth, remarks=remarks)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
             if isinstance(target, ast.Name):
@@ -170,7 +170,7 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
                 path = ast.unparse(target).split(".")
                 base = local.get(path[0])
                 if isinstance(base, ast.AST):
-                    local[path[0]] = _returned(base, local, text, origin=origin, depth=depth, remarks=remarks)
+                    local[path[0]] = _read_return(base, local, text, origin=origin, depth=depth, remarks=remarks)
                 changed_config = local.setdefault(path[0], {})
                 _replace(changed_config, ".".join(path[1:]), _value(node.value, local))
         elif not isinstance(node, PLAIN) and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
@@ -179,7 +179,7 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
     return ConfigFunction(values, tuple(remarks))
 
 
-def _returned(
+def _read_return(
     node: ast.AST | None, local: Mapping[str, Any], text: str, *, origin: str, depth: int, remarks: list[ParsedKey]
 ) -> dict[str, Any]:
     """Return the keys of what a config function returns: a call of Config, a variable, or another function."""
@@ -188,7 +188,7 @@ def _returned(
         if isinstance(assigned, dict):
             return dict(assigned)
         return (
-            _returned(assigned, local, text, origin=origin, depth=depth, remarks=remarks)
+            _read_return(assigned, local, text, origin=origin, depth=depth, remarks=remarks)
             if assigned is not None
             else {}
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, replicas, world
-from fivefold.interop.keys import Values, listed
+from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.keys import LOOPED, SCHEDULES
 from fivefold.interop.torchtitan.parse import Call
 from fivefold.job import Recipe, recipe
@@ -32,7 +32,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     ranks = world(config.document, asked)
     fields = values.fields()
     fields |= {"job.stack.name": "torchtitan", "job.stack.early_stop": False, "job.documents": "separate"}
-    fields |= compiled(values) | rate(values)
+    fields |= read_compile(values) | rate(values)
     fields["job.seed"] = values["debug.seed"] or 0
     is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
     fields["job.stack.overlap"] = ("dp", "tp") if is_async_tp else ("dp",)
@@ -40,12 +40,12 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields["job.stack.dispatcher"] = (
         "all_to_all" if values["model_spec.moe_comm_backend"] in ("standard", None) else "fused"
     )
-    fields["layout.ac"] = _recomputed(values)
+    fields["layout.ac"] = _read_recomputation(values)
     fields["layout.sp"] = fields["layout.sp"] or fields["layout.tp"] == 1
     if ranks is not None and model is not None:
         pp = fields["layout.pp"]
         fields |= degrees(values, ranks)
-        fields |= batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
+        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
         fields["job.precision"] = _precision(values)
         has_unsharded_experts = model.moe is not None and fields["layout.ep"] == 1
         fields["layout.etp"] = fields["layout.tp"] if has_unsharded_experts else 1
@@ -53,7 +53,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     return build_reading(config, fields, model=model, ranks=ranks if model else None, missing=missing)
 
 
-def _recomputed(values: Values) -> str:
+def _read_recomputation(values: Values) -> str:
     mode = values["activation_checkpoint"]
     if mode is None or mode == "None":
         return "none"
@@ -70,7 +70,7 @@ def _recomputed(values: Values) -> str:
 
 def _precision(values: Values) -> Recipe:
     base_recipe = sixteen_bits(values, sharded=True)  # fully_shard is always applied, over one rank too
-    converters = [converter for converter in listed(values["model_spec.converters"]) if isinstance(converter, Call)]
+    converters = [converter for converter in to_list(values["model_spec.converters"]) if isinstance(converter, Call)]
     converter_options = {converter.name: converter.named for converter in converters}
     key = "model_spec.converters"
     for name in converter_options:
@@ -123,7 +123,7 @@ def degrees(values: Values, ranks: int) -> dict[str, Any]:
     return fields | ({"layout.shard_group": shard_count * cp} if copies > 1 else {})
 
 
-def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
+def read_batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
     """Return micro-batch and global batch."""
     local_batch, global_batch = (
         values.to_int("training.local_batch_size"),
@@ -150,7 +150,7 @@ def batch(values: Values, *, dp: int, pp: int) -> dict[str, Any]:
     return {"layout.mbs": mbs, "job.global_batch": global_batch}
 
 
-def even(layers: int, stages: int, *, first: int, last: int) -> tuple[int, ...]:
+def distribute_layers(layers: int, stages: int, *, first: int, last: int) -> tuple[int, ...]:
     """Return the layers of each stage if embedding and head count as ``first`` and ``last`` layers."""
     base_layers, remainder = divmod(layers + first + last, stages)
     sizes = [base_layers + (stage < remainder) for stage in range(stages)]
@@ -185,7 +185,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
             if isinstance(layers_per_stage, int) and layers_per_stage
             else pp * (1 + is_looped)
         )
-        sizes = even(model.layers, stages, first=first, last=last)
+        sizes = distribute_layers(model.layers, stages, first=first, last=last)
     if len(sizes) % pp or min(sizes) < 1:
         raise UserError(
             f"{values.origin}: {len(sizes)} stages of {min(sizes)} to {max(sizes)} layers do not spread over pp={pp}; "
@@ -233,9 +233,9 @@ def rate(values: Values) -> dict[str, Any]:
     return fields | {"job.learning_rate.kind": "wsd", "job.learning_rate.decay_steps": max(1, decay_steps)}
 
 
-def compiled(values: Values) -> dict[str, Any]:
+def read_compile(values: Values) -> dict[str, Any]:
     """Return whether blocks and the loss are compiled; compiled blocks have fused norms, activations and RoPE."""
-    components = listed(values["compile.components"])
+    components = to_list(values["compile.components"])
     loss = {"job.stack.compile_loss": "loss" in components}
     if values["compile.enable"] and "model" in components:
         return {"job.stack.compile": True, "job.stack.kernels": "fused"} | loss

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.format import Plan, Written
-from fivefold.interop.keys import written
+from fivefold.interop.keys import write_values
 from fivefold.interop.render import toml_file
-from fivefold.interop.torchtitan.emit import recomputed, shared
-from fivefold.interop.torchtitan.flavors import flavor_of, unknown
+from fivefold.interop.torchtitan.emit import emit_recomputation, emit_shared
+from fivefold.interop.torchtitan.flavors import find_flavor, make_unknown_error
 from fivefold.interop.torchtitan_toml.keys import TOML, VERSION
 from fivefold.interop.torchtitan_toml.to_job import P
 from fivefold.job import recipe
@@ -18,11 +18,11 @@ from fivefold.record import UserError
 def emit(plan: Plan) -> Written:
     """Return the TOML file of a plan; raise ``UserError`` for a model that is no flavor, or for an unsupported job."""
     model, layout, job = plan.model, plan.layout, plan.job
-    flavor = flavor_of(model)
+    flavor = find_flavor(model)
     if flavor is None:
-        raise unknown(model)
-    mode, layer_interval = recomputed(layout.ac, groups=True)
-    values = written(TOML, {"job": job, "layout": layout, "model": model}) | shared(
+        raise make_unknown_error(model)
+    mode, layer_interval = emit_recomputation(layout.ac, groups=True)
+    values = write_values(TOML, {"job": job, "layout": layout, "model": model}) | emit_shared(
         plan, head="output", casts=layout.zero > 0
     )
     values |= {

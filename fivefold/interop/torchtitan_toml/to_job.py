@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, world
-from fivefold.interop.keys import Values, listed
-from fivefold.interop.torchtitan.flavors import flavored
-from fivefold.interop.torchtitan.to_job import batch, compiled, degrees, pipeline, rate, sixteen_bits
+from fivefold.interop.keys import Values, to_list
+from fivefold.interop.torchtitan.flavors import resolve_flavor
+from fivefold.interop.torchtitan.to_job import degrees, pipeline, rate, read_batch, read_compile, sixteen_bits
 from fivefold.job import Recipe, recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
 from fivefold.model.spec import Model
@@ -25,17 +25,17 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     """Return model, layout and job of a TOML file."""
     values = config.values
     ranks = world(config.document, asked)
-    model = config.model or flavored(str(values["model.name"]), str(values["model.flavor"]))
+    model = config.model or resolve_flavor(str(values["model.name"]), str(values["model.flavor"]))
     fields = values.fields()
-    fields |= {"job.stack.name": "torchtitan", **compiled(values), **rate(values), **_optimizer(values)}
+    fields |= {"job.stack.name": "torchtitan", **read_compile(values), **rate(values), **_optimizer(values)}
     fields["job.stack.overlap"] = ("dp", "tp") if values[f"{P}enable_async_tensor_parallel"] else ("dp",)
     fields["job.seed"] = values["debug.seed"] or 0
     fields["job.documents"] = "separate" if "flex" in str(values["model.flavor"]) else "joined"
-    fields["layout.ac"] = _recomputed(values)
+    fields["layout.ac"] = _read_recomputation(values)
     if ranks is not None:
         pp = fields["layout.pp"]
         fields |= degrees(values, ranks)
-        fields |= batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
+        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | pipeline(values, model, pp=pp)
         fields["job.precision"] = _precision(values, model, sharded=fields["layout.zero"] > 0)
         fields["layout.etp"] = _experts(values, model)
         overlaps_experts = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
@@ -55,7 +55,7 @@ def _experts(values: Values, model: Model) -> int:
     return values.to_int(f"{P}expert_tensor_parallel_degree")
 
 
-def _recomputed(values: Values) -> str:
+def _read_recomputation(values: Values) -> str:
     mode, option = values["activation_checkpoint.mode"], str(values["activation_checkpoint.selective_ac_option"])
     if mode in ("none", "full"):
         return str(mode)
@@ -83,7 +83,7 @@ def _optimizer(values: Values) -> dict[str, Any]:
 
 def _precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
     base_recipe = sixteen_bits(values, sharded=sharded)
-    converters = [str(name).rpartition(".")[2] for name in listed(values["model.converters"])]
+    converters = [str(name).rpartition(".")[2] for name in to_list(values["model.converters"])]
     linear = "quantize.linear."
     if "float8" in converters:
         scaling = values[f"{linear}float8.recipe_name"]

@@ -55,7 +55,7 @@ class Needs(NamedTuple):
     maker: Ints
 
 
-def columns_of(rows: Sequence[Row]) -> Columns:
+def build_columns(rows: Sequence[Row]) -> Columns:
     """Return the actions of ``rows`` as arrays."""
     import numpy as np
 
@@ -65,7 +65,7 @@ def columns_of(rows: Sequence[Row]) -> Columns:
     return Columns(rank, kind, *(np.array(column, np.int64) for column in numbers))
 
 
-def needs_of(columns: Columns, *, stages: int) -> Needs:
+def build_dependencies(columns: Columns, *, stages: int) -> Needs:
     """Return the dependencies of all actions at once, as ``action.needs`` has them; no action waits for a W."""
     import numpy as np
 

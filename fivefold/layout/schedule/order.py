@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.layout.schedule.action import Kind, format_part
-from fivefold.layout.schedule.columns import KINDS, Columns, Needs, needs_of
+from fivefold.layout.schedule.columns import KINDS, Columns, Needs, build_dependencies
 from fivefold.record import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def order(columns: Columns, *, stages: int) -> Order:
     """Find the order: run each rank until it must wait, resume it when that part is done; ``UserError`` on deadlock."""
     import numpy as np
 
-    needs = needs_of(columns, stages=stages)
+    needs = build_dependencies(columns, stages=stages)
     turns = np.array(_turns(columns, needs, stages), np.int64)
     places = np.empty_like(turns)
     places[turns] = np.arange(len(turns))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fivefold.layout.schedule.action import Part, format_part, parts
-from fivefold.layout.schedule.columns import Columns, Row, columns_of
+from fivefold.layout.schedule.columns import Columns, Row, build_columns
 from fivefold.layout.schedule.order import Order, order
 from fivefold.record import UserError
 
@@ -54,7 +54,7 @@ class Table:
     @cached_property
     def columns(self) -> Columns:
         """Return the actions as arrays, row by row."""
-        return columns_of(self.rows)
+        return build_columns(self.rows)
 
     @cached_property
     def order(self) -> Order:

@@ -28,14 +28,14 @@ def zbv(*, pp: int, micro_batches: int) -> Table:
         turns = ["F0"] * (2 * back - 1) + ["F1", "F0"] * rank + ["F1", "B1", "W1"] * back
         turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
         turns += ["B0", "B1"] * rank + ["B0", "W0"] * back + ["W1", "W0"] * rank
-        rows.append(_numbered(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), count=micro_batches))
+        rows.append(_number_actions(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), count=micro_batches))
     return Table("zbv", tuple(rows), _v(pp, micro_batches))
 
 
 def dualpipev(*, pp: int, micro_batches: int) -> Table:
     """Generate DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
     rows = (
-        _numbered(
+        _number_actions(
             _dualpipe_phases(rank, ranks=pp, count=micro_batches),
             stages=(rank, 2 * pp - 1 - rank),
             first=(0, 0),
@@ -54,7 +54,7 @@ def dualpipe(*, pp: int, micro_batches: int) -> Table:
         near = min(rank, pp - 1 - rank)
         first = (0, half) if near == rank else (half, 0)
         turns = _dualpipe_phases(near, ranks=pp // 2, count=half)
-        rows.append(_numbered(turns, stages=(near, pp - 1 - near), first=first, count=half))
+        rows.append(_number_actions(turns, stages=(near, pp - 1 - near), first=first, count=half))
     path = tuple(range(pp))
     return Table("dualpipe", tuple(rows), (path,) * half + (path[::-1],) * half)
 
@@ -79,7 +79,7 @@ def _dualpipe_phases(near: int, *, ranks: int, count: int) -> list[str]:
     return turns
 
 
-def _numbered(turns: Iterable[str], *, stages: Pair, first: Pair, count: int) -> Row:
+def _number_actions(turns: Iterable[str], *, stages: Pair, first: Pair, count: int) -> Row:
     """Turn the turns ("F0": F of the near stage) into actions from micro-batch ``first``.
 
     Those beyond ``count`` are dropped.

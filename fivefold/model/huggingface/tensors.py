@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Fused, Names
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, block_name, layer_of, weights
+from fivefold.model.weights import Weight, block_name, get_layer, weights
 from fivefold.record import nearest
 
 
@@ -115,7 +115,7 @@ def _parts_of(
     """Yield the tensors that hold ``weight``: one, or one for each expert."""
     prefix, block, inner = "", "", weight.name
     if inner.startswith(("blocks.", "head.mtp.")):
-        layer = layer_of(model, inner)
+        layer = get_layer(model, inner)
         block = f"{block_name(model, layer)}."
         prefix = f"{str(names['blocks']).format(layer)}."
         inner = inner.removeprefix(block)

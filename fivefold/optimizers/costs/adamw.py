@@ -16,7 +16,7 @@ from fivefold.optimizers.cost import FP32_ELEMENTS, OptimizerCost, is_narrow, lo
 from fivefold.optimizers.sharded_weight import ShardedWeight
 from fivefold.units import ceil_div
 from fivefold.update import QUANTISED_BLOCK
-from fivefold.update import quantised as is_quantised
+from fivefold.update import is_quantized as is_quantised
 
 
 class AdamWCost(OptimizerCost):

@@ -29,9 +29,9 @@ from fivefold.planner.counts.memory.liveness import (
     play_graph,
     play_split,
 )
-from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, sharded
+from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, shard_unit
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
-from fivefold.planner.counts.operations.layer import Kind, kind_of
+from fivefold.planner.counts.operations.layer import Kind, get_kind
 from fivefold.planner.counts.operations.linear import sums_itself
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op, scratch_tensor
@@ -84,7 +84,7 @@ class Counts:
         self._alike: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.caches = Caches()  # of the modules that count from these counts
         self._runs: dict[tuple[object, ...], tuple[tuple[UnitGroup, ...], ...]] = {}
-        kinds = [kind_of(model, layer) for layer in range(model.layers)]
+        kinds = [get_kind(model, layer) for layer in range(model.layers)]
         if job.adapter is not None:
             kinds[0] = kinds[0]._replace(leads=True)
         self.kinds = tuple(kinds)
@@ -207,7 +207,7 @@ class Counts:
         if key not in self._local:
             weights = self.weights(layout, name)
             self._local[key] = local_units(weights, model=self.model, layout=layout, job=self.job)
-        return tuple(sharded(unit, layout) for unit in self._local[key])
+        return tuple(shard_unit(unit, layout) for unit in self._local[key])
 
     def _part_states(self, layout: Layout, unit: Sharded, weights: list[Weight], *, shards: int) -> UnitStates:
         """Return the states of dense weights or of experts.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fivefold.layout.sharding import Unit, policy, shard_numel, trained
+from fivefold.layout.sharding import Unit, policy, select_trained, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.states import gathered_bytes
@@ -54,7 +54,7 @@ def joined_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
             yield from fetch_messages(counts, layout, chunks=chunks)
         elif layout.shards > 1:
             recipe = counts.job.precision
-            units = [trained(unit, counts.job) for unit, *_ in _parts(counts, layout, chunks)]
+            units = [select_trained(unit, counts.job) for unit, *_ in _parts(counts, layout, chunks)]
             weights_bytes = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit in units)
             alignment = ALIGNED * layout.shards * recipe.wide_bytes
             yield Message("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
@@ -73,7 +73,7 @@ def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[Gra
     return [
         Gradient(shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas)
         for unit, shards, replicas in _parts(counts, layout, chunks)
-        for weight in trained(unit, counts.job).weights
+        for weight in select_trained(unit, counts.job).weights
     ]
 
 
@@ -98,7 +98,7 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
     width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
     reduced = [gradient for gradient in reduced if gradient.shards * gradient.replicas > 1]
     if job.stack.wgrad_accumulation == "ddp_buckets":
-        yield from _filled(reversed(reduced), width=width)
+        yield from _fill_buckets(reversed(reduced), width=width)
         return
     bucket_elements = job.stack.reduce_bucket if layout.shards > 1 else UNSHARDED
     if layout.zero <= 1:
@@ -112,7 +112,7 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
         yield Message("dp", collective, times, elements * width, ranks, group)
 
 
-def _filled(ready: Iterable[Gradient], *, width: int) -> Iterator[Message]:
+def _fill_buckets(ready: Iterable[Gradient], *, width: int) -> Iterator[Message]:
     """Yield the all-reduces of DistributedDataParallel's buckets."""
     bucket_bytes, capacity = 0, FIRST_BUCKET_BYTES
     for gradient in ready:

@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts, Name, run_part
-from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.update import update_flops
 from fivefold.step import Work
@@ -24,7 +24,7 @@ from fivefold.step import Work
 
 def work(model: Model, *, layout: Layout, job: Job) -> Work:
     """Count parameters, model FLOPs and hardware FLOPs of one step over all ranks."""
-    full, causal = _per_sequence(model, job.replace(global_batch=1, attention="flash"))  # without padding
+    full, causal = _count_sequence(model, job.replace(global_batch=1, attention="flash"))  # without padding
     return Work(
         parameters=model.parameters,
         active_parameters=model.active_parameters,
@@ -37,9 +37,9 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
 
 def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
-    counts, part = Counts(model, job.replace(imbalance=1.0)), part_of(layout)
+    counts, part = Counts(model, job.replace(imbalance=1.0)), get_local_degrees(layout)
     rank_flops = sum(
-        times * (_extra_backward(op) + (_both_passes(op) + op.recomputed) * _executed(op, part))
+        times * (_extra_backward(op) + (_both_passes(op) + op.recomputed) * _count_executed(op, part))
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
@@ -52,7 +52,7 @@ def _extra_backward(op: Op) -> int:
     return op.backward_flops - 2 * op.flops if op.backward_flops else 0
 
 
-def _executed(op: Op, part: LocalDegrees) -> int:
+def _count_executed(op: Op, part: LocalDegrees) -> int:
     """Return the forward FLOPs that the ranks of cp execute; a ring computes (cp + 1) / 2cp of the full square."""
     if op.windowed_flops:
         return op.windowed_flops
@@ -67,7 +67,7 @@ def _both_passes(op: Op) -> int:
 
 
 @lru_cache(maxsize=256)
-def _per_sequence(model: Model, job: Job) -> tuple[int, int]:
+def _count_sequence(model: Model, job: Job) -> tuple[int, int]:
     """Return the FLOPs of one sequence, forward and backward: attention as the full square, and causal."""
     counts, part = Counts(model, job), LocalDegrees(sequences=1)
     names: tuple[Name, ...] = ("embed", *counts.example, "head")

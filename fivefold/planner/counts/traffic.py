@@ -21,8 +21,8 @@ from fivefold.layout.sharding import (
     needs_backward_gather,
     padded_numel,
     policy,
+    select_trained,
     shard_numel,
-    trained,
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -30,7 +30,7 @@ from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
 from fivefold.planner.counts.ddp_buckets import joined_messages, joins_gathers, joins_reductions
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
 from fivefold.planner.counts.message import Message
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Message as Exchange
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.update import update_messages
@@ -51,7 +51,7 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
             ]
             unit_messages_once += copy_messages(counts, layout, run.name)
             rank_messages += [message._replace(times=message.times * times) for message in unit_messages_once]
-            ops = counts.unit(run_part(part_of(layout), run), run.name).ops
+            ops = counts.unit(run_part(get_local_degrees(layout), run), run.name).ops
             for op in ops:
                 if op.message is not None:
                     rank_messages += _op_messages(op, op.message, layout, times=times * micro_batches)
@@ -75,7 +75,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
     reduces_every_backward = counts.reduces_each(layout, name)
     for whole_unit, shards, replicas in counts.local_parts(layout, name):
-        unit, stay = trained(whole_unit, counts.job), policy(layout, counts.job).weights_stay
+        unit, stay = select_trained(whole_unit, counts.job), policy(layout, counts.job).weights_stay
         padded = padded_numel(unit, shards=shards)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
@@ -133,7 +133,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             counts.job.stack.replicated_grad_reduce == "weight"
         )  # reduced as they are made, before ZeRO shards them
         times = passes(layout, counts.job) if per_weight and counts.reduces_each(layout) else 1
-        for weight in trained(unit, counts.job).weights:
+        for weight in select_trained(unit, counts.job).weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
                 sizes[kind].append(weight.numel if per_weight else shard_numel(weight, shards=shards))
         for replica_group, ranks in groups.items():
@@ -152,7 +152,7 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     They carry token counts, routing weights and the dispatch's fp8 scales; for the balance loss and capacity, counts
     per expert and sequence, if sequences span several ranks.
     """
-    part, moe = run_part(part_of(layout), run), counts.model.moe
+    part, moe = run_part(get_local_degrees(layout), run), counts.model.moe
     assert moe is not None
     local = counts.local(part)
     plan_times = times * (
@@ -253,7 +253,7 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
     sends = micro_batches * ((chunk < last and chunk != turn_stage) + (chunk > 0 and chunk - 1 != turn_stage))
     if not sends:
         return
-    size, tp = counts.local(part_of(layout)).entry_bytes, layout.tp
+    size, tp = counts.local(get_local_degrees(layout)).entry_bytes, layout.tp
     if counts.job.stack.scatter_gather_tensors and tp > 1 and not layout.sp:
         yield Message("pp", "p2p", sends, size // tp, 2, "pp")
         yield Message("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends
@@ -280,6 +280,6 @@ def traffic(counts: Counts, layout: Layout) -> tuple[Traffic, ...]:
     )
 
 
-def per_step(model: Model, *, layout: Layout, job: Job) -> tuple[Traffic, ...]:
+def count_traffic(model: Model, *, layout: Layout, job: Job) -> tuple[Traffic, ...]:
     """Return ``traffic`` of a model, layout and job."""
     return traffic(Counts(model, job), layout)

@@ -33,7 +33,7 @@ from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.warm_start import sweep_from_likely
-from fivefold.planner.search.why import whys
+from fivefold.planner.search.why import explain_choices
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Aim, By
@@ -95,16 +95,18 @@ def search(
         largest_tight=largest_tight,
     )
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
-    planners = _until_stopped(solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk)
+    planners = _search_until_stopped(
+        solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
+    )
     where = narrowed.get("where", ANY)
     total += even_out(known, where=where) if planners and proposes else 0
     result = SearchResult(
         by=by,
         proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
-        best=tuple(_ranked(best.planner, best.estimate.layout, machine) for best in known.best),
+        best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in known.best),
         front=tuple(_front(known.fitting)),
         risk=risk,
-        tight=_tight(known),
+        tight=_find_tight(known),
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None, risk=risk),
         misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine, risk=risk)),
         binding_constraint="" if known.best else _tightest(model, machine, job, where=where, risk=risk),
@@ -114,7 +116,7 @@ def search(
         seconds=time.perf_counter() - begin,
     )
     if by == "robust" and known.best and planners:
-        result = _until_judged(result, known, narrowed=narrowed, report=report)
+        result = _rank_until_stopped(result, known, narrowed=narrowed, report=report)
     return result.replace(seconds=time.perf_counter() - begin)
 
 
@@ -187,23 +189,23 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
         simpler=simpler,
         faster=faster,
         similar_layouts=sum(entry.seconds <= simplest.limit for entry in simplest.known.values()),
-        choice=_ranked(chosen.planner, chosen.layout, chosen.planner.machine),
-        why=tuple(whys(chosen, where=where, planners=alike)),
+        choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
+        why=tuple(explain_choices(chosen, where=where, planners=alike)),
         remark=uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
     )
 
 
-def _until_judged(
+def _rank_until_stopped(
     result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
 ) -> SearchResult:
     """Return ``result`` ranked by regret, or ranked by time if the ranking is interrupted."""
     try:
-        return _by_regret(result, known, narrowed=narrowed, report=report)
+        return _rank_by_regret(result, known, narrowed=narrowed, report=report)
     except (KeyboardInterrupt, StopSignal):
         return result.replace(by="time", stopped=True)
 
 
-def _by_regret(
+def _rank_by_regret(
     result: SearchResult, known: Incumbents, *, narrowed: Mapping[str, Any], report: Report | None
 ) -> SearchResult:
     """Return ``result`` with the most robust layouts as its best, and with a proposal compared with them."""
@@ -215,7 +217,7 @@ def _by_regret(
     within = f"the simplest within {result.proposal.within:.1%}" if result.proposal else "the fastest"
     best = [evaluated.layout for evaluated in judged[: known.top]]
     return result.replace(
-        best=tuple(_ranked(planner, layout, planner.machine) for layout in best),
+        best=tuple(_rank(planner, layout, planner.machine) for layout in best),
         proposal=None,
         robust=judge.to_record(judged, notes={simplest: within, fastest: "the fastest"}, top=known.top),
     )
@@ -228,7 +230,7 @@ def _largest_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Mo
     )
 
 
-def _tight(known: Incumbents) -> TightLayout | None:
+def _find_tight(known: Incumbents) -> TightLayout | None:
     """Return the best tight layout beside the best that fits; None where none beats it."""
     tight, best = known.tight, known.best[0] if known.best else None
     if tight is None or (best and best.score <= tight.score):
@@ -278,7 +280,7 @@ def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: f
     return f"nothing that meets {str(where)!r} fits; {binding}" if binding else ""
 
 
-def _until_stopped(
+def _search_until_stopped(
     solver: BranchAndBound,
     spaces: Sequence[tuple[Job, Space]],
     known: Mapping[Job, Planner],
@@ -353,7 +355,7 @@ def _front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
             )
 
 
-def _ranked(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
+def _rank(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
     """Return a layout's step with its GPU hours and, if the machine has a price, dollars per step."""
     step = planner.step(layout)
     hours = step.time.step_seconds * step.world / 3600

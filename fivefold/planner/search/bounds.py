@@ -24,9 +24,9 @@ from fivefold.planner.search.shapes import (
     PAIRED,
     SPLIT,
     PipelineUnits,
-    over,
+    bound_last_wgrads,
     pipeline_units,
-    weights_after,
+    sum_units,
 )
 from fivefold.planner.search.space import Space
 from fivefold.planner.time.unit_overlap import reduces_beside_forward
@@ -114,8 +114,8 @@ class Bounds:
         talk[:, :3], talk[:, 3] = unit[:, 3:6], ahead + behind
         dual, split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
         share = np.where(np.isin(pipe.schedule, BOTH_WAYS), 0.5, 1.0) * m
-        said = np.stack([over(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
-        work = over(pipe.held, forward + backward + weight)
+        said = np.stack([sum_units(pipe.held, talk[:, axis]) for axis in range(4)], axis=2)  # [n, 3, axes]
+        work = sum_units(pipe.held, forward + backward + weight)
         paired = np.flatnonzero(dual[:, 0])
         if len(paired):
             mine = PipelineUnits._make(column[paired] for column in pipe)
@@ -124,16 +124,16 @@ class Bounds:
             shown = np.stack([ahead[paired], behind[paired]])
             busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
             work[paired] = busy / share[paired]
-        way, back = over(pipe.before, forward), over(pipe.before, backward)
-        back += np.where(split | dual, 0.0, over(pipe.before, weight))
+        way, back = sum_units(pipe.before, forward), sum_units(pipe.before, backward)
+        back += np.where(split | dual, 0.0, sum_units(pipe.before, weight))
         hops = np.zeros_like(way)
         if placed:
             delay, sending = self.estimates.between_stages(candidates).T[:, :, None]
             way, back = way + pipe.first * (delay + sending), back + pipe.first * (delay + sending)
             hops = 2 * pipe.chunks * sending
         own = way + share * (work + hops) + ends + update
-        lead = over(pipe.lead, weight)  # W may run while the last backward goes to rank 0
-        late = weights_after(pipe, lead, over(pipe.held, weight) - lead)
+        lead = sum_units(pipe.lead, weight)  # W may run while the last backward goes to rank 0
+        late = bound_last_wgrads(pipe, lead, sum_units(pipe.held, weight) - lead)
         there = way + share * (work + hops) - late + back + (ends + update)[:, :1]
         total = np.maximum(own, there)
         rank = total.argmax(axis=1)
@@ -153,7 +153,7 @@ class Bounds:
         Without ``parallel`` only the update is counted.
         """
         states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
-        update = over(pipe.held, states[:, 4]) * self.update_slope
+        update = sum_units(pipe.held, states[:, 4]) * self.update_slope
         if parallel is None:
             nothing = np.zeros((2, len(unit), unit.shape[2]))
             return nothing, nothing, np.zeros_like(update), update
@@ -179,29 +179,29 @@ class Bounds:
             (near, far, middle - (place == ranks - 1)),
             (far, near, middle + ranks - 1 - place),
         ):
-            compute = over(ahead, front) + over(behind, back)
-            alone = both = over(ahead, unit[:, 0]) + over(behind, unit[:, 1] + unit[:, 2])
+            compute = sum_units(ahead, front) + sum_units(behind, back)
+            alone = both = sum_units(ahead, unit[:, 0]) + sum_units(behind, unit[:, 1] + unit[:, 2])
             if halves is None:
                 # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
-                kernels, beside = (over(ahead, unit[:, at]) + over(behind, unit[:, at + 1]) for at in (7, 9))
+                kernels, beside = (sum_units(ahead, unit[:, at]) + sum_units(behind, unit[:, at + 1]) for at in (7, 9))
                 both = np.maximum(np.maximum(kernels, beside), alone / 2)
             elif self.planner.machine.backend != "gloo":  # else one after the other
                 stays, beside, hidden = (
-                    over(ahead, halves[:, at]) + over(behind, halves[:, 3 + at]) for at in range(3)
+                    sum_units(ahead, halves[:, at]) + sum_units(behind, halves[:, 3 + at]) for at in range(3)
                 )
                 slowed = np.maximum(0.0, np.minimum(compute, beside) - hidden)
                 both = np.maximum(compute, beside) + stays
                 if self.planner.units.overlaps:
                     units = front + halves[:, 0], back + halves[:, 3]
                     longer, shorter = (
-                        over(ahead, limit(units[0], sent[0])) + over(behind, limit(units[1], sent[1]))
+                        sum_units(ahead, limit(units[0], sent[0])) + sum_units(behind, limit(units[1], sent[1]))
                         for limit in (np.maximum, np.minimum)
                     )
                     both, slowed = np.maximum(both, longer), slowed + shorter
                 else:
-                    both += over(ahead, sent[0]) + over(behind, sent[1])
+                    both += sum_units(ahead, sent[0]) + sum_units(behind, sent[1])
                 both += self.planner.units.constants.hidden_message_slowdown * slowed
-            alone = alone + over(ahead, shown[0]) + over(behind, shown[1])
+            alone = alone + sum_units(ahead, shown[0]) + sum_units(behind, shown[1])
             busy += pairs * both + (bound - pairs) * alone
         return busy
 
@@ -238,7 +238,9 @@ class Bounds:
         reduce = np.where(self.estimates.reduces_often(candidates)[:, None], 0.0, parallel[:, 1])
         if self.planner.job.stack.param_all_gather == "broadcast":  # no bound for it
             gather = np.zeros_like(gather)
-        gathers, reduces, copies = (over(pipe.held, seconds_part) for seconds_part in (gather, reduce, parallel[:, 2]))
+        gathers, reduces, copies = (
+            sum_units(pipe.held, seconds_part) for seconds_part in (gather, reduce, parallel[:, 2])
+        )
         if not self.planner.units.overlaps:
             return gathers + reduces + copies
         first, last, part = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
@@ -248,7 +250,7 @@ class Bounds:
             room[:, 0] = np.inf
         often = self.estimates.reduces_often(candidates)[:, None]
         copies += np.where(often, np.minimum(part, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
-        ahead, behind = over(pipe.lead, unit[:, 0]), over(pipe.lead, unit[:, 1] + unit[:, 2])
+        ahead, behind = sum_units(pipe.lead, unit[:, 0]), sum_units(pipe.lead, unit[:, 1] + unit[:, 2])
         late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
         early = gathers
         if self.planner.job.stack.param_all_gather == "overlapped":

@@ -100,7 +100,7 @@ def split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
     return crossed
 
 
-def mapped(column: Ints, value: Callable[[int], int]) -> Ints:
+def map_distinct(column: Ints, value: Callable[[int], int]) -> Ints:
     """Return ``value`` of each element. It is called once per distinct element."""
     values, _, inverse = distinct(column)
     return np.array([value(int(entry)) for entry in values], np.int64)[inverse]

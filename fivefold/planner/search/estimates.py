@@ -17,12 +17,12 @@ from fivefold.layout.sharding import policy, regathers
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, run_part
 from fivefold.planner.counts.memory.liveness import Sums
-from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
 from fivefold.planner.search.optimistic_times import figures, kernels, nearest
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, code_of
+from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
 from fivefold.planner.time.stage_time import between_stages
 from fivefold.planner.time.unit_time import AXES
 
@@ -104,7 +104,7 @@ class Estimates(Tables):
         at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
 
         def make(layout: Layout, _: int) -> Floats:
-            part, columns = part_of(layout), []
+            part, columns = get_local_degrees(layout), []
             for run in self.runs:
                 name = self._representative_unit(run.name)
                 parts = self.counts.parts(layout.replace(zero=0, shard_group=None), name)
@@ -147,7 +147,7 @@ class Estimates(Tables):
         _, piped, _, kind, tp, inner, sp, _, etp, recomputed = self._part(candidates)
 
         def make(layout: Layout, many: int) -> Floats:
-            part = part_of(layout)._replace(sequences=many)
+            part = get_local_degrees(layout)._replace(sequences=many)
             if limit:
                 one = self.counts.model.moe is not None and part.ep == self.counts.model.moe.experts
                 few = min(part.ep, FEW_RANKS) if many == LARGE_MICRO_BATCH and not one else part.ep
@@ -286,7 +286,7 @@ class Estimates(Tables):
         if bare and not self.measured:
 
             def make_bare(layout: Layout, many: int) -> Floats:
-                return self._nearest(part_of(layout)._replace(sequences=many, recomputed=frozenset()), layout)
+                return self._nearest(get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset()), layout)
 
             return self._scaled(
                 "bare", candidates, self._part(candidates)[1:-1], make_bare, many=self._multiples(candidates, most=most)
@@ -294,13 +294,13 @@ class Estimates(Tables):
         if self.measured:
 
             def make_measured(layout: Layout, _: int) -> Floats:
-                part = part_of(layout)
+                part = get_local_degrees(layout)
                 return self._nearest(part._replace(recomputed=frozenset()) if bare else part, layout)
 
             return self._table("bare" if bare else "nearest", candidates, self._part(candidates), make_measured)
 
         def make(layout: Layout, many: int) -> Floats:
-            return self._nearest(part_of(layout)._replace(sequences=many), layout)
+            return self._nearest(get_local_degrees(layout)._replace(sequences=many), layout)
 
         return self._scaled(
             "nearest", candidates, self._part(candidates)[1:], make, many=self._multiples(candidates, most=most)
@@ -318,7 +318,7 @@ class Estimates(Tables):
         whole |= self.counts.model.moe is None or self.counts.job.stack.pairs  # whose messages have no bound
 
         def make(layout: Layout, many: int) -> Floats:
-            part = part_of(layout)._replace(sequences=many, recomputed=frozenset())
+            part = get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset())
             figures = self._nearest(part, layout, whole=whole) @ self.tally
             alone = figures[:3].sum()
             paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
@@ -411,4 +411,4 @@ class Estimates(Tables):
         columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
         for some in axes:
             columns += self._places(candidates, some)
-        return np.sort(np.unique(code_of(columns), return_index=True)[1])
+        return np.sort(np.unique(encode_rows(columns), return_index=True)[1])

@@ -19,7 +19,7 @@ from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.estimates import AllocatedGradients, Estimates
-from fivefold.planner.search.shapes import SPLIT, SPLITTING, column_key, over, pipeline_layout, stage_units
+from fivefold.planner.search.shapes import SPLIT, SPLITTING, column_key, pipeline_layout, stage_units, sum_units
 from fivefold.planner.search.space import Shape
 
 EMBED, HEAD, BLOCKS = 0, 1, 2  # index of the embedding, the head, and the first kind of block, among the units
@@ -174,14 +174,14 @@ class MemoryBounds:
                 estimates.splits(candidates.take(split), limit=limit, bare=bare), 1, 0
             )
             above[split] = 0 if limit else np.maximum(0.0, needed)
-        base, last, alone = over(pipe.held, rest), over(pipe.held, ends), pipe.pp == 1
+        base, last, alone = sum_units(pipe.held, rest), sum_units(pipe.held, ends), pipe.pp == 1
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
             body = later = own = np.zeros(alone.shape)
         else:
-            body, later = over(pipe.live, kept), over(pipe.later, kept)
+            body, later = sum_units(pipe.live, kept), sum_units(pipe.later, kept)
             own = pipe.held[:, :, HEAD] * kept[:, None, HEAD]
         peak, splitting = above + gathered, np.isin(pipe.schedule, SPLITTING)
-        first, least = np.take_along_axis(peak, pipe.block, axis=1), _least_of(pipe.held, peak)
+        first, least = np.take_along_axis(peak, pipe.block, axis=1), _min_over_blocks(pipe.held, peak)
         first = first + np.take_along_axis(ahead, pipe.next, axis=1)
         stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
         opening = peak
@@ -201,7 +201,7 @@ class MemoryBounds:
         gone = np.where(alone & (m == 2), np.maximum(0.0, during - ends)[:, None, HEAD], 0.0)
         # No gradient is reduced before all sums are allocated, except where a rank has several stages.
         sure = alone | pipe.deep | ((stays | pipe.one) & pipe.made & (m > 2))
-        whole = np.where(sure & ~(alone & (m == 1)), over(pipe.held, during), 0.0)
+        whole = np.where(sure & ~(alone & (m == 1)), sum_units(pipe.held, during), 0.0)
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
         reducing = np.take_along_axis(fresh - kept, pipe.block, axis=1)
         reducing = np.where(sure & ~splitting, reducing, 0.0)
@@ -210,9 +210,11 @@ class MemoryBounds:
         full = base + np.maximum(late, np.maximum(begins - own, opens) + body)
         if len(split) and self.counts.job.stack.deferred_wgrad != "graph":  # all units but one wait for W as a B ends
             block = pipe.closing[:, :, 0]
-            waits = over(pipe.lead, deferred) - np.take_along_axis(deferred, block, axis=1)
+            waits = sum_units(pipe.lead, deferred) - np.take_along_axis(deferred, block, axis=1)
             waits += np.take_along_axis(kept + peak, block, axis=1) + np.where(
-                sure, over(pipe.held, during), np.where(m > pipe.done, over(pipe.held, np.minimum(during, ends)), 0.0)
+                sure,
+                sum_units(pipe.held, during),
+                np.where(m > pipe.done, sum_units(pipe.held, np.minimum(during, ends)), 0.0),
             )
             full = np.where(np.isin(pipe.schedule, SPLIT), np.maximum(full, base + waits), full)
         if not self.counts.job.stack.reduce_bucket:
@@ -254,11 +256,11 @@ class MemoryBounds:
         during, ends, ahead, fresh, made = (states[:, at] for at in (1, 2, 5, 6, 7))
         reduced = np.where(allocated & (np.arange(made.shape[1]) != EMBED), fresh, made)
         split = np.isin(pipe.schedule, SPLITTING)
-        most = over(pipe.held, ends) + pipe.held[:, :, EMBED] * (reduced - ends)[:, None, EMBED]
+        most = sum_units(pipe.held, ends) + pipe.held[:, :, EMBED] * (reduced - ends)[:, None, EMBED]
         for at in range(pipe.closing.shape[2]):
             block, pending = pipe.closing[:, :, at], pipe.pending[:, :, at]
-            mine = over(pending, during) + np.take_along_axis(during, block, axis=1)
-            done = over(pipe.held - pending, ends) - np.take_along_axis(ends, block, axis=1)
+            mine = sum_units(pending, during) + np.take_along_axis(during, block, axis=1)
+            done = sum_units(pipe.held - pending, ends) - np.take_along_axis(ends, block, axis=1)
             needs = np.take_along_axis(own, block, axis=1) + np.take_along_axis(ahead, pipe.before[:, :, at], axis=1)
             needs = np.maximum(needs, np.take_along_axis(reduced, block, axis=1))
             most = np.maximum(most, done + np.where(allocated, mine, 0.0) + needs)
@@ -302,7 +304,7 @@ class MemoryBounds:
         return LiveUnits(*(np.stack(column)[inverse] for column in zip(*rows, strict=True)))
 
 
-def _least_of(held: Floats, unit_bytes: Floats) -> Floats:
+def _min_over_blocks(held: Floats, unit_bytes: Floats) -> Floats:
     """Return the least of ``each`` [n, units] among the blocks of each rank, [n, ranks]; 0 on a rank without any."""
     smallest = np.where(held[:, :, BLOCKS:] > 0, unit_bytes[:, None, BLOCKS:], np.inf).min(axis=2)
     return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))

@@ -35,7 +35,7 @@ class Choice(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def sizes_between(low: int, high: int, *, node: int) -> tuple[int, ...]:
+def list_sizes(low: int, high: int, *, node: int) -> tuple[int, ...]:
     """Return numbers of ranks from ``low`` to ``high``.
 
     They are both ends and, between them, powers of two nodes, three times those, and halves of a node.
@@ -45,7 +45,7 @@ def sizes_between(low: int, high: int, *, node: int) -> tuple[int, ...]:
     return tuple(sorted({low, high, *(size for size in steps if low < size < high)}))
 
 
-def across(
+def search_machines(
     *,
     model: Model,
     choices: Sequence[Choice],

@@ -17,8 +17,8 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, changed_words, rank_moves, with_zero
-from fivefold.planner.search.recomputations import recomputations_of
-from fivefold.planner.search.stage_balance import balanced, recomputing_less
+from fivefold.planner.search.recomputations import list_recomputations
+from fivefold.planner.search.stage_balance import balance, recomputing_less
 from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.objectives import By
 from fivefold.results.search_result import Change, Walk
@@ -37,7 +37,7 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
     first: tuple[Estimate, ...] = ()
     path: list[Estimate] = []
     while len(path) < MAX_CHANGES:
-        others = _ranked(planner, here.layout, by=by, where=where)
+        others = _rank(planner, here.layout, by=by, where=where)
         first = first or tuple(others)
         if not others or not _better(planner, others[0], than=here, by=by):
             break
@@ -75,9 +75,9 @@ def _changes(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
         yield from (change(layout, shard_group=group) for group in groups)
     if layout.pp > 1:
         yield from _schedules(layout, layers=model.layers)
-        split = balanced(layout.replace(stages=()), planner)
+        split = balance(layout.replace(stages=()), planner)
         yield from (change(layout, stages=stages) for stages in ((), split.stages if split else ()))
-    for ac in recomputations_of(model):
+    for ac in list_recomputations(model):
         yield change(layout, ac=ac)
         if fewer := recomputing_less(layout.replace(ac=ac), planner):
             yield change(layout, ac=fewer.ac)
@@ -97,7 +97,7 @@ def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
             yield change(layout, schedule=name, v=v, stages=layout.stages if v == layout.v else ())
 
 
-def _ranked(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Estimate]:
+def _rank(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Estimate]:
     """Return the neighbours that ``where`` admits: those that fit first, then by time (or by bytes)."""
     estimates = [planner.estimate(neighbour) for neighbour in neighbours(layout, planner) if where.holds(neighbour)]
 

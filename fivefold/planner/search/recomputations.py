@@ -11,7 +11,7 @@ RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "f
 LATENT = "norm+up+rope+act"
 
 
-def recomputations_of(model: Model, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
+def list_recomputations(model: Model, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
     """Return the recomputations to try for a model: experts instead of MLPs, and what latent attention expands."""
     swap = {"mlp": "moe"} if model.moe else {}
     choices = [swap.get(ac, ac) for ac in among]

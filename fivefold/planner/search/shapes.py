@@ -100,7 +100,7 @@ def pipeline_layout(shape: Shape, *, every: int) -> Layout:
     return Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac="none" if every == NEVER else f"full/{every}")
 
 
-def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
+def bound_last_wgrads(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an upper bound in seconds [n, 3] of all W after a rank's last B, as ``layout/schedule`` orders them.
 
     That B is of the rank's first stage. ``near``, ``far``: seconds of a W of its first stage, and of its others.
@@ -111,6 +111,6 @@ def weights_after(pipe: PipelineUnits, near: NDArray[np.float64], far: NDArray[n
     return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), apart, 0.0))
 
 
-def over(counts: NDArray[np.float64], unit_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+def sum_units(counts: NDArray[np.float64], unit_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return sums over units, weighted by their counts: [n, ranks, units] x [n, units] → [n, ranks]."""
     return np.asarray(np.einsum("npu,nu->np", counts, unit_bytes))

@@ -17,15 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.legal import neighbours, playable, takes_tp, uncounted
+from fivefold.layout.legal import explain_unsupported_2d, neighbours, playable, takes_tp
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisors
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
-from fivefold.planner.search.columns import CandidateLayouts, Ints, PartialLayouts, concatenate, cross, mapped, split
-from fivefold.planner.search.recomputations import RECOMPUTATIONS, recomputations_of
+from fivefold.planner.search.columns import (
+    CandidateLayouts,
+    Ints,
+    PartialLayouts,
+    concatenate,
+    cross,
+    map_distinct,
+    split,
+)
+from fivefold.planner.search.recomputations import RECOMPUTATIONS, list_recomputations
 
 MOST_CP = 2**20  # ranks of a sequence are fewer
 
@@ -74,7 +82,7 @@ class Space:
         unsharded = ("tp", "cp") if model.other_mixers else ()  # of token mixers, only attention is sharded
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words and axis not in unsharded)
         self.where = where
-        tried = dict.fromkeys((*recomputations_of(model, recomputations), *where.values_of("ac")))
+        tried = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
         told = [ac for ac in tried if stack.can_express(ac, experts=model.moe is not None)]
         self.recomputations = tuple(ac for ac in told if where.admits("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
@@ -136,12 +144,12 @@ class Space:
     def _admitted(self, rows: Ints, *, mbs: bool) -> NDArray[np.bool_]:
         """Return a mask of the rows that meet the constraints on the micro-batch, or on degrees, kind of cp, and sp."""
         if mbs:
-            return mapped(rows[:, 6], partial(self.where.admits, "mbs")).astype(bool)
+            return map_distinct(rows[:, 6], partial(self.where.admits, "mbs")).astype(bool)
         admitted = np.ones(len(rows), bool)
         for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp")):
-            admitted &= mapped(rows[:, column], partial(self.where.admits, field)).astype(bool)
-        admitted &= mapped(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
-        admitted &= mapped(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
+            admitted &= map_distinct(rows[:, column], partial(self.where.admits, field)).astype(bool)
+        admitted &= map_distinct(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
+        admitted &= map_distinct(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
         return np.asarray(admitted)
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
@@ -161,9 +169,9 @@ class Space:
             if y == 1:
                 return 1
             layout = Layout(tp=x, tp_inner=y, sp=bool(rest)) if x % y == 0 and y < x else None
-            return layout is not None and uncounted(layout, model=self.model, job=self.job) is None
+            return layout is not None and explain_unsupported_2d(layout, model=self.model, job=self.job) is None
 
-        return np.asarray(mapped(tp << 32 | inner << 1 | sp, is_supported) == 1)
+        return np.asarray(map_distinct(tp << 32 | inner << 1 | sp, is_supported) == 1)
 
     def micro_batches(self, partials: PartialLayouts) -> Ints:
         """Return the micro-batches per pipeline of each partial layout, in the first step."""
@@ -266,11 +274,11 @@ class Space:
     def placed_first(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Return each candidate in the first of its orders."""
         patterns = self._patterns(partials.take(candidates.partial))
-        return candidates._replace(order=mapped(patterns, lambda pattern: self._orders(pattern)[0]))
+        return candidates._replace(order=map_distinct(patterns, lambda pattern: self._orders(pattern)[0]))
 
     def orders_each(self, partials: PartialLayouts) -> Ints:
         """Return the number of orders of each partial layout."""
-        return mapped(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
+        return map_distinct(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
 
     def _patterns(self, partials: PartialLayouts) -> Ints:
         """Return the values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
@@ -304,7 +312,7 @@ class Space:
 
     def zeros_each(self, partials: PartialLayouts) -> Ints:
         """Return the number of pairs of ZeRO stage and shard group of each partial layout."""
-        return mapped(self._zeros_of(partials), lambda key: len(self._zeros(key)))
+        return map_distinct(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
     def any_layout(self, partials: PartialLayouts, partial: int) -> Layout:
         """Return one candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""

@@ -25,7 +25,7 @@ LOOKED_AT, TRIED = 60, 20  # of the best pipelines, those whose stages are weigh
 MIN_LOAD_GAIN = 1e-3  # share of the largest load by which a move must lower it
 
 
-def balanced(layout: Layout, planner: Planner) -> Layout | None:
+def balance(layout: Layout, planner: Planner) -> Layout | None:
     """Return the layout with its work spread evenly over the pipeline's ranks.
 
     Returns None if no move of a layer helps.
@@ -38,7 +38,7 @@ def balanced(layout: Layout, planner: Planner) -> Layout | None:
         best_move = min(
             (
                 (max(rank_loads), other, rank_loads)
-                for other in _moved(best, planner, loads, held)
+                for other in _move_layer(best, planner, loads, held)
                 for rank_loads in [_loads(other, planner, held)]
             ),
             key=lambda option: option[0],
@@ -54,14 +54,14 @@ def balanced(layout: Layout, planner: Planner) -> Layout | None:
 
 def recomputing_less(layout: Layout, planner: Planner) -> Layout | None:
     """Return the layout with recomputation on as few pipeline ranks as it needs to fit; None if it needs all."""
-    if not _by_rank(layout, planner):
+    if not _recomputes_everywhere(layout, planner):
         return None
     fewer = [layout.replace(ac=f"{layout.ac}@{ranks}") for ranks in range(1, layout.pp)]
     least = bisect_left(fewer, True, key=planner.fits)
     return fewer[least] if least < len(fewer) else None
 
 
-def _by_rank(layout: Layout, planner: Planner) -> bool:
+def _recomputes_everywhere(layout: Layout, planner: Planner) -> bool:
     """Return whether all pipeline ranks recompute although some would fit without it."""
     able = layout.pp > 1 and layout.ac != "none" and "@" not in layout.ac and not layout.pipeline.enters_both_ends
     return able and planner.job.stack.runs.can_express(f"{layout.ac}@1", experts=planner.model.moe is not None)
@@ -70,7 +70,7 @@ def _by_rank(layout: Layout, planner: Planner) -> bool:
 def gain(layout: Layout, planner: Planner) -> float:
     """Return an upper bound of the share of its time that a layout can save by other stages and less recomputation."""
     held = stages_held(layout)
-    least = _loads(layout.replace(ac="none") if _by_rank(layout, planner) else layout, planner, held)
+    least = _loads(layout.replace(ac="none") if _recomputes_everywhere(layout, planner) else layout, planner, held)
     return 1 - sum(least) / len(least) / max(_loads(layout, planner, held))
 
 
@@ -97,7 +97,7 @@ def even_out(known: Incumbents, *, where: Where = ANY) -> int:
 def _list_alternatives(layout: Layout, planner: Planner) -> Iterator[Layout]:
     """Yield the layout with balanced stages; with less recomputation; with both."""
     fewer = recomputing_less(layout, planner)
-    yield from (split for base in (layout, fewer) if base and (split := balanced(base, planner)))
+    yield from (split for base in (layout, fewer) if base and (split := balance(base, planner)))
     if fewer:
         yield fewer
 
@@ -108,7 +108,9 @@ def _loads(layout: Layout, planner: Planner, held: tuple[tuple[int, ...], ...]) 
     return [sum(stages[stage].forward.seconds + stages[stage].whole.seconds for stage in mine) for mine in held]
 
 
-def _moved(layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]) -> Iterator[Layout]:
+def _move_layer(
+    layout: Layout, planner: Planner, loads: list[float], held: tuple[tuple[int, ...], ...]
+) -> Iterator[Layout]:
     """Yield the layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
     sizes = [len(count) for count in stage_layers(planner.model.layers, layout)]
     full = max(range(len(loads)), key=lambda rank: loads[rank])

@@ -14,7 +14,7 @@ import numpy as np
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout, divisors
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, distinct, mapped
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, distinct, map_distinct
 from fivefold.planner.search.space import Space
 
 LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
@@ -81,7 +81,7 @@ class Tables:
             multiples = ([size for size in sizes if size <= rung and size % unit == 0] for rung in rungs)
             return next((max(some) for some in multiples if some), LARGE_MICRO_BATCH)
 
-        return mapped(mbs, multiple)
+        return map_distinct(mbs, multiple)
 
     def _part(self, candidates: CandidateLayouts) -> list[Ints]:
         """Return the columns on which ``part_of`` depends."""
@@ -122,7 +122,7 @@ class Tables:
         It is called once per search for equal values of ``columns``.
         """
         known = self._tables.setdefault(name, {})
-        _, first, inverse = distinct(code_of(columns))
+        _, first, inverse = distinct(encode_rows(columns))
         rows = []
         for at in first:
             key = tuple(int(column[at]) for column in columns)
@@ -132,7 +132,7 @@ class Tables:
         return np.stack(rows)[inverse]
 
 
-def code_of(columns: Sequence[Ints]) -> Ints:
+def encode_rows(columns: Sequence[Ints]) -> Ints:
     """Return one integer per row, equal for rows with equal columns."""
     code = np.zeros(len(columns[0]), np.int64)
     size = 1

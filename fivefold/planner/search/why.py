@@ -17,7 +17,7 @@ from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, changed_words, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.time.ratio_errors import expected_ratio
-from fivefold.results.difference import because
+from fivefold.results.difference import name_largest_part
 from fivefold.results.search_result import Why
 from fivefold.units import show_bytes
 
@@ -27,7 +27,7 @@ VIRTUAL_STAGES = (1, 2, 4)  # virtual stages that are tried where there was no p
 EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
 
 
-def whys(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = ()) -> Iterator[Why]:
+def explain_choices(chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = ()) -> Iterator[Why]:
     """Yield a line per choice. A choice without a legal alternative has none.
 
     ``planners``: besides that of ``chosen`` those that reduce gradients of ZeRO-2 and -3 otherwise.
@@ -68,7 +68,7 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
         if abs(slower) > EQUAL_TIME_SHARE
         else "takes as long"
     )
-    part = because(chosen.time.split, best.step_time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
+    part = name_largest_part(chosen.time.split, best.step_time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
     doubt = "" if _is_distinguishable(chosen, by, best) else ", within the uncertainty"
     reason = f" ({part})" if part else ""
     return f"{_describe_alternative(name, best.layout, chosen.layout)}{out}{leaves} {cost}{reason}{doubt}"
@@ -121,10 +121,10 @@ def _zero(layout: Layout) -> tuple[str, list[tuple[str, Ways]]]:
     sizes = [size for size in (group // 2, 2 * group, replicas) if size > 1] if group else []
     stages += [(zero, size if size < replicas else None) for size in dict.fromkeys(sizes)]
     alternatives = [(z, n, change(layout, zero=z, shard_group=n)) for z, n in stages]
-    return _sharded(zero, group), [(_sharded(z, n), [other]) for z, n, other in alternatives]
+    return _list_sharded(zero, group), [(_list_sharded(z, n), [other]) for z, n, other in alternatives]
 
 
-def _sharded(zero: int, group: int | None) -> str:
+def _list_sharded(zero: int, group: int | None) -> str:
     return f"zero{zero}" + (f"/{group}" if group else "")
 
 
@@ -144,7 +144,7 @@ def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
     """
     fields: Fields = {axis: degree, "zero": layout.zero}
     if axis not in ("ep", "etp"):
-        moved = _moved(layout, axis, degree)
+        moved = _find_exchanged_axis(layout, axis, degree)
         if moved is None:
             return []
         fields |= moved
@@ -156,7 +156,7 @@ def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
     return [change(layout, **way) for way in ways]
 
 
-def _moved(layout: Layout, axis: str, degree: int) -> Fields | None:
+def _find_exchanged_axis(layout: Layout, axis: str, degree: int) -> Fields | None:
     """Return the axis that gives or takes the ranks, with its new degree; None if no axis has them."""
     now = int(getattr(layout, axis))
     if degree < now:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
-from fivefold.layout.mesh import group_of
+from fivefold.layout.mesh import make_group
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup
@@ -125,7 +125,7 @@ def _broadcast_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) ->
                     group_key = message.group, message.ranks
                     payloads[group_key] = payloads.get(group_key, 0) + times * message.payload
     return sum(
-        ranks * units.network.seconds("broadcast", payload // ranks, group_of(layout, name, ranks))
+        ranks * units.network.seconds("broadcast", payload // ranks, make_group(layout, name, ranks))
         for (name, ranks), payload in payloads.items()
     )
 

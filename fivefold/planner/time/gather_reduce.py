@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.layout.mesh import Group, group, group_of
+from fivefold.layout.mesh import Group, group, make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
 from fivefold.planner.counts.traffic import copy_messages, unit_messages
@@ -54,7 +54,7 @@ def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name
     reduces_every_backward = counts.reduces_each(layout, name)
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
     for message in unit_messages(counts, layout, name):
-        collective = message.collective, message.payload, group_of(layout, message.group, message.ranks)
+        collective = message.collective, message.payload, make_group(layout, message.group, message.ranks)
         seconds, busy = network.seconds(*collective), network.busy(*collective)
         if message.collective == "all_gather":
             gather, gather_busy = gather + seconds, gather_busy + busy
@@ -64,7 +64,7 @@ def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name
             reduce, reduce_busy = reduce + seconds, reduce_busy + busy
     for message in copy_messages(counts, layout, name):
         is_dualpipe = message.axis == "pp"
-        mesh_group = _dualpipe_replicas(layout) if is_dualpipe else group_of(layout, message.group, message.ranks)
+        mesh_group = _dualpipe_replicas(layout) if is_dualpipe else make_group(layout, message.group, message.ranks)
         copies += message.times * network.seconds(message.collective, message.payload, mesh_group)
     return GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
 

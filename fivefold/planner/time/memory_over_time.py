@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.memory.peak import Moment, PassMoments, over_time, passes
+from fivefold.planner.counts.memory.peak import Moment, PassMoments, list_live_bytes, passes
 from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.results.spans import Level, Span
 
@@ -44,7 +44,7 @@ class _Filler:
         self.counts = planner.counts
         self.runs = self.counts.stage_runs(layout)
         self.shares: dict[int, dict[str, float]] = {}
-        self.update = over_time(self.counts, layout, rank=rank)[-1]
+        self.update = list_live_bytes(self.counts, layout, rank=rank)[-1]
 
     def flat(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
         """Yield the levels without a pipeline.

@@ -6,7 +6,7 @@ through a layer of experts
 
 from __future__ import annotations
 
-from fivefold.layout.mesh import group_of
+from fivefold.layout.mesh import make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import passes, routing_messages, step_messages
@@ -26,7 +26,7 @@ def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: 
                     counts, layout, run, times=times * n_moe_layers * passes(layout, counts.job)
                 )
     for message in messages:
-        mesh_group = group_of(layout, message.group, message.ranks)
+        mesh_group = make_group(layout, message.group, message.ranks)
         seconds = message.times * network.seconds(message.collective, message.payload, mesh_group)
         seconds_by_axis[message.axis] = seconds_by_axis.get(message.axis, 0.0) + seconds
     return seconds_by_axis

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import UnitGroup
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.unit_overlap import UnitSeconds, overlap_message, unit_seconds
 from fivefold.planner.time.unit_time import AXES
@@ -139,7 +139,7 @@ def between_stages(units: Units, layout: Layout) -> tuple[float, float]:
 
 def _hop(units: Units, layout: Layout) -> MessageTime:
     """Return the seconds of a message from one stage to the next, gathered over tp by ``scatter_gather_tensors``."""
-    size, network, pp = units.counts.local(part_of(layout)).entry_bytes, units.network, group(layout, "pp")
+    size, network, pp = units.counts.local(get_local_degrees(layout)).entry_bytes, units.network, group(layout, "pp")
     if layout.tp == 1 or layout.sp or not units.job.stack.scatter_gather_tensors:
         return MessageTime(network.seconds("p2p", size, pp), network.busy("p2p", size, pp))
     p2p_seconds = network.seconds("p2p", size // layout.tp, pp)

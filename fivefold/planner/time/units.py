@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.cache import Cache
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
-from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time.compute import OpTime, Prices
 from fivefold.planner.time.constants import PUBLISHED, Constants
@@ -88,7 +88,7 @@ class Units:
         placement = self._placements.get(layout)
         if placement is None:
             placement = self._placements[layout] = Placement(
-                part_of(layout),
+                get_local_degrees(layout),
                 tuple([group(layout, axis) for axis in self._axes]),
                 layout.world if self.machine.calibration else 1,
                 gather_reduce_key(self.counts, layout),

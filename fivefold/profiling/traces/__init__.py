@@ -18,7 +18,7 @@ from fivefold.profiling.traces import breakdown, messages
 from fivefold.profiling.traces.breakdown import Timeline
 from fivefold.profiling.traces.critical_path import EndOrder, Segment, arrivals, critical_path, parts
 from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
-from fivefold.profiling.traces.matching import match, starts_of, waits
+from fivefold.profiling.traces.matching import find_starts, match, measure_waits
 from fivefold.profiling.traces.rank_trace import Window
 from fivefold.record import UserError
 from fivefold.rendering.trace_report import Piece
@@ -62,13 +62,13 @@ def read(
     """
     job = read_traces(paths, progress=progress)
     matched = match(job)
-    starts = starts_of(job, matched)
+    starts = find_starts(job, matched)
     chosen = _windows(job, step)
     pairs = [(trace, window) for trace in job.ranks for window in chosen[trace.rank]]
     first = min(
         window.start + trace.shift for trace, window in [*pairs, *((rank, rank.full_window()) for rank in job.ranks)]
     )
-    waits_by_rank = waits(job, matched, starts)
+    waits_by_rank = measure_waits(job, matched, starts)
     lines = {trace.rank: Timeline(trace, waits=waits_by_rank.get(trace.rank)) for trace in job.ranks}
     messages_of = partial(messages.lines, matched=matched, starts=starts, machine=machine, axes=axes)
     lowest = job.ranks[0]

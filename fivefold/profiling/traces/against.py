@@ -19,7 +19,7 @@ AXES = {"tp": "tp", "cp": "cp", "pp": "pp", "shard": "dp", "replica": "dp", "wor
 OF_EXPERTS = {"ep": "ep", "etp": "etp", "expert_shard": "dp", "expert_replica": "dp"}
 
 
-def axes_of(layout: Layout) -> dict[tuple[int, ...], str]:
+def find_axes(layout: Layout) -> dict[tuple[int, ...], str]:
     """Return the axis of each process group, by its members; axes that share a group are named together."""
     by_members: dict[tuple[int, ...], set[str]] = {}
     groups = AXES | (OF_EXPERTS if layout.ep * layout.etp > 1 else {})
@@ -36,7 +36,7 @@ def axes_of(layout: Layout) -> dict[tuple[int, ...], str]:
     return {ranks: label_by_axis[min(axes)] for ranks, axes in by_members.items()}
 
 
-def against(predicted: Step, report: TraceReport, *, messages: Sequence[MessageLine]) -> list[Row]:
+def compare_with_prediction(predicted: Step, report: TraceReport, *, messages: Sequence[MessageLine]) -> list[Row]:
     """Return a row for each quantity that both have; raises ``UserError`` if the numbers of ranks differ.
 
     ``messages``: the messages of one rank.

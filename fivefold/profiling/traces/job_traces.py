@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fivefold.bounded_types import RANKS
 from fivefold.profiling.traces.rank_trace import RankTrace, rank_trace
-from fivefold.profiling.traces.recording import Recording, ranks_in, record
+from fivefold.profiling.traces.recording import Recording, parse_ranks, record
 from fivefold.record import UserError
 from fivefold.units import MIB, show_seconds
 
@@ -56,7 +56,7 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
             remarks.append(f"left out: {str(error).replace(f'{path}', path.name)}")
     if not recordings:
         raise UserError(f"{paths[0]}: contains no PyTorch profiler trace; {'; '.join(remarks[:2]) or 'it is empty'}")
-    ranks = _by_rank(recordings, remarks)
+    ranks = _sort_by_rank(recordings, remarks)
     world = _one_job(ranks, remarks)
     rank_traces = [rank_trace(recording, rank=rank) for rank, recording in sorted(ranks.items())]
     remarks += [remark for recording in rank_traces for remark in recording.recording.remarks]
@@ -84,7 +84,7 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     return files
 
 
-def _by_rank(recordings: list[Recording], remarks: list[str]) -> dict[int, Recording]:
+def _sort_by_rank(recordings: list[Recording], remarks: list[str]) -> dict[int, Recording]:
     """Return recordings by the rank that they state, that their file's name states, or else in their order."""
     ranks: dict[int, Recording] = {}
     for index, recording in enumerate(recordings):
@@ -155,11 +155,11 @@ def _set_origins(ranks: list[RankTrace]) -> None:
         trace.shift = trace.recording.origin - first
 
 
-def groups_of(trace: RankTrace) -> dict[str, tuple[int, ...]]:
+def read_groups(trace: RankTrace) -> dict[str, tuple[int, ...]]:
     """Return the members of each process group that the trace lists, by name."""
     entries = _info(trace.recording).get("pg_config")
     groups: dict[str, tuple[int, ...]] = {}
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict):
-            groups[str(entry.get("pg_name", ""))] = ranks_in(entry.get("ranks"))
+            groups[str(entry.get("pg_name", ""))] = parse_ranks(entry.get("ranks"))
     return groups

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fivefold.profiling.traces.intervals import Intervals, union
-from fivefold.profiling.traces.job_traces import JobTraces, groups_of
+from fivefold.profiling.traces.job_traces import JobTraces, read_groups
 from fivefold.profiling.traces.recording import Message
 from fivefold.units import show_seconds
 
@@ -64,7 +64,7 @@ def match(job: JobTraces) -> Matched:
     rows: dict[_Key, dict[int, list[Part]]] = {}  # messages with equal keys, which only their order tells apart
     unmatched: Counter[str] = Counter()
     for trace in job.ranks:
-        group_of = lru_cache(maxsize=None)(partial(_group, rank=trace.rank, listed=groups_of(trace), world=job.world))
+        group_of = lru_cache(maxsize=None)(partial(_group, rank=trace.rank, listed=read_groups(trace), world=job.world))
         for row in np.flatnonzero(trace.message >= 0).tolist():
             message = trace.messages[trace.message[row]]
             part = Part(trace.rank, row)
@@ -146,7 +146,7 @@ def payload(message: Message, group: Group) -> int | None:
     return sent if sent is not None else received
 
 
-def waits(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> dict[int, Intervals]:
+def measure_waits(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> dict[int, Intervals]:
     """Return when the kernels of each rank that shares messages waited for another rank to arrive.
 
     ``starts`` are on the clock of all ranks.
@@ -163,7 +163,7 @@ def waits(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> dict[int
     return waits_by_rank
 
 
-def starts_of(job: JobTraces, matched: Matched) -> dict[Part, int]:
+def find_starts(job: JobTraces, matched: Matched) -> dict[Part, int]:
     """Return when the kernel of each matched part begins, on the clock of all ranks."""
     by_rank = {trace.rank: trace for trace in job.ranks}
     return {part: int(by_rank[part.rank].start[part.row]) + by_rank[part.rank].shift for part in matched.whole}

@@ -226,14 +226,14 @@ def _of_kernel(row: int, args: dict[str, Any]) -> Message:
         group=str(args.get("Process Group Name", "")),
         about=str(args.get("Process Group Description", "")),
         ranks=ranks if isinstance(ranks, int) and ranks > 0 else None,
-        members=ranks_in(args.get("Process Group Ranks")),
+        members=parse_ranks(args.get("Process Group Ranks")),
         source=_rank(args.get("Src Rank")),
         target=_rank(args.get("Dst Rank")),
         sequence=_rank(args.get("Seq")),
     )
 
 
-def ranks_in(value: object) -> tuple[int, ...]:
+def parse_ranks(value: object) -> tuple[int, ...]:
     """Parse ``"[0, 1]"`` or ``[0, 1]`` into ascending ranks; an abbreviated list ("[0, 1, ..., 7]") gives none."""
     return _ranks(str(value or ""))
 

@@ -20,7 +20,7 @@ def scale(largest: float, limit: float) -> tuple[float, float | None]:
     return (max(largest, limit) if near else largest or 1.0) * 1.02, limit if near else None
 
 
-def stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | None = None) -> Raw:
+def draw_stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | None = None) -> Raw:
     """Draw the bar, ``whole`` wide; ``limit``: the position of a capacity."""
     bars, start = [], 0.0
     for part in parts:

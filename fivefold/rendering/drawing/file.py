@@ -68,7 +68,7 @@ class PictureFile(NamedTuple):
         lines = "".join(f"<p>{words(line)}</p>" for line in self.lines if line)
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{words(self.title)}</title><style>'
-            f"{css()}{PAGE}</style></head><body><h1>{words(self.title)}</h1>{lines}{titled(self.chart)}"
+            f"{css()}{PAGE}</style></head><body><h1>{words(self.title)}</h1>{lines}{add_titles(self.chart)}"
             f"{legend(self.looks)}</body></html>\n"
         )
 

@@ -42,13 +42,13 @@ def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label:
 def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iterator[Raw]:
     y, height = SIDE * (at + 0.1) / lines, SIDE * 0.8 / lines
     yield element("rect", x=0, width=SIDE, y=y, height=height, class_="idle")
-    for piece in merged(pieces, last * FINEST):
+    for piece in merge_pieces(pieces, last * FINEST):
         tip = f"{piece.tip}\n{show_seconds(piece.end - piece.start)}"
         x, width = (round(seconds / last * SIDE, 2) for seconds in (piece.start, piece.end - piece.start))
         yield element("rect", x=x, width=width, y=y, height=height, class_=piece.look, data_tip=tip)
 
 
-def merged(pieces: Sequence[Piece], finest: float) -> Iterator[Piece]:
+def merge_pieces(pieces: Sequence[Piece], finest: float) -> Iterator[Piece]:
     """Yield the pieces; neighbours that are too short to be told apart become one, with the tip of the longest."""
     group: list[Piece] = []
     for piece in pieces:

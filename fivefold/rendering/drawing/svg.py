@@ -49,7 +49,7 @@ def legend(items: Iterable[tuple[str, str]]) -> Raw:
     return element("ul", join_elements(keys), class_="legend")
 
 
-def titled(picture: Raw) -> Raw:
+def add_titles(picture: Raw) -> Raw:
     """Return the picture with its tips as titles, which a browser shows itself: for files in which no script runs."""
     return Raw(_TIP.sub(r"<\1\2><title>\3</title></\1>", picture))
 

@@ -12,7 +12,7 @@ from typing import Any
 from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, ink
-from fivefold.rendering.sweep.panels import Panel, place_side_by_side, stacked
+from fivefold.rendering.sweep.panels import Panel, place_side_by_side, stack_panels
 from fivefold.step import sent_bytes
 
 Buffers = list[list[str]]  # for each rank its chunks; "" where it holds none
@@ -56,13 +56,13 @@ def chart(ranks: int = 4) -> Chart:
     panels = [
         Panel(
             f"{name}: each rank sends {_share(name, ranks)}",
-            beside_each_other(buffers_before(name, ranks), buffers_after(name, ranks)),
+            draw_before_and_after(buffers_before(name, ranks), buffers_after(name, ranks)),
         )
         for name in NAMES
     ]
     rows = [Panel("", join(panels[start : start + 2])) for start in range(0, len(panels), 2)]
     title = f"An all_reduce is a reduce_scatter and an all_gather: {_share('all_reduce', ranks)} over {ranks} ranks"
-    return stacked(rows, title=title, subtitle="columns are ranks, rows are chunks; Σ is the sum over all ranks")
+    return stack_panels(rows, title=title, subtitle="columns are ranks, rows are chunks; Σ is the sum over all ranks")
 
 
 def _share(name: str, ranks: int) -> str:
@@ -80,7 +80,7 @@ def join(panels: Sequence[Panel]) -> Chart:
     return alt.HConcatChart.from_dict(joined)
 
 
-def beside_each_other(first: Buffers, last: Buffers) -> Chart:
+def draw_before_and_after(first: Buffers, last: Buffers) -> Chart:
     """Draw two sets of buffers with an arrow between them."""
     alt = _altair()
     ranks = len(first)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fivefold.record import nearest
 from fivefold.rendering.charts import Chart, _altair, _colour
 from fivefold.rendering.palette import BLUE, GREY, ORANGE, SKY
-from fivefold.rendering.sweep.panels import Panel, stacked
+from fivefold.rendering.sweep.panels import Panel, stack_panels
 
 
 class Format(NamedTuple):
@@ -93,7 +93,7 @@ def chart(names: Sequence[str] = ()) -> Chart:
         Panel("from the smallest to the largest value (darker: with all digits)", _range(formats)),
         Panel("values from 1 to 2", _values(formats)),
     ]
-    return stacked(panels, title=title, subtitle="sign · exponent · mantissa")
+    return stack_panels(panels, title=title, subtitle="sign · exponent · mantissa")
 
 
 def _bits(formats: Sequence[Format]) -> Chart:

@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
-from fivefold.rendering.charts import Chart, _altair, data, styled
+from fivefold.rendering.charts import Chart, _altair, apply_style, data
 from fivefold.rendering.palette import BLUE, INK, RULE, SERIES
-from fivefold.rendering.sweep.panels import Panel, stacked
+from fivefold.rendering.sweep.panels import Panel, stack_panels
 from fivefold.rendering.sweep.predicted_vs_measured import draw_measured
 from fivefold.rendering.sweep.sequence import memory, sequence
 from fivefold.rendering.sweep.settings import (
     best,
-    fixed,
+    list_fixed,
     list_varied_axes,
     memory_unit,
     mfu,
+    name_with_size,
     setting,
-    sized,
     values,
     word,
 )
@@ -53,7 +53,7 @@ def heat_map(rows: Sequence[Row]) -> Chart | str:
         return "needs rows that fit"
     names = list(dict.fromkeys(setting(row, other_axes) for row in rows))
     models, ranks = values(rows, "model"), values(rows, "ranks")
-    labels = {row.model: sized(row) for row in best_rows.values()}
+    labels = {row.model: name_with_size(row) for row in best_rows.values()}
     highest, lowest = max(best_rows.values(), key=mfu), min(best_rows.values(), key=mfu)
     high, low = mfu(highest), CONTRAST * mfu(lowest)
     panels = []
@@ -71,7 +71,7 @@ def heat_map(rows: Sequence[Row]) -> Chart | str:
     title = (
         f"The best layouts reach {mfu(lowest):.0%} to {mfu(highest):.0%} MFU, most on {word('ranks', highest.ranks)}"
     )
-    return stacked(panels, title=title, subtitle=_make_subtitle(rows, "MFU with causal attention", len(names)))
+    return stack_panels(panels, title=title, subtitle=_make_subtitle(rows, "MFU with causal attention", len(names)))
 
 
 def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
@@ -146,7 +146,9 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
     if len(groups) == 1 and (smallest := front[0]) != (best_of_all := front[-1]):
         less, slower = (1 - smallest[key] / best_of_all[key] for key in ("memory", "tokens"))
         title = f"{len(fitting):,} layouts fit: {less:.0%} less memory costs {slower:.0%} of the throughput"
-    return styled(picture.properties(width=640, height=380), title=title, subtitle=_make_subtitle(rows, _cut(fitting)))
+    return apply_style(
+        picture.properties(width=640, height=380), title=title, subtitle=_make_subtitle(rows, _cut(fitting))
+    )
 
 
 def scaling(rows: Sequence[Row]) -> Chart | str:
@@ -189,7 +191,7 @@ def scaling(rows: Sequence[Row]) -> Chart | str:
     worst = min(names, key=lambda name: tokens[name][-1] / tokens[name][0])
     last = max(point["ranks"] for point in points if point["series"] == worst)
     title = f"{worst} keeps {tokens[worst][-1] / tokens[worst][0]:.0%} of its throughput per GPU to {last:,} ranks"
-    return styled(
+    return apply_style(
         picture.properties(width=640, height=360), title=title, subtitle=_make_subtitle(rows, "dashed: perfect scaling")
     )
 
@@ -252,7 +254,7 @@ def _coloured(alt: Any, names: list[str]) -> Any:
 
 def _make_subtitle(rows: Sequence[Row], more: str, panels: int = 0) -> str:
     left_out = f"the first {MOST_PANELS} of {panels} settings" if panels > MOST_PANELS else ""
-    return " · ".join(filter(None, (fixed(rows), more, left_out)))
+    return " · ".join(filter(None, (list_fixed(rows), more, left_out)))
 
 
 PICTURES: dict[str, Callable[[Sequence[Row]], Chart | str]] = {

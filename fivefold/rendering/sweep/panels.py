@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.rendering.charts import Chart, _altair, find_width, styled
+from fivefold.rendering.charts import Chart, _altair, apply_style, find_width
 from fivefold.rendering.palette import TEXT, break_lines
 
 
@@ -16,7 +16,7 @@ class Panel(NamedTuple):
     chart: Chart
 
 
-def stacked(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
+def stack_panels(panels: Sequence[Panel], *, title: str, subtitle: str) -> Chart:
     """Stack panels below one another."""
     return _join_panels(panels, title=title, subtitle=subtitle, side_by_side=False)
 
@@ -34,7 +34,7 @@ def _join_panels(panels: Sequence[Panel], *, title: str, subtitle: str, side_by_
         panel.chart.properties(title={"text": _lines(panel), **heading}) if panel.name else panel.chart
         for panel in panels
     ]
-    return styled(join(*charts), title=title, subtitle=subtitle)
+    return apply_style(join(*charts), title=title, subtitle=subtitle)
 
 
 def _lines(panel: Panel) -> str | list[str]:

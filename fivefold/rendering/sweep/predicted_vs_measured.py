@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from fivefold.rendering.charts import Chart, _altair, data, styled
+from fivefold.rendering.charts import Chart, _altair, apply_style, data
 from fivefold.rendering.palette import BLUE, PALE_INK, RULE, SERIES
-from fivefold.rendering.sweep.settings import fixed, list_varied_axes, setting
+from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, setting
 from fivefold.results.sweep_row import Row
 
 MOST_NAMED = 24
@@ -53,5 +53,5 @@ def draw_measured(rows: Sequence[Row]) -> Chart | str:
     errors = [abs(predicted / actual - 1) for _, predicted, actual in measured_rows]
     median, worst = statistics.median(errors), max(errors)
     title = f"{len(measured_rows)} steps: predicted within {median:.1%} of measured (median), {worst:.0%} at worst"
-    subtitle = " · ".join(filter(None, (fixed([row for row, _, _ in measured_rows]), f"band: within {BAND:.0%}")))
-    return styled(picture.properties(width=460, height=460), title=title, subtitle=subtitle)
+    subtitle = " · ".join(filter(None, (list_fixed([row for row, _, _ in measured_rows]), f"band: within {BAND:.0%}")))
+    return apply_style(picture.properties(width=460, height=460), title=title, subtitle=subtitle)

@@ -12,8 +12,8 @@ from typing import Any
 from fivefold.rendering.charts import COLOURS, Chart, _altair, data
 from fivefold.rendering.palette import LIMIT, SERIES
 from fivefold.rendering.step_view import MEMORY_PARTS
-from fivefold.rendering.sweep.panels import Panel, stacked
-from fivefold.rendering.sweep.settings import fixed, list_varied_axes, memory_unit, mfu, sized, values
+from fivefold.rendering.sweep.panels import Panel, stack_panels
+from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, memory_unit, mfu, name_with_size, values
 from fivefold.results.sweep_row import Row
 
 MOST_MODELS = 4
@@ -25,35 +25,37 @@ def memory(rows: Sequence[Row]) -> Chart | str:
     if "sequence" not in list_varied_axes(rows):
         return LACKS
     layout_by_model = {model: _usual(rows, model) for model in values([row for row in rows if row.peak_bytes], "model")}
-    chosen = _chosen(row for row in rows if row.peak_bytes and _layout(row) == layout_by_model[row.model])
+    chosen = _choose(row for row in rows if row.peak_bytes and _layout(row) == layout_by_model[row.model])
     if not chosen:
         return "needs rows with a prediction"
     panels = [
-        Panel(f"{sized(model_rows[0])}, {' '.join(_layout(model_rows[0])[-1])}", _bars(model_rows))
+        Panel(f"{name_with_size(model_rows[0])}, {' '.join(_layout(model_rows[0])[-1])}", _bars(model_rows))
         for model_rows in _by_model(rows, chosen)
     ]
     fullest = max(chosen, key=lambda row: row.peak_bytes or 0)
     largest = max(MEMORY_PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
     share = (getattr(fullest, f"{largest}_bytes") or 0) / (fullest.peak_bytes or 1)
     title = f"{fullest.model}: {largest} take {share:.0%} at {fullest.sequence:,} tokens and ac={fullest.recomputation}"
-    return stacked(panels, title=title, subtitle=_make_subtitle(rows, "line: what a GPU has for tensors"))
+    return stack_panels(panels, title=title, subtitle=_make_subtitle(rows, "line: what a GPU has for tensors"))
 
 
 def sequence(rows: Sequence[Row]) -> Chart | str:
     """Draw the best MFU over sequence length; a curve per recomputation, a panel per model; hollow if nothing fits."""
     if "sequence" not in list_varied_axes(rows):
         return LACKS
-    chosen = _chosen(rows)
+    chosen = _choose(rows)
     if not chosen:
         return "needs rows with a prediction"
     kinds = values(rows, "recomputation")
-    panels = [Panel(sized(model_rows[0]), _curves(model_rows, kinds)) for model_rows in _by_model(rows, chosen)]
+    panels = [
+        Panel(name_with_size(model_rows[0]), _curves(model_rows, kinds)) for model_rows in _by_model(rows, chosen)
+    ]
     fitting = [row for row in chosen if row.status == "fits"]
     title = "No row fits"
     if fitting:
         top = max(fitting, key=lambda row: (row.sequence, mfu(row)))
         title = f"{top.model} at {top.sequence:,} tokens: ac={top.recomputation} is best, {mfu(top):.0%} MFU"
-    return stacked(
+    return stack_panels(
         panels, title=title, subtitle=_make_subtitle(rows, "MFU with causal attention; hollow: does not fit")
     )
 
@@ -73,7 +75,7 @@ def _usual(rows: Sequence[Row], model: str) -> tuple[Any, ...]:
     return max(mfus_by_layout, key=lambda name: (sum(map(bool, mfus_by_layout[name])), sum(mfus_by_layout[name])))
 
 
-def _chosen(rows: Iterable[Row]) -> list[Row]:
+def _choose(rows: Iterable[Row]) -> list[Row]:
     best_rows: dict[tuple[str, int, str], Row] = {}
     for row in rows:
         if row.peak_bytes is None:
@@ -163,4 +165,4 @@ def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
 def _make_subtitle(rows: Sequence[Row], more: str) -> str:
     models = len(values(rows, "model"))
     left_out = f"the {MOST_MODELS} smallest of {models} models" if models > MOST_MODELS else ""
-    return " · ".join(filter(None, (fixed(rows), more, left_out)))
+    return " · ".join(filter(None, (list_fixed(rows), more, left_out)))

@@ -61,12 +61,12 @@ def word(axis: str, value: Any) -> str:
     return str(value)
 
 
-def sized(row: Row) -> str:
+def name_with_size(row: Row) -> str:
     """Return a model's name with its size."""
     return f"{row.model} ({show_count(row.parameters)})" if row.parameters else row.model
 
 
-def fixed(rows: Sequence[Row]) -> str:
+def list_fixed(rows: Sequence[Row]) -> str:
     """Return what all rows share, as the subtitle of a picture."""
     changing = list_varied_axes(rows)
     axes = [axis for axis in AXES if axis not in changing and axis != "batch"]
@@ -87,7 +87,7 @@ def describe_rows(rows: Sequence[Row]) -> str:
     try:
         jobs = [Job.read(dict(zip(fields, row_setting, strict=True)), origin="row") for row_setting in settings]
     except UserError:  # a custom precision or stack
-        return fixed(rows)
+        return list_fixed(rows)
     return " · ".join(filter(None, (shared_text, describe_job(*jobs, open_fields=("optimizer.kind",)))))
 
 

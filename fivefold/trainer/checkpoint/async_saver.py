@@ -58,7 +58,7 @@ class Saver:
         if not self.asynchronous:
             self.newest = self._write(state, checkpoint)
             return
-        self._copy = {name: _copied(tensor, self._copy.get(name)) for name, tensor in state.items()}
+        self._copy = {name: _copy_to_host(tensor, self._copy.get(name)) for name, tensor in state.items()}
         copy_done = torch.cuda.current_stream().record_event() if self._on_gpu else None
         self._underway = self._thread.submit(self._write, self._copy, checkpoint, copy_done)
 
@@ -84,10 +84,10 @@ class Saver:
             torch.cuda.set_device(self.built.ranks.device)
 
 
-def _copied(tensor: Tensor | BoxTensor, former: Tensor | BoxTensor | None) -> Tensor | BoxTensor:
+def _copy_to_host(tensor: Tensor | BoxTensor, former: Tensor | BoxTensor | None) -> Tensor | BoxTensor:
     """Copy ``tensor`` to host memory, into ``former`` if given; from a GPU asynchronously, pinned, on its stream."""
     if isinstance(tensor, BoxTensor):
-        rows = _copied(tensor.rows, former.rows if isinstance(former, BoxTensor) else None)
+        rows = _copy_to_host(tensor.rows, former.rows if isinstance(former, BoxTensor) else None)
         return BoxTensor(tensor.size(), tensor.boxes, rows)
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda) if former is None else former
     return host.copy_(tensor.detach(), non_blocking=True)

@@ -96,12 +96,12 @@ def write(
     """
     final, temporary = directory / folder.folder_name(checkpoint.progress.step), None
     try:
-        temporary = _on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
+        temporary = _run_on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
         save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
-        files = on_all_ranks(lambda: _written_files(temporary, rank=ranks.rank), ranks=ranks, group=group)
+        files = run_on_all_ranks(lambda: _written_files(temporary, rank=ranks.rank), ranks=ranks, group=group)
         sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
-        _on_first_rank(partial(_finish, temporary, final, sealed, keep), ranks=ranks, group=group)
+        _run_on_first_rank(partial(_finish, temporary, final, sealed, keep), ranks=ranks, group=group)
     except (OSError, RuntimeError, CheckpointException) as error:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
         free = _describe_free_bytes(directory)  # before anything is removed
@@ -132,11 +132,11 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     only if world size and device type are the same.
     """
     ranks = built.ranks
-    on_all_ranks(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
+    run_on_all_ranks(lambda: _verify(path, model=model, job=job, index=index, ranks=ranks), ranks=ranks)
     checkpoint = read(path)
-    on_all_ranks(lambda: optimizer.check_reshardable(built.optimizer, checkpoint.layout), ranks=ranks)
+    run_on_all_ranks(lambda: optimizer.check_reshardable(built.optimizer, checkpoint.layout), ranks=ranks)
     ensure_moments(built.optimizer, built.shards)
-    on_all_ranks(lambda: _check_tensors(path, _tensors(built).keys()), ranks=ranks)
+    run_on_all_ranks(lambda: _check_tensors(path, _tensors(built).keys()), ranks=ranks)
     same_ranks = (checkpoint.layout.world, checkpoint.device) == (ranks.world, ranks.device.type)
     generators = _generators(ranks) if same_ranks else {}
     scaler = _scaler(built) if checkpoint.job.precision.loss_scaling else {}
@@ -270,7 +270,7 @@ def _generators(ranks: Ranks) -> dict[str, Tensor]:
 # Errors on all ranks
 
 
-def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
+def run_on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None = None) -> list[T]:
     """Run ``action`` on every rank; all_gather and return the results. If one rank raises, all raise the same error."""
     result: T | None = None
     failure: Exception | None = None
@@ -289,9 +289,9 @@ def on_all_ranks(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGr
     return [answer for answer, _ in answers]
 
 
-def _on_first_rank(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
+def _run_on_first_rank(action: Callable[[], T], *, ranks: Ranks, group: dist.ProcessGroup | None) -> T:
     """Run ``action`` on rank 0; return its result or raise its error on all ranks."""
-    return cast(T, on_all_ranks(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
+    return cast(T, run_on_all_ranks(lambda: action() if ranks.rank == 0 else None, ranks=ranks, group=group)[0])
 
 
 def _reason(error: BaseException) -> str:

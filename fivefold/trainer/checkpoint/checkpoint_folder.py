@@ -110,7 +110,7 @@ def finish(temporary: Path, final: Path, *, checkpoint: Checkpoint, keep: int) -
     _sync(final.parent)
     if replaced.exists():
         _remove(replaced)
-    for old in _up_to(final)[: -max(1, keep)]:
+    for old in _list_up_to(final)[: -max(1, keep)]:
         _remove(old)
 
 
@@ -150,11 +150,11 @@ def _digest(values: dict[str, Any]) -> str:
 
 def latest(directory: Path) -> Path | None:
     """Return the complete checkpoint of the highest step in ``directory``; None if there is none."""
-    complete = _complete(directory)
+    complete = _list_complete(directory)
     return complete[-1] if complete else None
 
 
-def _complete(directory: Path) -> list[Path]:
+def _list_complete(directory: Path) -> list[Path]:
     """List the complete checkpoints of ``directory``, lowest step first; ``.replaced`` before its replacement."""
     if not directory.is_dir():
         return []
@@ -166,9 +166,9 @@ def _complete(directory: Path) -> list[Path]:
     return [path for *_, path in sorted(numbered)]
 
 
-def _up_to(path: Path) -> list[Path]:
+def _list_up_to(path: Path) -> list[Path]:
     """List the complete checkpoints next to ``path`` up to and including it; all if ``path`` is not one."""
-    complete = _complete(path.parent)
+    complete = _list_complete(path.parent)
     return complete[: complete.index(path) + 1] if path in complete else complete
 
 
@@ -206,7 +206,7 @@ def verify(path: Path, files: tuple[File, ...]) -> None:
 
 def find_previous(path: Path) -> Path | None:
     """Return the newest complete checkpoint before ``path``, or None."""
-    earlier = [other for other in _up_to(path) if other != path]
+    earlier = [other for other in _list_up_to(path) if other != path]
     return earlier[-1] if earlier else None
 
 

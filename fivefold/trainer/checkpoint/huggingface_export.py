@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from fivefold.model.huggingface.tensors import Part, parts
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
-from fivefold.model.weights import layer_of, weights
+from fivefold.model.weights import get_layer, weights
 from fivefold.record import Record, RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
@@ -243,7 +243,7 @@ def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) ->
         tensors |= zip(((part.name, ours) for part in stored), rows.chunk(len(stored)), strict=True)
         copies |= {(part.name, ours): rows for part in further_copies}
         if ours.endswith(BIAS):
-            targets[f"bias/{layer_of(model, ours)}"] = rows
+            targets[f"bias/{get_layer(model, ours)}"] = rows
         else:
             targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(stored, shape), rows)
     read(targets)

@@ -23,7 +23,7 @@ from fivefold.model.huggingface.write import differs
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
-from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
+from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
@@ -68,7 +68,7 @@ class Folder:
         text = text_of(config, name=str(path))
         tensors = dict(_tensors(path))
         foreign = _list_foreign(tensors) if text.wrapped else frozenset()
-        tensors = _unwrapped(tensors) if text.wrapped else _prefixed(tensors, prefix=text.family.base_prefix)
+        tensors = _select_text_model(tensors) if text.wrapped else _add_prefix(tensors, prefix=text.family.base_prefix)
         if stored.mtp and not any(_layer(name) == stored.layers for name in tensors):
             stored = stored.replace(mtp=None)  # transformers writes the key, but none of the tensors
         if model is not None:
@@ -136,7 +136,7 @@ class Folder:
 
 def start(path: Path, *, built: Built, model: Model) -> None:
     """Load this rank's shards from the folder ``path``. Every rank calls it; all raise the same ``UserError``."""
-    on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
+    run_on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
     for unit in built.units:
         unit.updated()
 
@@ -196,7 +196,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
             yield name, opened.get_slice(name)
 
 
-def _prefixed(tensors: dict[str, Any], *, prefix: str) -> dict[str, Any]:
+def _add_prefix(tensors: dict[str, Any], *, prefix: str) -> dict[str, Any]:
     """Return ``tensors`` by the full model's names, if named as in a model without head (``h.0.ln_1.weight``)."""
     bare = prefix and not any(name.startswith(prefix) for name in tensors)
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()} if bare else tensors
@@ -208,7 +208,7 @@ def _list_foreign(tensors: dict[str, Any]) -> frozenset[str]:
     return foreign if len(foreign) < len(tensors.keys() - {*HEADS}) else frozenset()
 
 
-def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:
+def _select_text_model(tensors: dict[str, Any]) -> dict[str, Any]:
     """Return ``tensors`` of a multimodal model, with the names of a text model for those of its text model."""
     return {_unwrapped_name(name): tensor for name, tensor in tensors.items()}
 

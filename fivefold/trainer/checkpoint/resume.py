@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fivefold.record import UserError
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
-from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
+from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 from fivefold.trainer.parallel.mesh import Ranks
 
 
@@ -19,9 +19,9 @@ def set_aside(path: Path, *, ranks: Ranks) -> str | None:
 
     ``None`` if it is intact, or is left for the user to decide: written by a newer version, or none comes before it.
     """
-    errors = [line for line in on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
+    errors = [line for line in run_on_all_ranks(lambda: _damage(path, ranks), ranks=ranks) if line]
     before = folder.find_previous(path)
-    on_all_ranks(lambda: None, ranks=ranks)  # barrier: all ranks have looked before rank 0 renames
+    run_on_all_ranks(lambda: None, ranks=ranks)  # barrier: all ranks have looked before rank 0 renames
     if not errors or before is None:
         return None
     _rename(path, "damaged", ranks=ranks)
@@ -42,7 +42,7 @@ def step_past(path: Path, *, ranks: Ranks) -> Path | None:
 
     ``None``, and no rename, if there is none before it.
     """
-    before = on_all_ranks(lambda: folder.find_previous(path), ranks=ranks)[0]
+    before = run_on_all_ranks(lambda: folder.find_previous(path), ranks=ranks)[0]
     if before is not None:
         _rename(path, "doubted", ranks=ranks)
     return before
@@ -55,4 +55,4 @@ def _rename(path: Path, word: str, *, ranks: Ranks) -> None:
             number += 1
         os.rename(path, target)
 
-    on_all_ranks(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)
+    run_on_all_ranks(lambda: rename() if ranks.rank == 0 else None, ranks=ranks)

@@ -124,7 +124,7 @@ def _live_and_die_with_parent() -> None:
 
 
 @lru_cache(maxsize=1)
-def _loaded(path: Path, fingerprint: str) -> Tokenizer:
+def _load(path: Path, fingerprint: str) -> Tokenizer:
     tokenizer = load(path)
     assert tokenizer.fingerprint == fingerprint  # in the cache's key, as the file at this path may change
     return tokenizer
@@ -132,7 +132,7 @@ def _loaded(path: Path, fingerprint: str) -> Tokenizer:
 
 def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
     """Read, clean, tokenize and split the documents of one unit; runs in a worker."""
-    tokenizer = _loaded(rule.tokenizer, rule.fingerprint)
+    tokenizer = _load(rule.tokenizer, rule.fingerprint)
     end = np.array([tokenizer.end], rule.dtype)
     nul_bytes, lowest = 0, TEXT_HASHES
     tokens: dict[Split, list[Tokens]] = {split: [end[:0]] for split in SPLITS}

@@ -37,7 +37,7 @@ from fivefold.trainer.data.shards import (
     read_index,
     sync,
 )
-from fivefold.trainer.data.tokenizer import dtype_of, load
+from fivefold.trainer.data.tokenizer import choose_dtype, load
 from fivefold.trainer.data.tokenizer import tokenizer as make_tokenizer
 from fivefold.units import MIB, show_bytes
 
@@ -198,7 +198,7 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
     bound = round(plan.holdout * TEXT_HASHES)
     tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _training_texts(plan, bound, progress))
     append(folder / TOKENIZER, tokenizer.text.encode())
-    rule = Rule(plan.key, folder / TOKENIZER, tokenizer.fingerprint, str(dtype_of(tokenizer.vocab)), bound)
+    rule = Rule(plan.key, folder / TOKENIZER, tokenizer.fingerprint, str(choose_dtype(tokenizer.vocab)), bound)
     index, lowest = _write(plan, folder, rule, workers=workers, progress=progress)
     if plan.holdout and index.train.documents and not index.heldout.documents:
         # In so small a corpus no hash may fall below the bound: write again, holding out the lowest one.

@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
         """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
 
 
-def dtype_of(vocab: int) -> np.dtype[np.unsignedinteger[Any]]:
+def choose_dtype(vocab: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Return the smaller of uint16 and uint32 that holds every token below ``vocab``."""
     return np.dtype(np.uint16 if vocab <= 2**16 else np.uint32)
 
@@ -117,7 +117,7 @@ class BpeTokenizer:
 
     def encode(self, text: str) -> Tokens:
         """Return the token ids [n] of ``text``, with no special token added."""
-        return np.array(self.rust.encode(text, add_special_tokens=False).ids, dtype_of(self.vocab))
+        return np.array(self.rust.encode(text, add_special_tokens=False).ids, choose_dtype(self.vocab))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ``ids``; special tokens are left out."""

@@ -53,10 +53,10 @@ def install_signal_handlers(*, launcher: int | None) -> None:
             signal.signal(number, signal.SIG_DFL if launcher else stop)
     if launcher:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        threading.Thread(target=exit_with, args=(launcher,), daemon=True).start()
+        threading.Thread(target=exit_with_parent, args=(launcher,), daemon=True).start()
 
 
-def exit_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Exit once the process that started this one is dead, so that no orphan trains on next to its successor."""
     while os.getppid() == parent:
         time.sleep(0.1)

@@ -77,7 +77,7 @@ def samples(
     return samples_of_prompts
 
 
-def sample_of(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> str:
+def sample_run(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) -> str:
     """Continue the run's prompt with the current weights, gathered on the first rank; every rank calls it.
 
     Returns the text on the first rank, "" on others.

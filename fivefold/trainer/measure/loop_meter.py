@@ -17,7 +17,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from fivefold.step import sent_bytes
-from fivefold.trainer.measure.meter import COLLECTIVES, Meter, group_of, tensors
+from fivefold.trainer.measure.meter import COLLECTIVES, Meter, find_group, tensors
 
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
 SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -106,7 +106,7 @@ class LoopMeter(Meter):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if func in LISTS:
             collective, full = LISTS[func]
-            self._count(collective, group_of(args), tensors(args[full]))
+            self._count(collective, find_group(args), tensors(args[full]))
         elif func in FUNCTIONAL:
             collective, gives_full = FUNCTIONAL[func]
             self._count(collective, _resolve_process_group(args[-1]), tensors(out if gives_full else args[0]))
@@ -121,7 +121,7 @@ class LoopMeter(Meter):
 
     def _count_message(self, func: Any, args: Any) -> None:
         collective, full = COLLECTIVES[func]
-        self._count(collective, group_of(args), tensors(args[full]))
+        self._count(collective, find_group(args), tensors(args[full]))
 
     def _count(self, collective: str, group: Any, full: Iterable[Tensor]) -> None:
         key = self._axis_of(group.group_name, collective), collective

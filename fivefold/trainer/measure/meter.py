@@ -162,7 +162,7 @@ class Meter(TorchDispatchMode):
     def _count_message(self, func: Any, args: Any) -> None:
         """Count a c10d operation: one message, and the bytes that this rank sends in it."""
         collective, full = COLLECTIVES[func]
-        group = group_of(args)
+        group = find_group(args)
         payload = sum(tensor.nbytes for tensor in tensors(args[full]))
         key = self._axis(group.group_name), collective
         self._messages[key] += 1
@@ -176,7 +176,7 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def group_of(args: Any) -> Any:
+def find_group(args: Any) -> Any:
     """Return the process group among the arguments of a c10d operation."""
     return next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
 
@@ -208,9 +208,9 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
         numel = int(out.numel()) if GROUPED[func] else int(out[0].numel())
         return 2 * numel * int(args[GROUPED_INNER])
     if func in ATTENTION_FORWARD:
-        return _attention_flops(*args[:3], window=window_of(func, args))
+        return _attention_flops(*args[:3], window=find_window(func, args))
     if func in ATTENTION_BACKWARD:
-        return 2 * _attention_flops(*args[1:4], window=window_of(func, args))
+        return 2 * _attention_flops(*args[1:4], window=find_window(func, args))
     return 0
 
 
@@ -221,7 +221,7 @@ class Window(NamedTuple):
     keys: int
 
 
-def window_of(func: Any, args: Any) -> Window | None:
+def find_window(func: Any, args: Any) -> Window | None:
     """Return the window of an attention kernel; None if it has none."""
     if func not in BANDS:
         return None

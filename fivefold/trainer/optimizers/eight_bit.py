@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.trainer.optimizers.low_precision_moments import by_block
+from fivefold.trainer.optimizers.low_precision_moments import iterate_blocks
 
 DECADES = 7
 
@@ -47,13 +47,13 @@ class Codebook(NamedTuple):
     def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Dequantize codes [rows, columns] with scales [rows, blocks] to fp32 [rows, columns]."""
         rows = self.values.index_select(0, codes.view(-1).int()).view(codes.shape)
-        for block, scale in by_block(rows, scales):
+        for block, scale in iterate_blocks(rows, scales):
             block.mul_(scale)
         return rows
 
     def write(self, rows: Tensor, codes: Tensor, scales: Tensor) -> None:
         """Quantize fp32 ``rows`` to the nearest values, into ``codes`` and ``scales``; overwrites ``rows``."""
-        for block, scale in by_block(rows, scales):
+        for block, scale in iterate_blocks(rows, scales):
             scale.copy_(torch.linalg.vector_norm(block, ord=float("inf"), dim=-1, keepdim=True))
             block.div_(scale.clamp(min=torch.finfo(torch.float32).tiny))
         codes.copy_(torch.bucketize(rows, self.middles, out_int32=True))

@@ -23,7 +23,7 @@ from fivefold.trainer.optimizers import fp32_update
 from fivefold.trainer.optimizers.gather_matrices import ShardedWeight
 from fivefold.trainer.parallel.shard import LocalWeight, Shard
 from fivefold.units import ceil_div
-from fivefold.update import QUANTISED_BLOCK, quantised
+from fivefold.update import QUANTISED_BLOCK, is_quantized
 
 NAMES = ("exp_avg", "exp_avg_sq")
 
@@ -83,14 +83,14 @@ class Scaled(NamedTuple):
     def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Return ``codes`` times their block's scale, in fp32."""
         rows = codes.view(self.value).float()
-        for block, scale in by_block(rows, scales):
+        for block, scale in iterate_blocks(rows, scales):
             block.mul_(scale)
         return rows
 
     def write(self, rows: Tensor, codes: Tensor, scales: Tensor) -> None:
         """Round ``rows`` to nearest, in units of their block's scale."""
         info = torch.finfo(self.value)
-        for block, scale in by_block(rows, scales):
+        for block, scale in iterate_blocks(rows, scales):
             scale.copy_(torch.linalg.vector_norm(block, ord=float("inf"), dim=-1, keepdim=True).div_(info.max))
             block.div_(scale.clamp(min=torch.finfo(torch.float32).tiny)).clamp_(-info.max, info.max)
         if not self.signed:
@@ -123,7 +123,7 @@ class NarrowAdamW(torch.optim.Optimizer):
         fp32_format: Format = Unscaled(torch.float32)
         for cut in (cut for cut in sharded_weights if cut.shard.rows):
             shard, state = cut.shard, self.state[cut.shard.weight]
-            blocks = quantised(shard.local_weight.weight.numel, vector=shard.local_weight.weight.is_vector)
+            blocks = is_quantized(shard.local_weight.weight.numel, vector=shard.local_weight.weight.is_vector)
             weight_formats: tuple[Format, ...] = tuple(
                 moment_format if blocks or not moment_format.scaled else fp32_format for moment_format in formats
             )
@@ -187,7 +187,7 @@ def _update_rows(
         w.copy_(w_fp32)
 
 
-def by_block(rows: Tensor, scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def iterate_blocks(rows: Tensor, scales: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield views [rows, blocks, elements] and their scales [rows, blocks, 1]: the full blocks, then the short one."""
     full_blocks = rows.shape[1] // QUANTISED_BLOCK
     if full_blocks:

@@ -29,7 +29,7 @@ class _Entry(torch.autograd.Function):
         return gradient, None
 
 
-def entered(inputs: tuple[Any, ...], ends: Ends) -> tuple[Any, ...]:
+def watch_backward_end(inputs: tuple[Any, ...], ends: Ends) -> tuple[Any, ...]:
     """Return the ``inputs`` of a module, with ``ends`` called once the gradient of the first input is complete."""
     if not inputs[0].requires_grad:
         return inputs

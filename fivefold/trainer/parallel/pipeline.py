@@ -127,7 +127,7 @@ class Pipeline:
         inbox: list[Tensor] = []
         if stage < self.last:
             self._send(("F", stage, i), output.detach())
-            output = exit_of(output, inbox)
+            output = end_stage(output, inbox)
         if torch.is_grad_enabled():
             self._graphs[stage, i] = stage_input, output, inbox
         elif stage == self.last:
@@ -205,7 +205,7 @@ class Pipeline:
         return self._receiving.pop(part).wait()
 
 
-def exit_of(rows: Tensor, inbox: list[Tensor]) -> Tensor:
+def end_stage(rows: Tensor, inbox: list[Tensor]) -> Tensor:
     """Return a scalar whose backward runs that of ``rows`` with the gradient from ``inbox``."""
     stage_end: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
     return stage_end

@@ -14,7 +14,16 @@ from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.local_weight import RankCoordinate, local_slice, padded_vocab
 from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.sharding import POLICIES, Unit, extra_reduce_axis, multiplies, policy, reduces_each, trained, units
+from fivefold.layout.sharding import (
+    POLICIES,
+    Unit,
+    extra_reduce_axis,
+    multiplies,
+    policy,
+    reduces_each,
+    select_trained,
+    units,
+)
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
@@ -133,7 +142,7 @@ class Placement:
     def _zero_unit(
         self, every_weight: list[Weight], backwards: int, *, experts: bool, every_micro_batch: bool
     ) -> ZeroUnit:
-        weights = list(trained(Unit("", tuple(every_weight)), self.job).weights)
+        weights = list(select_trained(Unit("", tuple(every_weight)), self.job).weights)
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
         sums = list(self._extra_reduces(weights))

@@ -20,7 +20,7 @@ from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
 from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.model.precision import Dtypes
-from fivefold.trainer.parallel.backward_end import entered
+from fivefold.trainer.parallel.backward_end import watch_backward_end
 from fivefold.trainer.parallel.collectives import Pending, all_gather
 from fivefold.trainer.parallel.fp8_gather import Payload
 from fivefold.trainer.parallel.gradients import Gradients, resize
@@ -83,7 +83,7 @@ class ZeroUnit:
             parameter.collect = self._grad_hook(index)  # type: ignore[attr-defined]  # called by linear.accumulate_grad
             parameter.room = partial(self.gradients.room, index)  # type: ignore[attr-defined]  # read by model/linear.py
             parameter.waits = self.late is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
-            parameter.register_post_accumulate_grad_hook(_collected)
+            parameter.register_post_accumulate_grad_hook(_collect)
             self.parameters.append(parameter)
         cast = self.gathered.dtype == torch.uint8
         self.apart = cast or self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
@@ -267,7 +267,7 @@ def _set_parameter(module: nn.Module, shard: Shard, part: Tensor, *, trained: bo
     return parameter
 
 
-def _collected(weight: nn.Parameter) -> None:
+def _collect(weight: nn.Parameter) -> None:
     """Move ``weight.grad`` to the unit's buffer. Autograd also calls this hook without a gradient."""
     gradient, weight.grad = weight.grad, None
     if gradient is not None:
@@ -295,7 +295,7 @@ def attach(
         for unit in units:  # an input without a gradient: that of the first weight ends the backward
             unit.by_entry = by_entry and not unit.policy.weights_stay and inputs[0].requires_grad
             unit.gather(onward)
-        return entered(inputs, [unit.release for unit in units]) if units[0].by_entry else inputs
+        return watch_backward_end(inputs, [unit.release for unit in units]) if units[0].by_entry else inputs
 
     def end_forward(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         if all(unit.policy.weights_stay for unit in units):

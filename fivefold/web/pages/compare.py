@@ -17,7 +17,7 @@ from fivefold.rendering.comparison import (
     make_difference_grid,
     why,
 )
-from fivefold.rendering.drawing.bars import stacked
+from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.step_view import Part, list_memory_parts, list_time_parts
 from fivefold.results.comparison import Comparison, Variant
 from fivefold.units import show_bytes
@@ -75,8 +75,8 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
     label = f"{variant.name}: {show_bytes(stage.peak_bytes)}"
     return (
-        stacked(list_time_parts(step.time), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
-        stacked(list_memory_parts(stage), whole=fullest * 1.05, label=label),
+        draw_stacked(list_time_parts(step.time), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
+        draw_stacked(list_memory_parts(stage), whole=fullest * 1.05, label=label),
     )
 
 

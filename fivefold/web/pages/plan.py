@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner import questions
 from fivefold.record import UserError
 from fivefold.rendering.drawing import interval, memory, pipeline
-from fivefold.rendering.drawing.bars import scale, stacked
+from fivefold.rendering.drawing.bars import draw_stacked, scale
 from fivefold.rendering.grid import make_grid
 from fivefold.rendering.interval import describe_basis, show_range
 from fivefold.rendering.memory import finding as memory_finding
@@ -155,7 +155,7 @@ def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> 
         "pipeline_finding": finding(step.time, plan.rows),
         "pipeline_looks": pipeline.looks(plan.rows),
         "causes": (causes := list_time_parts(step.time)),
-        "time_bar": stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
+        "time_bar": draw_stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         "bands": bands(step),
     }
@@ -164,7 +164,7 @@ def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> 
 def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
     """Return a stage's memory as a bar, all stages to one scale."""
     label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
-    return stacked(list_memory_parts(stage), whole=whole, label=label, limit=limit)
+    return draw_stacked(list_memory_parts(stage), whole=whole, label=label, limit=limit)
 
 
 def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float | None) -> tuple[str, str, str]:

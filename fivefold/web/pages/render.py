@@ -55,7 +55,7 @@ environment.filters |= {
     "seconds": show_seconds,
     "percent": lambda share: f"{share:.1%}",
     "signed": lambda share: f"{share:+.1%}",
-    "of_ranks": of_ranks,
+    "of_ranks": replace_ranks,
     "spell_value": spell_value,
     "tone": find_tone,
     "look": _find_cell_class,

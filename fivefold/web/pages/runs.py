@@ -114,7 +114,7 @@ def look(site: Site, name: str) -> dict[str, Any]:
     log_lines = runs.log(site.folder, name)
     training = [line for line in log_lines if "loss" in line]
     finished, live = runs.steps(site.folder, name), runs.is_live(site.folder, name)
-    predicted = finished.predicted if finished else runs.promised(site.folder, name)
+    predicted = finished.predicted if finished else runs.read_prediction(site.folder, name)
     return {
         "name": name,
         "poll": 0 if finished else LIVE if live else QUIET,
@@ -124,7 +124,7 @@ def look(site: Site, name: str) -> dict[str, Any]:
         "loss": draw_losses(log_lines).chart if list_loss_curves(log_lines) else "",
         "speed": speed(training, predicted),
         "memory": memory(training),
-        "compared": table(rows) if (rows := compared(predicted, finished, training)) else None,
+        "compared": table(rows) if (rows := compare_run(predicted, finished, training)) else None,
         "budget": make_budget_grid(finished.predicted.time, finished.measured.time)
         if finished and finished.measured.time.parts
         else None,
@@ -133,7 +133,7 @@ def look(site: Site, name: str) -> dict[str, Any]:
     }
 
 
-def compared(predicted: Step | None, ended: RunFolder | None, training: list[dict[str, Any]]) -> list[Row]:
+def compare_run(predicted: Step | None, ended: RunFolder | None, training: list[dict[str, Any]]) -> list[Row]:
     """Compare prediction and measurement: in full once the run has ended, before that what is logged."""
     if ended is not None:
         return compare(ended.predicted, ended.measured)

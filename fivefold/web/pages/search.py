@@ -17,7 +17,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.rendering.drawing import scatter
 from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.point_charts import draw_front
-from fivefold.rendering.robust import make_scenario_grid, regrets, worded
+from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
 from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
 from fivefold.rendering.step_view import list_key_figures
 from fivefold.rendering.whole_run import assumption, make_offer_grid, span
@@ -91,7 +91,7 @@ def render_best(asked: SearchPage, fits: Sequence[Fit]) -> str:
 def render_result(site: Site, asked: SearchPage, result: Found, fits: Sequence[Fit] = ()) -> str:
     """Return the result as HTML; ``fits``: the layouts that were evaluated and fit."""
     if isinstance(result, Offers):
-        links = [plan_of(site, asked, offer) for offer in result.offers if offer.run]
+        links = [get_plan_url(site, asked, offer) for offer in result.offers if offer.run]
         return fragment(
             "offers.html",
             found=result,
@@ -99,7 +99,7 @@ def render_result(site: Site, asked: SearchPage, result: Found, fits: Sequence[F
             links=links,
             span=span,
             assumption=assumption,
-            to=lambda item: plan_of(site, asked, item),
+            to=lambda item: get_plan_url(site, asked, item),
         )
     if isinstance(result, Walk):
         tables = [
@@ -136,12 +136,12 @@ def address(asked: SearchQuestion, ranked: Ranked) -> str:
     return _plan(asked, layout=ranked.step.layout, reduce=ranked.reduce, **changes)
 
 
-def plan_of(site: Site, asked: SearchQuestion, offer: Offer) -> str:
+def get_plan_url(site: Site, asked: SearchQuestion, offer: Offer) -> str:
     """Return the URL of an offer's plan, on the machine by the name used in the question."""
     words = (asked.machine, *asked.machines)
     word_by_machine = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
     return asked.about().url(
-        "/plan", machine=of_ranks(word_by_machine[offer.machine], offer.ranks), layout=offer.layout
+        "/plan", machine=replace_ranks(word_by_machine[offer.machine], offer.ranks), layout=offer.layout
     )
 
 

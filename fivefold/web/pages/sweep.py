@@ -20,7 +20,7 @@ from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.folder import Folder
 from fivefold.web.pages.render import page
-from fivefold.web.question import About, of_ranks
+from fivefold.web.question import About, replace_ranks
 from fivefold.web.site import Site
 
 MAX_ROWS, MAX_POINTS = 300, 1500  # largest number of rows in the table, and of points
@@ -120,7 +120,7 @@ def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
         "points": points(best, predicted) if predicted else "",
         "heat": heat.table(
             cells(fitting, asked),
-            show=lambda size: worded(asked.value, size),
+            show=lambda size: format_value(asked.value, size),
             less=asked.value in ("step_seconds", "peak_bytes"),
         )
         if fitting
@@ -173,7 +173,7 @@ def address(row: Row) -> str:
     """Return the URL of a row's plan."""
     about = About(
         model=row.model[:MAX_LENGTH],
-        machine=of_ranks(row.machine, row.ranks)[:MAX_LENGTH],
+        machine=replace_ranks(row.machine, row.ranks)[:MAX_LENGTH],
         seq=row.sequence,
         gbs=row.batch,
         precision=row.precision,
@@ -182,7 +182,7 @@ def address(row: Row) -> str:
     return about.url("/plan", layout=row.layout)
 
 
-def worded(value: str, size: float | None) -> str:
+def format_value(value: str, size: float | None) -> str:
     """Return a value with its unit."""
     if size is None:
         return "–"

@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import Work
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from fivefold.dry_run.fake.collectives import Handle, returned
-from fivefold.dry_run.fake.world import groups_of
+from fivefold.dry_run.fake.collectives import Handle, make_result
+from fivefold.dry_run.fake.world import index_groups
 from fivefold.dry_run.record.recorder import SCALAR, Recorder
 from fivefold.dry_run.rehearse import CATEGORIES, THROUGH, RankTapes, two_steps
 from fivefold.job import Job
@@ -50,7 +50,7 @@ def play(model: Model, layout: Layout, job: Job) -> Told:
     with recorder:
         recorder.silent = True
         built = build(model=model, layout=layout, job=job, device=torch.device("cpu"), streams=False)
-        recorder.groups = groups_of(built.ranks)
+        recorder.groups = index_groups(built.ranks)
         first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
     engine = Engine(built, model=model, layout=layout, job=job)
     tokens = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, job.sequence + 1))
@@ -95,7 +95,7 @@ class Sending(TorchDispatchMode):
         handle = Handle(sent(func, args))
         boxed: torch.ScriptObject = handle.boxed()
         self._kept.append((handle, boxed))
-        return returned(func, args, boxed)
+        return make_result(func, args, boxed)
 
 
 _THREAD = ThreadPoolExecutor(1)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from fivefold.dry_run.fake.world import representatives
-from fivefold.dry_run.memory.reserved import reserved
+from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
@@ -58,7 +58,7 @@ def error(case: Case) -> float:
     results = []
     for rank in representatives(case.layout):
         tapes = rehearse_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=case.streams)
-        results.append(reserved([tapes.first, tapes.steady], expandable=False).reserved_bytes)
+        results.append(replay_allocator([tapes.first, tapes.steady], expandable=False).reserved_bytes)
     return planned / max(results) - 1
 
 

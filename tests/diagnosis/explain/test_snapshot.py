@@ -174,7 +174,7 @@ def test_torchs_own_writer_names_categories() -> None:
 def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> None:
     from fivefold.dry_run import dryrun
     from fivefold.dry_run.memory.snapshot import save
-    from fivefold.dry_run.report import moment
+    from fivefold.dry_run.report import describe_peak
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
@@ -190,7 +190,7 @@ def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> N
     assert memory is not None
     assert result.step is not None
     assert memory.held_bytes == result.step.memory.peak_bytes
-    assert memory.parts == moment(tapes).parts
+    assert memory.parts == describe_peak(tapes).parts
     assert sum(line.bytes for line in memory.lines) == memory.held_bytes
     save((tapes.first, tapes.steady), tmp_path / "x.pickle", expandable=False, capacity_bytes=2 * 2**20)
     short = explain(safe_pickle.load(tmp_path / "x.pickle"), files=("x",), top=1)

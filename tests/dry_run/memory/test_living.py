@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fivefold.dry_run.memory.breakdown import levels
-from fivefold.dry_run.memory.living import living
+from fivefold.dry_run.memory.living import list_live_groups
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Scope, Site, Tape
 
 
@@ -26,7 +26,7 @@ def tape() -> Tape:
 def test_live_bytes_are_allocated_minus_freed() -> None:
     """Against a replay, event by event; blocks of one kind are one group."""
     made = tape()
-    result = living(made, range(len(made)), n=99)
+    result = list_live_groups(made, range(len(made)), n=99)
     live: dict[int, tuple[int, str, str]] = {}
     for at, (kind, storage, size, site) in enumerate(made):
         if kind == ALLOC:
@@ -48,7 +48,7 @@ def test_live_bytes_are_allocated_minus_freed() -> None:
 
 def test_the_largest_come_first() -> None:
     made = tape()
-    (result,) = living(made, [len(made) - 4], n=1)
+    (result,) = list_live_groups(made, [len(made) - 4], n=1)
     assert len(result) == 1
-    (every,) = living(made, [len(made) - 4], n=9)
+    (every,) = list_live_groups(made, [len(made) - 4], n=9)
     assert result[0] == max(every, key=lambda item: item.bytes)

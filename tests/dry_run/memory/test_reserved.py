@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.dry_run.memory.caching_allocator import IDLE, UNMAPPED, USED, Allocator, Block
-from fivefold.dry_run.memory.reserved import Reserved, reserved
+from fivefold.dry_run.memory.reserved import Reserved, replay_allocator
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Scope, Site, Tape
 from fivefold.planner.counts.memory.allocator import segment
 from fivefold.units import MIB
@@ -35,7 +35,7 @@ def tape(*sizes: int, living: dict[int, int] | None = None) -> Tape:
 
 
 def reserve(*sizes: int, expandable: bool = False, capacity: int | None = None) -> Reserved:
-    return reserved([tape(*sizes)], expandable=expandable, capacity_bytes=capacity)
+    return replay_allocator([tape(*sizes)], expandable=expandable, capacity_bytes=capacity)
 
 
 @pytest.mark.parametrize(
@@ -142,15 +142,15 @@ def test_a_job_that_fits_but_for_pieces() -> None:
 def test_steps_follow_one_another() -> None:
     """What a tape begins with is not born again; what it does not name has died between the steps."""
     first = tape(30 * MIB, 12 * MIB, living={0: 40 * MIB})
-    assert reserved([first], expandable=False).allocated_bytes == 82 * MIB
+    assert replay_allocator([first], expandable=False).allocated_bytes == 82 * MIB
     kept = tape(12 * MIB, living={0: 40 * MIB, 1: 30 * MIB, 2: 12 * MIB})
-    assert reserved([first, kept], expandable=False).allocated_bytes == 94 * MIB
+    assert replay_allocator([first, kept], expandable=False).allocated_bytes == 94 * MIB
     gone = tape(30 * MIB, living={0: 40 * MIB, 3: 512})  # 1 and 2, and what is made anew has the place of 1
-    assert reserved([first, gone], expandable=False)[:3] == (82 * MIB, 82 * MIB, 84 * MIB)
+    assert replay_allocator([first, gone], expandable=False)[:3] == (82 * MIB, 82 * MIB, 84 * MIB)
 
 
 def test_residents_live_besides() -> None:
-    result = reserved([tape(12 * MIB)], expandable=False, resident=(32 * MIB, 32 * MIB))
+    result = replay_allocator([tape(12 * MIB)], expandable=False, resident=(32 * MIB, 32 * MIB))
     assert result[:3] == (76 * MIB, 76 * MIB, 76 * MIB)
 
 
@@ -224,5 +224,5 @@ def test_a_hundred_thousand_events_take_a_moment() -> None:
     made = tape(*sizes)
     begin = time.perf_counter()
     for expandable in (False, True):
-        reserved([made], expandable=expandable)
+        replay_allocator([made], expandable=expandable)
     assert time.perf_counter() - begin < 10  # ten times what it takes

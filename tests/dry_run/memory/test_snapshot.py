@@ -14,7 +14,7 @@ import pytest
 
 viz = pytest.importorskip("torch.cuda._memory_viz")
 
-from fivefold.dry_run.memory.reserved import reserved  # noqa: E402
+from fivefold.dry_run.memory.reserved import replay_allocator  # noqa: E402
 from fivefold.dry_run.memory.snapshot import save, snapshot  # noqa: E402
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Scope, Site, Tape  # noqa: E402
 from fivefold.record import RunFailure  # noqa: E402
@@ -69,7 +69,7 @@ def test_torchs_own_readers_find_the_totals(tmp_path: Path, expandable: bool) ->
     assert f"total_free: {total - 56:.1f}MiB" in text
     segments = result["segments"]
     assert sum(segment["total_size"] for segment in segments) == total * MIB
-    assert reserved(tapes(), expandable=expandable).reserved_bytes == total * MIB
+    assert replay_allocator(tapes(), expandable=expandable).reserved_bytes == total * MIB
     assert sum(segment["allocated_size"] for segment in segments) == 56 * MIB + 512
     assert sum(segment["requested_size"] for segment in segments) == 56 * MIB + 300
     assert {segment["segment_type"] for segment in segments} == {"small", "large"}
@@ -94,7 +94,7 @@ def test_the_trace_tells_the_step(tmp_path: Path) -> None:
         live += {"alloc": entry["size"], "free_completed": -entry["size"]}.get(entry["action"], 0)
         peak = max(peak, live)
     assert (live, peak) == (56 * MIB + 300, 86 * MIB + 300)
-    assert reserved(tapes(), expandable=False).requested_bytes == peak
+    assert replay_allocator(tapes(), expandable=False).requested_bytes == peak
 
 
 def test_frames_are_operation_line_and_module(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fivefold.dry_run.fake.world import representatives
-from fivefold.dry_run.record.recording import NotReplayable, recording_of
+from fivefold.dry_run.record.recording import NotReplayable, cut_recording
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
@@ -93,7 +93,7 @@ def test_played_blocks_do_what_blocks_do(name: str, text: str, streams: bool, mo
     recorded = []
 
     def spied(*arguments: Any, **options: Any) -> Any:
-        recorded.append(recording_of(*arguments, **options))
+        recorded.append(cut_recording(*arguments, **options))
         return recorded[-1]
 
     monkeypatch.setattr("fivefold.dry_run.record.replay.recording_of", spied)

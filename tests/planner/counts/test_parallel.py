@@ -24,8 +24,8 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, weights
 from fivefold.planner.counts.counts import Counts, run_part
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.operations.layer import Kind, kind_of
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.layer import Kind, get_kind
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import stages_held
 from fivefold.record import UserError
 from tests.layout.live import live
@@ -92,7 +92,7 @@ def test_a_layer_keeps_what_korthikanti_counts(technique: str, tp: int, B: int, 
     T, D, N = 8 * T, GPT.width, GPT.heads
     layout = Layout.parse(f"tp{tp} mbs{B} {text}")
     profile = Counts(GPT, Job(sequence=T, attention="unfused", vocab_multiple=8)).profile(
-        part_of(layout), Kind(False, False)
+        get_local_degrees(layout), Kind(False, False)
     )
     rows = B * T // (tp if layout.sp else 1)
     statistics = 0 if layout.ac == "full" else 2 * 2 * 4 * rows
@@ -122,7 +122,7 @@ def test_activations_in_flight_are_those_of_figure_1(
         table = schedule(result.schedule, pp=result.pp, v=result.v, micro_batches=result.micro_batches(counts.job))
         alive = max(passed.total() for passed, _ in live(table, rank=0))
         blocks = alive * layers // (result.pp * result.v)
-        part = part_of(result)
+        part = get_local_degrees(result)
         statistics = 2 * 2 * 4 * counts.local(part).stream_rows
         assert blocks * (counts.profile(part, Kind(False, False)).kept_bytes - statistics) == published * 2**30
 
@@ -130,7 +130,9 @@ def test_activations_in_flight_are_those_of_figure_1(
 def test_flash_attention_keeps_a_number_per_query_where_scores_were() -> None:
     B, T, D, N = 1, 64, GPT.width, GPT.heads
     kept = {
-        kind: Counts(GPT, Job(sequence=T, attention=kind)).profile(part_of(Layout()), Kind(False, False)).kept_bytes
+        kind: Counts(GPT, Job(sequence=T, attention=kind))
+        .profile(get_local_degrees(Layout()), Kind(False, False))
+        .kept_bytes
         for kind in ("flash", "unfused")
     }
     assert kept["unfused"] - kept["flash"] == 5 * N * T * T * B - 4 * B * T * N
@@ -144,8 +146,8 @@ def test_cp_divides_what_is_kept(kind: str, cp: int) -> None:
     counts = Counts(GPT, Job(sequence=256))
     layout, block = Layout.parse(f"cp{cp} cp={kind}"), Kind(False, False)
     twice = 2 * 256 * GPT.width if kind == "ulysses" else 0
-    whole = counts.profile(part_of(Layout()), block).kept_bytes
-    assert counts.profile(part_of(layout), block).kept_bytes * cp == whole + twice
+    whole = counts.profile(get_local_degrees(Layout()), block).kept_bytes
+    assert counts.profile(get_local_degrees(layout), block).kept_bytes * cp == whole + twice
 
 
 # ---- weights
@@ -260,8 +262,8 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
         mine = sum(weight.numel for weight in local)
         if unit == "head":  # further uses of tables: a tied one, and both of each further token predicted
             mine += (model.tied_embeddings + 2 * model.predicted) * table
-        made = sum(sum(op.gradient_widths) + op.biases for op in counts.unit(part_of(layout), unit).ops)
-        assert made == sum(op.parameters for op in counts.unit(part_of(layout), unit).ops) == mine, unit
+        made = sum(sum(op.gradient_widths) + op.biases for op in counts.unit(get_local_degrees(layout), unit).ops)
+        assert made == sum(op.parameters for op in counts.unit(get_local_degrees(layout), unit).ops) == mine, unit
 
 
 def test_copies_by_hand() -> None:
@@ -283,7 +285,7 @@ def issued(model: Model, layout: Layout, job: Job) -> tuple[int, int, int]:
     counts, full, causal, hardware = Counts(model, job), 0, 0, 0
     for stage in counts.stage_work(layout):
         for run, times in stage:
-            for op in counts.unit(run_part(part_of(layout), run), run.name).ops:
+            for op in counts.unit(run_part(get_local_degrees(layout), run), run.name).ops:
                 full += 3 * times * op.flops
                 causal += 3 * times * op.causal_flops
                 hardware += (4 if op.recomputed else 3) * times * (op.windowed_flops or op.flops * layout.cp)
@@ -405,7 +407,7 @@ def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataO
         assert sum(times for run, times in tally if not isinstance(run.name, str)) == len(walked)
         for run, times in tally:
             if not isinstance(run.name, str):
-                alike = [layer for layer in walked if kind_of(model, layer) == run.name]
+                alike = [layer for layer in walked if get_kind(model, layer) == run.name]
                 chosen = [layer for layer in alike if index in again and layer % layout.recompute_every == 0]
                 assert times == (len(chosen) if run.recomputed else len(alike) - len(chosen))
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.legal import reasons, uncounted
+from fivefold.layout.legal import explain_unsupported_2d, reasons
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
@@ -26,7 +26,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.layer import Kind
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios.exchanges import tensor
@@ -94,7 +94,7 @@ def test_a_column_and_a_row_layer_cut_in_two_are_the_whole(x: int, y: int) -> No
         part = exact[rows * i : rows * (i + 1), wide * j : wide * (j + 1)]
         np.testing.assert_allclose(result[i, j], part, rtol=1e-10, atol=1e-10)
     job = Job(sequence=T, global_batch=1)
-    ops = Counts(SMALL, job).unit(part_of(Layout(tp=x * y, tp_inner=y)), Kind(slides=False, moe=False)).ops
+    ops = Counts(SMALL, job).unit(get_local_degrees(Layout(tp=x * y, tp_inner=y)), Kind(slides=False, moe=False)).ops
     counted = {op.name: op.message for op in ops if op.message and op.message.axis.startswith("tp_")}
     names = ("norm1.out.gather", "attention.q.reduce", "o.gather", "attention.out.reduce")
     said = [(counted[name].axis, counted[name].forward, counted[name].payload // 2) for name in names]
@@ -107,7 +107,7 @@ def test_a_layer_sends_what_the_formula_says(x: int, y: int, mlp: str) -> None:
     """[4·D·(x−1) + (3·F + 2·(N+K)·H)·(y−1)] / tp elements a token forward (without a gate 2·F), and sums of norms."""
     tp, job = x * y, Job(sequence=T, global_batch=1)
     model = SMALL.replace(mlp=mlp)
-    ops = Counts(model, job).unit(part_of(Layout(tp=tp, tp_inner=y)), Kind(slides=False, moe=False)).ops
+    ops = Counts(model, job).unit(get_local_degrees(Layout(tp=tp, tp_inner=y)), Kind(slides=False, moe=False)).ops
     sent = 0.0
     for op in ops:
         if op.message and op.kind != "norm":
@@ -125,7 +125,7 @@ def test_a_layer_sends_what_the_formula_says(x: int, y: int, mlp: str) -> None:
 def test_ratios_price_the_messages_that_are_counted(name: str, x: int, y: int) -> None:
     """The output projection: its input gathered over y, its output scattered over x."""
     job, layout = Job(sequence=T, global_batch=1, precision=name), Layout(tp=x * y, tp_inner=y)  # type: ignore[arg-type]
-    ops = Counts(SMALL, job).unit(part_of(layout), Kind(slides=False, moe=False)).ops
+    ops = Counts(SMALL, job).unit(get_local_degrees(layout), Kind(slides=False, moe=False)).ops
     counted = {op.name: op.message for op in ops if op.message}
     priced = tensor(SMALL, job, layout)
     for transfer, message in zip(priced.transfers, (counted["o.gather"], counted["attention.out.reduce"]), strict=True):
@@ -149,7 +149,9 @@ def test_ranks_hold_all_weights_and_do_all_work_together(x: int, y: int) -> None
             assert cuts[weight.name].numel * pieces == weight.numel
     assert cuts["blocks.0.mlp.down.bias"].numel * y == D
     job = Job(sequence=T, global_batch=1)
-    plain, two = (Counts(model, job).unit(part_of(item), Kind(False, False)).ops for item in (Layout(), layout))
+    plain, two = (
+        Counts(model, job).unit(get_local_degrees(item), Kind(False, False)).ops for item in (Layout(), layout)
+    )
     assert sum(op.flops for op in two) * x * y == sum(op.flops for op in plain)
 
 
@@ -213,7 +215,7 @@ def test_the_search_has_every_cut_that_is_counted() -> None:
     assert {layout for layout in layouts if layout.tp_inner > 1} == {
         item
         for item in expected
-        if uncounted(item, model=DENSE, job=JOB) is None
+        if explain_unsupported_2d(item, model=DENSE, job=JOB) is None
         and next(reasons(item, model=DENSE, job=JOB, machine=None), None) is None
     }
     assert any(layout.tp_inner > 1 for layout in layouts)

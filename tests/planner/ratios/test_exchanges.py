@@ -12,7 +12,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.ratios.exchanges import (
     commonest_layer,
     context,
@@ -181,7 +181,7 @@ def test_more_tokens_a_rank_never_pay_less(dp: int, tp: int, cp: int, mbs: int) 
 def test_ratios_and_predict_gather_equally_wide(name: str, stack: str) -> None:
     """An element of a column-parallel layer's input in the first forward; what scales it is less than 7 % of it."""
     model, job = build_model("llama3-8b"), Job(sequence=4096, global_batch=8, precision=RECIPES[name], stack=stack)  # type: ignore[arg-type]
-    ops = Counts(model, job).unit(part_of(Layout(tp=4)), Kind(slides=False, moe=False)).ops
+    ops = Counts(model, job).unit(get_local_degrees(Layout(tp=4)), Kind(slides=False, moe=False)).ops
     gathers = [op.message for op in ops if op.message and op.message.forward == "all_gather"]
     assert len(gathers) == 2
     for message in gathers:

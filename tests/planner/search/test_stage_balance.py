@@ -12,7 +12,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.neighbours import walk
-from fivefold.planner.search.stage_balance import balanced, gain, recomputing_less
+from fivefold.planner.search.stage_balance import balance, gain, recomputing_less
 from fivefold.stack.spec import Stack, SupportedLayouts
 from tests.planner.search.test_search import FEW, NODE, SMALL, tight
 
@@ -36,22 +36,22 @@ def seconds(planner: Planner, layout: Layout) -> float:
 def test_balanced_stages_are_close_to_the_best_split(words: str) -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     even = Layout.parse(f"{words} mbs1")
-    result = balanced(even, planner)
+    result = balance(even, planner)
     assert result is not None
     assert sum(result.stages) == LAYERS
     best = min(seconds(planner, item) for item in every_split(even))
     assert best <= seconds(planner, result) <= best * 1.02, str(result)
     assert seconds(planner, result) < seconds(planner, even)
     assert best >= seconds(planner, even) * (1 - gain(even, planner)) * (1 - 1e-9)
-    assert balanced(result, planner) is None  # no further
+    assert balance(result, planner) is None  # no further
 
 
 def test_stages_that_cannot_be_balanced_stay() -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     for words in ("dp4", "pp4 v2"):  # no pipeline; a layer each
-        assert balanced(Layout.parse(words), planner) is None
+        assert balance(Layout.parse(words), planner) is None
     job = FEW.replace(stack=Stack(name="mine", runs=SupportedLayouts(uneven_stages=False)))
-    assert balanced(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
+    assert balance(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
 
 
 def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() -> None:
@@ -113,7 +113,7 @@ def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recomp
 def test_from_where_one_is_it_is_one_change() -> None:
     planner = Planner(model=HEAVY, machine=NODE, job=FEW)
     start = Layout.parse("dp2 pp4 zero1 mbs1")
-    split = balanced(start, planner)
+    split = balance(start, planner)
     assert split is not None
     words = {change.change for change in walk(planner, start).changes}
     assert str(split).split()[-1] in words

@@ -14,8 +14,8 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.planner.search.why import whys
-from fivefold.results.difference import because, differences, taken_apart
+from fivefold.planner.search.why import explain_choices
+from fivefold.results.difference import differences, name_largest_part, taken_apart
 from fivefold.results.search_result import Why
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import TIGHT_RISK
@@ -33,7 +33,7 @@ LLAMA = Planner(model=build_model("llama3-405b"), machine=H100, job=Job(sequence
 def list_reasons(planner: Planner, text: str, where: Where = ANY) -> dict[str, str]:
     """The lines by choice."""
     result = planner.estimate(Layout.parse(text))
-    lines = list(whys(Evaluated(result.layout, result.step_time, result.peak_bytes, planner), where=where))
+    lines = list(explain_choices(Evaluated(result.layout, result.step_time, result.peak_bytes, planner), where=where))
     assert all(isinstance(line, Why) for line in lines)
     return {line.choice: line.line for line in lines}
 
@@ -109,7 +109,7 @@ def test_an_alternative_that_reduces_otherwise_speaks_if_it_is_the_fastest() -> 
     )
     result = often.estimate(Layout.parse(text))
     chosen = Evaluated(result.layout, result.step_time, result.peak_bytes, often)
-    line = next(item.line for item in whys(chosen, planners=[often, once]) if item.choice == "zero1")
+    line = next(item.line for item in explain_choices(chosen, planners=[often, once]) if item.choice == "zero1")
     by = once.estimate(Layout.parse(text.replace("zero1", "zero2"))).step_time.seconds / chosen.seconds - 1
     assert by < 0
     assert f"zero2 (reduce=step) takes {-by:.1%} less" in line
@@ -130,8 +130,8 @@ def test_the_parts_that_differ_are_named_by_size() -> None:
         ("compute", pytest.approx(0.1)),
         ("update", 0.01),
     ]
-    assert because(before, after) == "bubble −600.0 ms"
-    assert because(after, before) == "bubble +600.0 ms"
-    assert because(before, before) == taken_apart(before, before) == ""
-    assert because({"compute": 1.0, "bubble": 0.1}, {"compute": 1.5, "bubble": 0.0}) == "compute +500.0 ms"
+    assert name_largest_part(before, after) == "bubble −600.0 ms"
+    assert name_largest_part(after, before) == "bubble +600.0 ms"
+    assert name_largest_part(before, before) == taken_apart(before, before) == ""
+    assert name_largest_part({"compute": 1.0, "bubble": 0.1}, {"compute": 1.5, "bubble": 0.0}) == "compute +500.0 ms"
     assert taken_apart(before, after) == "bubble −600.0 ms, tp messages −500.0 ms, compute +100.0 ms"

@@ -10,7 +10,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.predict import predict
 from fivefold.profiling.traces import read
-from fivefold.profiling.traces.against import against, axes_of
+from fivefold.profiling.traces.against import compare_with_prediction, find_axes
 from fivefold.record import UserError
 from fivefold.step import Step
 from tests.profiling.traces import kineto
@@ -28,9 +28,9 @@ def predicted(layout: Layout) -> Step:
 )
 def test_the_profiler_records_the_messages_that_were_predicted(text: str, tmp_path: Path) -> None:
     layout = Layout.parse(text)
-    traced = read(engine_traces(tmp_path, text), axes=axes_of(layout))
+    traced = read(engine_traces(tmp_path, text), axes=find_axes(layout))
     assert len(traced.report.steps) == STEPS
-    rows = against(predicted(layout), traced.report, messages=traced.lowest)
+    rows = compare_with_prediction(predicted(layout), traced.report, messages=traced.lowest)
     counts = [row for row in rows if row.unit in ("messages", "bytes") and "barrier" not in row.quantity]
     assert len(counts) >= 4
     for row in counts:
@@ -42,8 +42,10 @@ def test_the_profiler_records_the_messages_that_were_predicted(text: str, tmp_pa
 
 def test_one_process(tmp_path: Path) -> None:
     layout = Layout.parse("dp1 mbs2")
-    traced = read(engine_traces(tmp_path, "dp1 mbs2"), axes=axes_of(layout))
-    rows = {row.quantity: row for row in against(predicted(layout), traced.report, messages=traced.lowest)}
+    traced = read(engine_traces(tmp_path, "dp1 mbs2"), axes=find_axes(layout))
+    rows = {
+        row.quantity: row for row in compare_with_prediction(predicted(layout), traced.report, messages=traced.lowest)
+    }
     assert rows["step time"].measured == traced.report.step_seconds > 0
     windows = traced.report.breakdown
     parts = [
@@ -55,24 +57,24 @@ def test_one_process(tmp_path: Path) -> None:
 
 
 def test_axes_of_groups() -> None:
-    assert axes_of(Layout.parse("dp2 tp2")) == {
+    assert find_axes(Layout.parse("dp2 tp2")) == {
         (0, 1): "tp",
         (2, 3): "tp",
         (0, 2): "dp",
         (1, 3): "dp",
         (0, 1, 2, 3): "world",
     }
-    assert axes_of(Layout.parse("dp4 zero2/2")) == {
+    assert find_axes(Layout.parse("dp4 zero2/2")) == {
         (0, 1): "dp",
         (2, 3): "dp",
         (0, 2): "dp",
         (1, 3): "dp",
         (0, 1, 2, 3): "world",
     }
-    assert axes_of(Layout.parse("dp2")) == {(0, 1): "dp, world"}
+    assert find_axes(Layout.parse("dp2")) == {(0, 1): "dp, world"}
 
 
 def test_another_number_of_ranks_is_a_mistake(tmp_path: Path) -> None:
     traced = read(kineto.write(kineto.draw(1), tmp_path))
     with pytest.raises(UserError, match="--against has a layout of 4 ranks, but the traces have 2"):
-        against(predicted(Layout.parse("dp4 mbs2")), traced.report, messages=traced.lowest)
+        compare_with_prediction(predicted(Layout.parse("dp4 mbs2")), traced.report, messages=traced.lowest)

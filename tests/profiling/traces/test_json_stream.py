@@ -134,7 +134,7 @@ def test_damage_within_a_gzip_file_is_a_cut(content: tuple[bytes, list[dict[str,
         (b'{"traceEvents": [{"ph": "X", "cat": "F", "name": "F0.0", "ts": 0, "dur": 3}]}', "holds no kernel"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name"', "holds no kernel and no operator before its cut"),
         (b"[" * 100_000, "holds no kernel"),
-        (b'[{"ph": "X", "cat": "cpu_op", "name": "c10d::send", "ts": 0, "dur": 3}]', "holds no operator that computes"),
+        (b'[{"ph": "X", "cat": "cpu_op", "name": "c10d::send", "ts": 0, "dur": 3}]', "has no operator that computes"),
         (b'{"a": ' + b"9" * 5000 + b"}", "has no traceEvents"),
         (
             gzip.compress(b'{"traceEvents": [' + b'{"ph": "M"},' * 1000, mtime=0)[:-9],

@@ -322,7 +322,7 @@ def alive(process: str) -> bool:
 
 def test_a_dead_worker(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_live_and_die_with_parent", partial(os._exit, 9))
-    with pytest.raises(RunFailure, match="a tokenizing process died"):
+    with pytest.raises(RunFailure, match="a tokenizing process was killed"):
         prepare(str(texts), directory=tmp_path / "out", workers=2)
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
@@ -372,7 +372,7 @@ def _cut(path: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut short": (
+    "truncated": (
         lambda folder: _cut(folder / "train-00000.bin"),
         r"train-00000\.bin: cut short by 3 bytes, should be \d+; prepare the corpus again",
     ),

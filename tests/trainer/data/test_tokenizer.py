@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.record import UserError
-from fivefold.trainer.data.tokenizer import BpeTokenizer, ByteTokenizer, Tokenizer, dtype_of, load, tokenizer, train_bpe
+from fivefold.trainer.data.tokenizer import (
+    BpeTokenizer,
+    ByteTokenizer,
+    Tokenizer,
+    choose_dtype,
+    load,
+    tokenizer,
+    train_bpe,
+)
 
 TEXTS = [Path(__file__).read_text(), json.__doc__ or "", "naïve café, 日本語 \n\n\t x  y"]
 BPE = train_bpe(TEXTS, vocab=300)
@@ -88,7 +96,7 @@ def test_names() -> None:
 
 
 def test_dtype() -> None:
-    assert [dtype_of(vocab).name for vocab in (2**16, 2**16 + 1)] == ["uint16", "uint32"]
+    assert [choose_dtype(vocab).name for vocab in (2**16, 2**16 + 1)] == ["uint16", "uint32"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.feedforward import experts as planned
-from fivefold.planner.counts.operations.local_shapes import Local, part_of
+from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.step import sent_bytes
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.moe import Moe
@@ -240,7 +240,7 @@ def test_messages_sum_to_the_planners(forked, layout: str) -> None:
     of, parsed = model(balance="none"), Layout.parse(layout)
     job = Job(sequence=of.positions, global_batch=ROWS // of.positions, precision=recipe("fp32"))
     answers = forked(parsed.world, run_rank, layout, of, None)
-    local = Local(of, job, part_of(parsed.replace(mbs=job.global_batch // parsed.dp)))
+    local = Local(of, job, get_local_degrees(parsed.replace(mbs=job.global_batch // parsed.dp)))
     expected: dict[tuple[str, str], list[int]] = {}
     for op in planned(local, "x"):
         if op.message is not None and op.message.axis in ("ep", "etp"):

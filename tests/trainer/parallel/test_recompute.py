@@ -20,7 +20,7 @@ from fivefold.layout.stages import recomputed_layers
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.operations.layer import kind_of
+from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.counts.operations.recompute import groups as planned_groups
 from fivefold.trainer.measure.meter import Meter
@@ -159,7 +159,7 @@ def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
 def planned(model: Model, ac: str) -> tuple[int, int, int]:
     job = Job(sequence=TOKENS, global_batch=SEQUENCES, precision=recipe("fp32"), early_stop=True, attention="blocks")
     part = LocalDegrees(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed)
-    counts, kind = Counts(model, job), kind_of(model, 0)
+    counts, kind = Counts(model, job), get_kind(model, 0)
     profile = counts.profile(part, kind)
     flops = sum(op.flops * (4 if op.recomputed else 3) for op in counts.unit(part, kind).ops)
     return profile.kept_bytes, profile.backward_peak_bytes, flops
@@ -394,7 +394,9 @@ def names(model: Model) -> Iterator[str]:
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
 def test_groups_are_the_planners(model: Model) -> None:
-    ops = Counts(model, Job(sequence=TOKENS, attention="blocks")).unit(LocalDegrees(sequences=1), kind_of(model, 0)).ops
+    ops = (
+        Counts(model, Job(sequence=TOKENS, attention="blocks")).unit(LocalDegrees(sequences=1), get_kind(model, 0)).ops
+    )
     expected = {op.name: planned_groups(op) - {"layer"} for op in ops}
     own = {  # several of the planner's in one
         "attention.qkv": "attention.q",

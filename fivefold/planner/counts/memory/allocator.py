@@ -15,13 +15,13 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import policy, trained
+from fivefold.layout.sharding import policy, select_trained
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, UnitGroup, run_part
-from fivefold.planner.counts.memory.peak import RankMemory, table_of
-from fivefold.planner.counts.memory.stages import stages_of
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.memory.peak import RankMemory, make_table
+from fivefold.planner.counts.memory.stages import build_stages
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import MIB, ceil_div
 
@@ -79,9 +79,10 @@ def allocator_totals(
     counts: Counts, layout: Layout, ranks: list[RankMemory], constants: AllocatorConstants = PUBLISHED
 ) -> AllocatorTotals:
     """Return reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
-    rank_stages = chunks_of(layout, counts.job)
+    rank_stages = list_stages(layout, counts.job)
     reserved = max(
-        _reserved(counts, layout, rank, chunks, constants) for rank, chunks in zip(ranks, rank_stages, strict=True)
+        _count_reserved(counts, layout, rank, chunks, constants)
+        for rank, chunks in zip(ranks, rank_stages, strict=True)
     )
     groups_bytes = communicators(layout) * constants.communicator_bytes
     return AllocatorTotals(reserved, reserved + constants.context_bytes + groups_bytes)
@@ -96,20 +97,22 @@ def segment(size: int) -> int:
     return 20 * MIB if size < 10 * MIB else ceil_div(size, 2 * MIB) * 2 * MIB
 
 
-def chunks_of(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
+def list_stages(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
     """Return the stages of each pipeline rank."""
-    return ((0,),) if layout.pp == 1 else table_of(layout, job).rank_stages
+    return ((0,),) if layout.pp == 1 else make_table(layout, job).rank_stages
 
 
-def _reserved(
+def _count_reserved(
     counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int], constants: AllocatorConstants
 ) -> int:
     """Return the bytes that PyTorch reserves on one rank with the stages ``chunks``."""
     if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
-    part, stages = part_of(layout), counts.stage_runs(layout)
+    part, stages = get_local_degrees(layout), counts.stage_runs(layout)
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
-    passes_bytes = segment(rank.passes_bytes) + sum(map(segment, _concatenated(counts, layout, rank, runs, constants)))
+    passes_bytes = segment(rank.passes_bytes) + sum(
+        map(segment, _count_concatenated(counts, layout, rank, runs, constants))
+    )
     scatter_inputs = sum(
         run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs
     )
@@ -136,7 +139,7 @@ def _fragments(
     first, second, third = (*map(segment, _largest(counts, layout, runs, most=constants.split_later)), 0, 0, 0)[:3]
     kept_bytes = _staying(counts, layout, rank, chunks)
     has_room = rank.activations_bytes - first >= kept_bytes  # the logits are activations too
-    stages = stages_of(counts, layout).chunks
+    stages = build_stages(counts, layout).chunks
     one_micro_batch = sum(stages[stage].kept for stage in chunks)
     lost_bytes = first if rank.activations_bytes > one_micro_batch else 0 if has_room else first - kept_bytes
     return second + max(min(first, second + third), lost_bytes)
@@ -163,7 +166,7 @@ def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
     )
 
 
-def _concatenated(
+def _count_concatenated(
     counts: Counts, layout: Layout, rank: RankMemory, runs: Iterable[UnitGroup], constants: AllocatorConstants
 ) -> list[int]:
     """Return the bytes of tensors that an update concatenates and that are allocated at once.
@@ -188,12 +191,12 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterat
     """Yield the elements of every trained weight of ``runs`` on one rank."""
     for run in runs:
         for unit, *_ in counts.local_parts(layout, run.name):
-            yield from (weight.numel for weight in trained(unit, counts.job).weights)
+            yield from (weight.numel for weight in select_trained(unit, counts.job).weights)
 
 
 def _largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, most: int) -> list[int]:
     """Return the sizes of a rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
-    part, keeps = part_of(layout), policy(layout, counts.job)
+    part, keeps = get_local_degrees(layout), policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:
         state = counts.states(layout, run.name)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.columns import BW, FB, KINDS, B, F, W, needs_of
+from fivefold.layout.schedule.columns import BW, FB, KINDS, B, F, W, build_dependencies
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.layout.schedule.play import play
@@ -62,7 +62,7 @@ def pass_streams(table: Table) -> PassStreams:
     target = np.where(kind == W, -1, paths[micro_batch, stage + np.where(is_forward, 2, 0)])
     receives, sends = (source >= 0) & (source != rank), (target >= 0) & (target != rank)
     produced_part = 2 * (micro_batch * stages + stage) + np.where(is_forward, 2, -1)
-    in_flight = _under_way(table, action[sends], produced_part[sends])
+    in_flight = _count_messages_in_flight(table, action[sends], produced_part[sends])
     # receives of the rank's next action, and of a later pass of the same action
     receives_by_action = np.append(np.bincount(action, weights=receives, minlength=len(is_fb)).astype(np.int64), 0)
     same_rank = np.append(columns.rank[1:] == columns.rank[:-1], False)
@@ -78,7 +78,7 @@ def pass_streams(table: Table) -> PassStreams:
     return PassStreams(rank, kind, stage, stays, posted_receives + in_flight[action] + just_sent + local_streams)
 
 
-def _under_way(table: Table, action: Ints, part: Ints) -> Ints:
+def _count_messages_in_flight(table: Table, action: Ints, part: Ints) -> Ints:
     """Return, for each action of a table, the messages that its rank has sent before and that receivers still need.
 
     ``action`` sends a message to the action that makes ``part``.
@@ -88,7 +88,7 @@ def _under_way(table: Table, action: Ints, part: Ints) -> Ints:
     ends = np.array(play(table, seconds=_units).ends)[order.places]
     end = float(ends.max(initial=0.0)) + 1
     starts = ends - kind_seconds[columns.kind] + columns.rank * end
-    receiver = needs_of(columns, stages=table.stages).maker[part]
+    receiver = build_dependencies(columns, stages=table.stages).maker[part]
     end_places = np.searchsorted(starts, ends[receiver] + columns.rank[action] * end)
     begin_counts, stop_counts = (
         np.bincount(places, minlength=len(ends) + 1) for places in (action + 1, np.maximum(end_places, action + 1))
@@ -175,7 +175,7 @@ class LivePasses(NamedTuple):
             yield LivePass(self.distinct[place], tuple(counts))
 
 
-def in_order(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
+def iterate_passes(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
     """Yield every pass of one pipeline rank, in time order."""
     return next(_count_ranks(table, rules, range(rank, rank + 1))).listed(table.stages).row(rank)
 
@@ -184,7 +184,7 @@ def in_order(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
 def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, rules: Rules) -> LivePasses:
     """Return the passes of a schedule that can be the peak of a rank."""
     if pp == 1:
-        return _without_pipeline(micro_batches, rules)
+        return _list_unpipelined_passes(micro_batches, rules)
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
     passes_by_ranks = [counted.highest() for counted in _count_ranks(table, rules, range(pp))]
     columns = (np.concatenate(column) for column in zip(*passes_by_ranks, strict=True))
@@ -213,7 +213,7 @@ def alike_passes(
     ]
 
 
-def _without_pipeline(micro_batches: int, rules: Rules) -> LivePasses:
+def _list_unpipelined_passes(micro_batches: int, rules: Rules) -> LivePasses:
     """Return the passes without a pipeline.
 
     They are those of the first micro-batch, of the second, which equals all others, and of the last.
@@ -347,7 +347,7 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     first = ~np.where(
         forward, has_begun[is_own_stage], np.where(is_w, has_w_sums[is_own_stage], has_sums[is_own_stage])
     )
-    gathered = _gathered(table, rules, passes, is_own_stage, rank_stages[rank], start)
+    gathered = _find_gathered(table, rules, passes, is_own_stage, rank_stages[rank], start)
     gathered_by_others = gathered & ~(is_own_stage & ~is_w[:, None])
     if rules.heads == "tied" and not rules.keeps:
         gathered_by_others[forward & (stage == 0)] = False  # the table, which it gathers itself
@@ -381,7 +381,7 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     )
 
 
-def _gathered(table: Table, rules: Rules, passes: PassStreams, mine: Bools, held: Ints, start: Ints) -> Bools:
+def _find_gathered(table: Table, rules: Rules, passes: PassStreams, mine: Bools, held: Ints, start: Ints) -> Bools:
     """Return, by stage of the rank, True if an F left its weights gathered: the last of its F, B and BW was an F."""
     if not rules.keeps and not rules.heads:
         return np.zeros_like(mine)

@@ -92,7 +92,7 @@ class EnteredUnit:
     @cached_property
     def recomputed_before(self) -> dict[int, list[str]]:
         """Return the dropped tensors recomputed before the backward of an operation, by its index."""
-        return _recomputed_before(self.unit)
+        return _map_recomputed(self.unit)
 
     @cached_property
     def last_reduced(self) -> str:
@@ -496,7 +496,7 @@ def is_expert(op: Op) -> bool:
     return op.name.startswith(("moe.experts", "moe.arrive"))
 
 
-def _recomputed_before(unit: Unit) -> dict[int, list[str]]:
+def _map_recomputed(unit: Unit) -> dict[int, list[str]]:
     """Map the index of an operation to the dropped tensors recomputed before its backward; each run of them at once."""
     if not unit.dropped:
         return {}

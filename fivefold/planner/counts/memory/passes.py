@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
 from fivefold.planner.counts.memory.liveness import NO_SUMS, Profile, SplitProfile, Sums
-from fivefold.planner.counts.memory.reductions import Change, Reductions, cut, reductions_of
+from fivefold.planner.counts.memory.reductions import Change, Reductions, cut, plan_reductions
 from fivefold.planner.counts.memory.stages import (
     Cause,
     PassKey,
@@ -30,7 +30,7 @@ from fivefold.planner.counts.memory.stages import (
     stage_buffers,
 )
 from fivefold.planner.counts.memory.states import UnitStates
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.parameter_prefetch import Fetches, fetches
 
 
@@ -94,10 +94,10 @@ class PassRules(NamedTuple):
 
 def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
     """Return the rules of the passes of a layout with the stages ``stages``."""
-    job, stack, part = counts.job, counts.job.stack, part_of(layout)
+    job, stack, part = counts.job, counts.job.stack, get_local_degrees(layout)
     local, gathers = counts.local(part), not policy(layout, job).weights_stay
     buffers = stage_buffers(layout, job, stages=len(stages.chunks), stream=local.entry_bytes)
-    coalesced = _coalesced(counts, layout)
+    coalesced = _find_coalesced(counts, layout)
     retains_gather_output = stack.comm_buffers == "retained" and layout.shards > 1 and not coalesced.by_weights
     first_stages: dict[tuple[int, int], int] = {}
     equality_keys = [(chunk.alike, buffers.output(stage)) for stage, chunk in enumerate(stages.chunks)]
@@ -105,7 +105,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
         counts=counts,
         layout=layout,
         stages=stages,
-        reductions=reductions_of(counts, layout),
+        reductions=plan_reductions(counts, layout),
         buffers=buffers,
         coalesced=coalesced,
         gathers=gathers,
@@ -247,7 +247,7 @@ def _forward(
             earlier = _earlier(rules, profile.kept_bytes, index, kept_size) + casts + index * profile.cached_bytes
             previous_unit = unit if index else units[place - 1] if place else None
             if needs_gather and not (rules.ahead and place + index):
-                gather_peak = gathered_bytes + _fetched(rules, unit, previous_unit)
+                gather_peak = gathered_bytes + _find_gather_peak(rules, unit, previous_unit)
                 yield LiveBytes((place, index, "gather"), lagging, earlier, gather_peak, input_bytes)
             ahead_bytes = 0
             if rules.ahead and (first or rules.gathers):
@@ -293,7 +293,7 @@ def _coming(rules: PassRules, part: UnitStates) -> int:
     return part.travel + (part.whole if rules.gathers else 0)
 
 
-def _fetched(rules: PassRules, unit: RunMemory, before: RunMemory | None = None) -> int:
+def _find_gather_peak(rules: PassRules, unit: RunMemory, before: RunMemory | None = None) -> int:
     """Return the peak bytes while a unit's parts (dense, experts) are gathered one after another.
 
     With retained gather outputs, that of the unit ``before`` is still allocated, and freed before the weights are
@@ -338,7 +338,7 @@ def _backward(
 
     ``held``: weights are gathered; ``lagging``: bytes of sums that are reduced but not yet freed.
     """
-    sums, kept = rules.reductions, _kept_before(rules, units)
+    sums, kept = rules.reductions, _sum_kept_before(rules, units)
     gathered_bytes = _table_whole(rules, units)
     gathered_bytes += units[-1].state.whole if rules.gathers and units[-1].run.name == "head" else 0
     gathered_bytes += held_bytes(units, but="head") if held else 0
@@ -436,7 +436,7 @@ def _lingering(rules: PassRules, unit: RunMemory, *, split: bool) -> int:
 def _arrivals(rules: PassRules, unit: RunMemory, whole: int, here: int, coming: int, *, alone: bool) -> Iterator[int]:
     """Yield the bytes of gathered weights while a unit's are gathered for its backward; ``alone``: not ahead."""
     if alone:
-        yield whole + _fetched(rules, unit)
+        yield whole + _find_gather_peak(rules, unit)
     if coming and unit.born.experts and rules.ahead:  # gathered before the dense ones, awaited after them
         yield here + unit.state.whole + unit.parts[-1].travel + coming
 
@@ -503,7 +503,7 @@ def _reducing(rules: PassRules, unit: RunMemory, born: Sums, *, first: bool, lag
     return rules.counts.profile(unit.part, unit.run.name, born._replace(reduced=shard, gone=freed)), freed
 
 
-def _kept_before(rules: PassRules, units: Sequence[RunMemory]) -> list[int]:
+def _sum_kept_before(rules: PassRules, units: Sequence[RunMemory]) -> list[int]:
     """Return, for each group, the activations kept by the groups before it."""
     kept_by_earlier, kept_size = [], 0
     for unit in units:
@@ -607,7 +607,7 @@ def _moment(place: int, index: int, gradients: int, here: int, rest: int) -> Liv
 # and allreduce_bucket; deepspeed/runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced.
 
 
-def _coalesced(counts: Counts, layout: Layout) -> Coalesced:
+def _find_coalesced(counts: Counts, layout: Layout) -> Coalesced:
     """Return the messages that the job's software joins under a layout."""
     stack, keeps = counts.job.stack, policy(layout, counts.job)
     bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if layout.shards > 1 else 0

@@ -30,7 +30,7 @@ from fivefold.planner.counts.memory.in_flight import (
     LivePasses,
     Rules,
     alike_passes,
-    in_order,
+    iterate_passes,
     live_passes,
 )
 from fivefold.planner.counts.memory.passes import (
@@ -44,6 +44,7 @@ from fivefold.planner.counts.memory.passes import (
 )
 from fivefold.planner.counts.memory.stages import (
     ModelChunk,
+    build_stages,
     describe,
     head_bytes,
     held_bytes,
@@ -51,7 +52,6 @@ from fivefold.planner.counts.memory.stages import (
     scale_index_bytes,
     spare_gradients_bytes,
     stages_key,
-    stages_of,
 )
 from fivefold.planner.counts.memory.states import UnitStates, updates_one
 from fivefold.planner.counts.update import scratch_bytes
@@ -103,7 +103,7 @@ def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     cache, key = counts.caches.get_cache(RankCache), (*stages_key(counts, layout), layout.schedule, layout.pp, layout.v)
     if (known := cache.get(key)) is not None:
         return known
-    stages = stages_of(counts, layout)
+    stages = build_stages(counts, layout)
     rules, chunks = pass_rules(counts, layout, stages), stages.chunks
     rank_bytes = _held_by_ranks(rules)
     numbers, rank_of, distinct, places = rank_bytes.passes
@@ -127,13 +127,13 @@ def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     return ranks
 
 
-def over_time(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
+def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
     """Return the live bytes of a rank at every moment that could be its peak, in order.
 
     Without a pipeline: the first micro-batch, the second, which equals all others, and the last. With one: one pass of
     each kind through each stage, with the most in flight (``planner/time/memory_over_time.py`` has every action).
     """
-    rank_bytes = _held_by_ranks(pass_rules(counts, layout, stages_of(counts, layout)))
+    rank_bytes = _held_by_ranks(pass_rules(counts, layout, build_stages(counts, layout)))
     fullest: dict[tuple[int, ...], tuple[int, LivePass]] = {}
     for number, live_pass in enumerate(rank_bytes.passes.row(rank)):
         sort_key = (live_pass.own.stage, ORDER[live_pass.own.kind]) if layout.pp > 1 else (number,)
@@ -160,19 +160,19 @@ class PassMoments(NamedTuple):
 
 
 def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int = 1) -> Iterator[PassMoments]:
-    """Yield the moments of each pass of ``over_time``.
+    """Yield the moments of each pass of ``list_live_bytes``.
 
     With a pipeline of every pass of ``micro_batches``, in time order.
     """
-    rank_bytes = _held_by_ranks(pass_rules(counts, layout, stages_of(counts, layout)))
+    rank_bytes = _held_by_ranks(pass_rules(counts, layout, build_stages(counts, layout)))
     row = rank_bytes.passes.row(0)
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
-        row = in_order(table, rank, rank_bytes.schedule[-1])
+        row = iterate_passes(table, rank, rank_bytes.schedule[-1])
     return (_pass_moments(rank_bytes, live_pass, rank) for live_pass in row)
 
 
-def table_of(layout: Layout, job: Job) -> Table:
+def make_table(layout: Layout, job: Job) -> Table:
     """Return the schedule of a layout, shortened if that does not change the maximum of live micro-batches."""
     return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=_enough(layout, job))
 
@@ -221,7 +221,7 @@ def _held_by_ranks(rules: PassRules) -> HeldByRanks:
     pass_rules_key = Rules(reductions.when, rules.keeps, rules.buffers.received, heads)
     schedule_key = layout.schedule, layout.pp, layout.v, _enough(layout, job), pass_rules_key
     passes_of_ranks = live_passes(*schedule_key)
-    stages = table_of(layout, job).rank_stages if layout.pp > 1 else ((0,),)
+    stages = make_table(layout, job).rank_stages if layout.pp > 1 else ((0,),)
     kinds = [tuple(rules.kinds[stage] for stage in held) for held in stages]
     first_equal = [kinds.index(rank_kinds) for rank_kinds in kinds]  # the first rank with equal stages
 
@@ -230,7 +230,7 @@ def _held_by_ranks(rules: PassRules) -> HeldByRanks:
         return [known[rank] for rank in first_equal]
 
     kept = [
-        _on_device(rules, chunks[kind])
+        _count_on_device(rules, chunks[kind])
         - rules.stream * (rules.buffers.received and kind > 0 and not rules.offloads)
         + rules.buffers.output(kind)
         for kind in rules.kinds
@@ -257,8 +257,8 @@ def _held_by_ranks(rules: PassRules) -> HeldByRanks:
             + (_gradients(rules, total) if reductions.lasting else 0)
             for total, scales, spare_gradients in zip(totals, index_bytes, spare_bytes, strict=True)
         ],
-        received=[_received(rules, held) for held in stages],
-        updates=[_widened(job, total) + size for total, size in zip(totals, scratch, strict=True)],
+        received=[_count_receive_buffers(rules, held) for held in stages],
+        updates=[_count_gradient_copies(job, total) + size for total, size in zip(totals, scratch, strict=True)],
         weights=np.array(_check_sizes(weights, layout, times=int(passes_of_ranks.counts.max(initial=1)))),
         kept=kept,
     )
@@ -363,7 +363,7 @@ def _own_bytes(held: HeldByRanks, kind: str, stage: int) -> int:
     return held.kept[stage] if kind == "F" else late_bytes(held.rules, stage) if kind == "B" else 0
 
 
-def _on_device(rules: PassRules, chunk: ModelChunk) -> int:
+def _count_on_device(rules: PassRules, chunk: ModelChunk) -> int:
     """Return a micro-batch's activations on the device; offloaded: those of two units, one running, one in transfer."""
     if rules.offloads:
         unit_bytes = [unit.later.kept_bytes for unit in chunk.runs for _ in range(min(2, unit.run.times))]
@@ -371,7 +371,7 @@ def _on_device(rules: PassRules, chunk: ModelChunk) -> int:
     return chunk.kept
 
 
-def _received(rules: PassRules, held: Sequence[int]) -> int:
+def _count_receive_buffers(rules: PassRules, held: Sequence[int]) -> int:
     """Return the bytes of a step's receive buffers, and of what backwards leave that are not simulated."""
     if not rules.buffers.received:
         return 0
@@ -406,7 +406,7 @@ def _during(rules: PassRules, total: UnitStates) -> int:
     return total.reduced if rules.reductions.every_micro_batch or rules.reductions.bucketed else total.sums
 
 
-def _widened(job: Job, total: UnitStates) -> int:
+def _count_gradient_copies(job: Job, total: UnitStates) -> int:
     """Return the bytes of copies of the gradients during the update."""
     recipe, copy_bytes = job.precision, 0
     if recipe.summed_bytes != recipe.updated_bytes:  # a copy in the update's dtype

@@ -230,7 +230,7 @@ class Reductions(NamedTuple):
         return self.lag_bytes(last_reduced) if last_reduced is not None else 0
 
 
-def reductions_of(counts: Counts, layout: Layout) -> Reductions:
+def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
     """Return how the gradients of a layout are reduced by the job's software."""
     job, stack, zero_policy = counts.job, counts.job.stack, policy(layout, counts.job)
     gradients_stay, reduces_every_backward, facts = (

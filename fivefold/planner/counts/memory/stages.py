@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
 from fivefold.planner.counts.memory.liveness import Profile, Sums
 from fivefold.planner.counts.memory.states import UnitStates, count_scales
-from fivefold.planner.counts.operations.local_shapes import LocalDegrees, part_of
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 
 UnitKey = tuple[Name, bool]  # name of a unit, True if it is recomputed
 Cause = tuple[Any, ...]  # (index of the group, of the unit in it, phase, operation), or one word
@@ -88,10 +88,10 @@ class StageCache(dict[tuple[object, ...], Stages]):
 
 def stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
     """Return the values of a layout that the bytes of its stages depend on."""
-    return part_of(layout), counts.stage_key(layout), counts.states_key(layout)
+    return get_local_degrees(layout), counts.stage_key(layout), counts.states_key(layout)
 
 
-def stages_of(counts: Counts, layout: Layout) -> Stages:
+def build_stages(counts: Counts, layout: Layout) -> Stages:
     """Return the stages of a layout, which layouts of the same ``stages_key`` share."""
     cache, key = counts.caches.get_cache(StageCache), stages_key(counts, layout)
     all_stages = cache.get(key)
@@ -145,9 +145,13 @@ def _chunk(
         states=total_states,
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
         kept=sum(group.run.times * group.later.kept_bytes for group in groups)
-        + (4 * (1 + counts.model.predicted) if runs[-1].name == "head" else counts.local(part_of(layout)).width),
+        + (
+            4 * (1 + counts.model.predicted)
+            if runs[-1].name == "head"
+            else counts.local(get_local_degrees(layout)).width
+        ),
         alike=alike,
-        shapes=frozenset(shape for run in runs for shape in counts.shapes(part_of(layout), run.name)),
+        shapes=frozenset(shape for run in runs for shape in counts.shapes(get_local_degrees(layout), run.name)),
     )
 
 
@@ -158,7 +162,7 @@ def _same_units(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChunk:
 
 def _run_memory(counts: Counts, layout: Layout, run: UnitGroup) -> RunMemory:
     """Return the live bytes and states of one unit of a group."""
-    part, state = run_part(part_of(layout), run), counts.states(layout, run.name)
+    part, state = run_part(get_local_degrees(layout), run), counts.states(layout, run.name)
     parts, dense_sums = counts.parts(layout, run.name), state.sums
     expert_sums = parts[-1].sums if counts.routed(run.name) else 0
     if counts.adds(layout):

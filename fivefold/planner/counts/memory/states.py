@@ -20,15 +20,15 @@ from fivefold.layout.sharding import (
     multiplies,
     padded_numel,
     policy,
+    select_trained,
     shard_numel,
-    trained,
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.optimizers.cost import find_cost
 from fivefold.units import ceil_div
-from fivefold.update import quantised
+from fivefold.update import is_quantized
 
 
 class UnitStates(NamedTuple):
@@ -64,7 +64,7 @@ def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job:
     )
 
 
-def sharded(unit: Unit, layout: Layout) -> tuple[Unit, int, int]:
+def shard_unit(unit: Unit, layout: Layout) -> tuple[Unit, int, int]:
     """Return a unit with its number of shards and of replicas of the shard group."""
     if unit.name == "experts":
         return unit, layout.expert_shards, layout.expert_replicas // layout.expert_shards
@@ -78,13 +78,13 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     it has pipeline stages.
     """
     quantised_names = frozenset(
-        weight.name for weight in uncut if quantised(weight.numel, vector=weight.is_vector)
+        weight.name for weight in uncut if is_quantized(weight.numel, vector=weight.is_vector)
     )  # if moments scale
     recipe, zero_policy, entire = job.precision, policy(layout, job), unit
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
-    frozen, unit = frozen_bytes(entire, shards=shards if shards_frozen else 1, job=job), trained(unit, job)
+    frozen, unit = frozen_bytes(entire, shards=shards if shards_frozen else 1, job=job), select_trained(unit, job)
     padded = padded_numel(unit, shards=shards)
     shard_numel_padded, weights_bytes = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
     stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered

@@ -21,7 +21,7 @@ from fivefold.planner.counts.operations.op import Op, dropout, elementwise, matm
 from fivefold.units import ceil_div
 
 
-def adapted(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> list[Op]:
+def apply_adapter(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> list[Op]:
     """Return the operations of a unit as they run with the job's adapter; unchanged if it has none.
 
     ``input_gradient``: the input of the unit needs a gradient.
@@ -31,13 +31,13 @@ def adapted(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> list[Op
         return list(ops)
     with_adapters = [added for op in ops for added in _with_adapter(op, local, adapter)]
     entry = {name for op in with_adapters for name in op.reads} if input_gradient else set()
-    return _differentiated(with_adapters, entry - {name for op in with_adapters for name in op.writes})
+    return _differentiate(with_adapters, entry - {name for op in with_adapters for name in op.writes})
 
 
 def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
     if op.kind != "matmul" or not adapter.adapts(op.name) or op.name == "head.out":
-        yield _frozen(op, local, adapter)
+        yield _freeze(op, local, adapter)
         return
     if local.job.stack.kernel_facts.fuses_linears:
         yield from _in_place(op, local, adapter)
@@ -45,7 +45,7 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     (out, size), *_ = op.writes.items()
     (rows, outof, into), (source, *_) = op.shape, op.reads
     base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
-    yield _frozen(op, local, adapter)._replace(writes={base: size})
+    yield _freeze(op, local, adapter)._replace(writes={base: size})
     keeps, scratch, regathered, held = op.keeps, op.backward_scratch, op.regathered, tuple[str, ...]()
     size_of_input, width = rows * into * local.width, 1
     widens = local.job.precision.autocasts and adapter.base != "nf4"
@@ -96,7 +96,7 @@ def _in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     yield factor._replace(
         keeps=kept.keeps, backward_scratch=kept.backward_scratch, regathered=kept.regathered, accumulates=True
     )
-    frozen = _frozen(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
+    frozen = _freeze(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
     yield frozen._replace(
         writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates=True
     )
@@ -111,7 +111,7 @@ def _cast(name: str, source: str, out: str, *, size: int) -> Op:
     return Op(name, "activation", (source,), {out: size}, moved_bytes=moved, moved_backward_bytes=moved)
 
 
-def _frozen(op: Op, local: Local, adapter: Adapter) -> Op:
+def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
     """Return an operation whose weights are not trained."""
     op = op._replace(parameters=0, gradient_widths=(), biases=0)
     if op.kind == "norm":  # x̂ is kept for the gradient of the weight alone
@@ -134,14 +134,14 @@ def _frozen(op: Op, local: Local, adapter: Adapter) -> Op:
     return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_by_casts=(moved, moved, 0))
 
 
-def _differentiated(ops: Sequence[Op], entry: set[str]) -> list[Op]:
+def _differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     """Return the operations with the backward that autograd runs if of the inputs only ``entry`` needs a gradient."""
     needs_gradient, result = set(entry), list[Op]()
     for op in ops:
         inputs = op.reads if op.differentiates is None else op.differentiates
         wanted, trains = tuple(name for name in inputs if name in needs_gradient), bool(op.gradient_widths)
         if not wanted and not trains:
-            result.append(_without_backward(op))
+            result.append(_drop_backward(op))
             continue
         needs_gradient.update(op.writes)
         products = op.backward_products
@@ -159,7 +159,7 @@ def _differentiated(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     ]
 
 
-def _without_backward(op: Op) -> Op:
+def _drop_backward(op: Op) -> Op:
     """Return an operation that autograd does not differentiate."""
     message = op.message and op.message._replace(backward="", backward_payload=None)
     return op._replace(

@@ -24,29 +24,29 @@ from fivefold.units import ceil_div
 
 def attention(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
-    return (_latent if local.model.mla else _grouped)(local, source, layer=layer)
+    return (_latent if local.model.mla else _list_grouped)(local, source, layer=layer)
 
 
 def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
     """Count the query-key pairs of one sequence and head: T² (``causal=False``), or those within mask and window."""
     tokens = job.sequence
-    chunk = chunk_of(model, job, layer=layer)
+    chunk = get_chunk(model, job, layer=layer)
     if chunk is not None:
         n_chunks, rest = divmod(tokens, chunk)
         sizes = (*[chunk] * n_chunks, rest)
         return sum(size * (size + 1) // 2 if causal else size * size for size in sizes)
     if not causal:
         return tokens * tokens
-    window = window_of(model, job, layer=layer) or tokens
+    window = get_window(model, job, layer=layer) or tokens
     return window * (window + 1) // 2 + (tokens - window) * window
 
 
-def window_of(model: Model, job: Job, *, layer: int) -> int | None:
+def get_window(model: Model, job: Job, *, layer: int) -> int | None:
     """Return a layer's sliding window; None if it has none, or one that is no shorter than the sequence."""
     return _bound(model, job, layer=layer) if model.window_kind == "sliding" else None
 
 
-def chunk_of(model: Model, job: Job, *, layer: int) -> int | None:
+def get_chunk(model: Model, job: Job, *, layer: int) -> int | None:
     """Return the chunk that a layer attends within; None if it has none, or none shorter than the sequence."""
     return _bound(model, job, layer=layer) if model.window_kind == "chunks" else None
 
@@ -57,7 +57,7 @@ def _bound(model: Model, job: Job, *, layer: int) -> int | None:
     return model.window
 
 
-def _grouped(local: Local, source: str, *, layer: int) -> list[Op]:
+def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of grouped-query attention."""
     model, rows, width = local.model, local.rows, local.width
     q_columns, kv_columns = local.heads * model.head_dim, local.kv_heads * model.head_dim
@@ -160,7 +160,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         message = Message(
             "cp", "p2p", "p2p", kv_bytes, times=part.cp - 1, backward_payload=2 * kv_bytes, backward_parts=2
         )
-    window, chunk = window_of(model, job, layer=layer), chunk_of(model, job, layer=layer) or job.sequence
+    window, chunk = get_window(model, job, layer=layer), get_chunk(model, job, layer=layer) or job.sequence
     windowed = (
         window is not None or model.attention_softcap is not None or _drops(local)
     )  # by the kernel that pads no head dim
@@ -190,7 +190,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
     if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of that of both
         core = core._replace(gradients={k: 0, v: kv_bytes})
-    ops += _unfused(local, core) if job.stack.attention == "unfused" else [core]
+    ops += _list_unfused(local, core) if job.stack.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
     return ops
@@ -212,7 +212,7 @@ def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> 
     full_flops, visible_flops = (
         per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True)
     )
-    windowed_flops = visible_flops if window_of(model, job, layer=layer) or _drops(local) else 0
+    windowed_flops = visible_flops if get_window(model, job, layer=layer) or _drops(local) else 0
     return core._replace(
         flops=ceil_div(full_flops, part.cp),
         causal_flops=ceil_div(visible_flops, part.cp),
@@ -356,7 +356,7 @@ def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
     return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, outof=outof)], up_input
 
 
-def _unfused(local: Local, core: Op) -> list[Op]:
+def _list_unfused(local: Local, core: Op) -> list[Op]:
     """List the unfused core with T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
     width, (q, k, v) = local.width, core.reads
     n_pairs = local.rows * local.heads * local.job.sequence

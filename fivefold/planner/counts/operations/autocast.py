@@ -15,16 +15,16 @@ from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op
 
 
-def autocasted(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:
+def apply_autocast(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:
     """Return ``ops``, which are listed in 16 bits, as they run if the job's precision is autocast.
 
     ``narrow`` says that the stream they read is in 16 bits, because a matmul made it (the projection before a
     multi-token prediction block).
     """
-    return [*(_autocasted(ops, stream_bytes=local.stream_bytes, narrow=narrow) if local.autocast else ops)]
+    return [*(_autocast(ops, stream_bytes=local.stream_bytes, narrow=narrow) if local.autocast else ops)]
 
 
-def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator[Op]:
+def _autocast(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator[Op]:
     stream = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}
     wide = set[str]() if narrow else {*stream}  # in fp32
     sizes = dict.fromkeys(stream, stream_bytes)  # as listed
@@ -35,7 +35,7 @@ def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterat
             casts = {name: f"{op.name}.{name}" for name in read}
             for name, cast in casts.items():
                 yield _cast(name, cast, size=sizes[name])
-            op = op._replace(reads=_renamed(op.reads, casts), keeps=_renamed(op.keeps, casts))
+            op = op._replace(reads=_rename(op.reads, casts), keeps=_rename(op.keeps, casts))
             if op.kind == "matmul":
                 weight = f"{op.name}.weight"
                 yield _cast(op.reads[0], weight, size=2 * op.batch * op.shape[1] * op.shape[2])._replace(
@@ -49,14 +49,14 @@ def _autocasted(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterat
             for name, widened in branches.items():
                 yield _narrowed_gradient(name, widened, size=sizes[name])
             op = op._replace(
-                reads=(*_renamed(op.reads, branches), *branches), differentiates=_renamed(op.reads, branches)
+                reads=(*_rename(op.reads, branches), *branches), differentiates=_rename(op.reads, branches)
             )
         if op.kind == "norm":
-            op = _normed(op, wide=bool(read))
+            op = _cast_norm(op, wide=bool(read))
         elif f"{op.reads[0]}.cube" in op.writes:
-            op = _cubed(op)
+            op = _cast_activation(op)
         elif (read and op.kind != "loss") or op.kind in ("rope", "embedding"):
-            op = _widened(op, result)
+            op = _upcast(op, result)
         if op.writes[result] > sizes[result]:
             wide.add(result)
         yield op
@@ -78,7 +78,7 @@ def _narrowed_gradient(source: str, out: str, *, size: int) -> Op:
     return Op(out, "cast", (source,), {out: 0}, moved_backward_bytes=3 * size)
 
 
-def _normed(op: Op, *, wide: bool) -> Op:
+def _cast_norm(op: Op, *, wide: bool) -> Op:
     """Return a norm with an fp32 result; with a ``wide`` input it keeps the input itself instead of an fp32 copy."""
     result = next(iter(op.writes))
     copy, normal = f"{result}.wide", f"{result}.normal"
@@ -98,7 +98,7 @@ def _normed(op: Op, *, wide: bool) -> Op:
     )
 
 
-def _cubed(op: Op) -> Op:
+def _cast_activation(op: Op) -> Op:
     """Return an activation with a power of its input in fp32: autocast computes it from an fp32 copy."""
     (u,) = op.reads
     made = {name: size if name.endswith(".half") else 2 * size for name, size in op.writes.items()}
@@ -108,7 +108,7 @@ def _cubed(op: Op) -> Op:
     return op._replace(writes=made, keeps=keeps, **wider)
 
 
-def _widened(op: Op, result: str) -> Op:
+def _upcast(op: Op, result: str) -> Op:
     """Return an operation or message in fp32; what it writes other than its result stays as it was."""
     return op._replace(
         writes=op.writes | {result: 2 * op.writes[result]},
@@ -128,5 +128,5 @@ def _in_fp32(message: Message) -> Message:
     return message._replace(payload=2 * message.payload, backward_payload=None if backward is None else 2 * backward)
 
 
-def _renamed(names: Sequence[str], to: Mapping[str, str]) -> tuple[str, ...]:
+def _rename(names: Sequence[str], to: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(to.get(name, name) for name in names)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil
 
 from fivefold.model.activations import ACTIVATIONS
-from fivefold.planner.counts.operations.linear import Source, cast, casting, keeps_casts, row, settled
+from fivefold.planner.counts.operations.linear import Source, cast, casting, drop_wgrad, keeps_casts, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul
 from fivefold.units import ceil_div
@@ -271,7 +271,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
             batch=local_experts,
             keeps=(*op.keeps, *ends),
         )
-        return settled(op, local.job)
+        return drop_wgrad(op, local.job)
 
     ops = [*entry.ops]
     ops += [grouped(op) for op in _up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]

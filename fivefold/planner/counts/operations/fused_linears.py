@@ -23,7 +23,7 @@ def fuse_linears(unit: Unit, *, width: int) -> Unit:
     start = 0
     while start < len(unit.ops):
         size = _group_size(unit.ops[start:])
-        fused_ops.append(_fused(unit.ops[start : start + size], width=width) if size else unit.ops[start])
+        fused_ops.append(_fuse(unit.ops[start : start + size], width=width) if size else unit.ops[start])
         start += max(1, size)
     return Unit(tuple(fused_ops), unit.dropped)
 
@@ -45,7 +45,7 @@ def _is_tp_message(op: Op) -> bool:
     return op.message is not None and op.kind == "message" and op.message.axis in ("tp", "tp_outer", "tp_inner")
 
 
-def _fused(ops: Sequence[Op], *, width: int) -> Op:
+def _fuse(ops: Sequence[Op], *, width: int) -> Op:
     """Return one operation for a group of linears, with an optional gather before and reduce after."""
     linears = [op for op in ops if op.kind == "matmul"]
     gather, reduce = (op if op.kind == "message" else None for op in (ops[0], ops[-1]))

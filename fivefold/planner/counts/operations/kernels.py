@@ -12,7 +12,7 @@ from fivefold.planner.counts.operations.op import Op
 STATISTIC = 4  # bytes of an fp32 number of a row
 
 
-def in_one_kernel(op: Op, local: Local) -> Op:
+def fuse_kernels(op: Op, local: Local) -> Op:
     """Return ``op`` as ``trainer/model/kernels/fused/`` computes it, if the job's kernels are Triton's."""
     if local.job.stack.kernels != "triton":
         return op

@@ -15,12 +15,12 @@ from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import attention
-from fivefold.planner.counts.operations.autocast import autocasted
+from fivefold.planner.counts.operations.autocast import apply_autocast
 from fivefold.planner.counts.operations.feedforward import experts, mlp
-from fivefold.planner.counts.operations.linear import Source, over, over_columns, settled
+from fivefold.planner.counts.operations.linear import Source, drop_wgrad, get_row_group, list_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import OPERATIONS
-from fivefold.planner.counts.operations.narrow import narrowed
+from fivefold.planner.counts.operations.narrow import apply_low_precision
 from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm
 from fivefold.planner.counts.operations.recompute import Unit, recompute
 
@@ -38,7 +38,7 @@ def embedding(local: Local) -> list[Op]:
     ops = [tokens._replace(parameters=table, gradient_widths=(table,), differentiates=())]
     if part.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
-        message = Message(over(part), *kinds, payload=size)
+        message = Message(get_row_group(part), *kinds, payload=size)
         ops.append(exchange("embed.reduce", whole, "x", size=local.stream_bytes, message=message))
     if model.embedding_scale != 1:
         ops.append(elementwise("embed.scale", "activation", ("x",), "xs", size=local.stream_bytes))
@@ -58,12 +58,12 @@ def embedding(local: Local) -> list[Op]:
     if model.embedding_norm:
         source, kind = next(iter(ops[-1].writes)), local.norm._replace(norm=NORMS["rmsnorm"], weight=False)
         made = norm("embed.norm", source, "xn", rows=local.stream_rows, dim=width, width=local.width, kind=kind)
-        ops.append(over_columns(local, made))
+        ops.append(list_norm(local, made))
     if model.dropout_rates.embedding:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width
         ops.append(dropout("embed.dropout", source, "xd", size=local.stream_bytes, mask=mask))
-    return autocasted(local, ops)
+    return apply_autocast(local, ops)
 
 
 def block(local: Local, *, layer: int) -> list[Op]:
@@ -86,7 +86,7 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     branch = "a"
     if post:
         name = "norm1_post" if model.block == "sandwich" else "norm1"
-        ops, branch = [*ops, _normed(local, name, "a")], f"{name}.out"
+        ops, branch = [*ops, _list_norm(local, name, "a")], f"{name}.out"
     return _kept_as_told(local, [*ops, *_residual(local, "attention", branch, "x", "y")], layer=layer)
 
 
@@ -101,7 +101,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if model.block != "parallel_shared":  # else the MLP reads what attention reads
         source = "x" if model.block == "parallel" else stream
         if pre:
-            ops, source = [_normed(local, "norm2", source)], "norm2.out"
+            ops, source = [_list_norm(local, "norm2", source)], "norm2.out"
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = "d"
     if post:
@@ -110,11 +110,11 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
 
 
-def _normed(local: Local, name: str, source: str) -> Op:
+def _list_norm(local: Local, name: str, source: str) -> Op:
     """Return a norm of the residual stream: ``source`` → ``name``.out."""
     width = local.stream_width
     made = norm(name, source, f"{name}.out", rows=local.stream_rows, dim=width, width=local.width, kind=local.norm)
-    return over_columns(local, made)
+    return list_norm(local, made)
 
 
 def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list[Op]:
@@ -139,8 +139,8 @@ def _kept_as_told(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
     This applies low-precision storage and autocast, and drops the gradient tensors of matmuls that accumulate into the
     gradient sums themselves.
     """
-    cast_ops = autocasted(local, narrowed(local, ops), narrow=local.narrow_stream(layer))
-    return [settled(op, local.job) for op in cast_ops]
+    cast_ops = apply_autocast(local, apply_low_precision(local, ops), narrow=local.narrow_stream(layer))
+    return [drop_wgrad(op, local.job) for op in cast_ops]
 
 
 class Kind(NamedTuple):
@@ -165,7 +165,7 @@ class Kind(NamedTuple):
         return self._replace(slides=False)
 
 
-def kind_of(model: Model, layer: int) -> Kind:
+def get_kind(model: Model, layer: int) -> Kind:
     """Return the kind of one block."""
     mixer = model.mixer_name(layer)
     is_still = mixer == "attention" and model.position == "rope" and not model.rotates(layer)
@@ -190,7 +190,7 @@ def head(local: Local) -> list[Op]:
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part = local.part
     logits = rows * vocab * width
-    norm_output = Source(_in_16_bits(local), "h", into=local.stream_width, rows=local.stream_rows)
+    norm_output = Source(_use_bf16(local), "h", into=local.stream_width, rows=local.stream_rows)
     project = norm_output.column("head.out", "logits", outof=vocab, bias=model.head_bias)
     vocab_reduce = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
     loss = Op(
@@ -246,10 +246,10 @@ def head(local: Local) -> list[Op]:
             moved_backward_bytes=logits + 3 * fp32_logits,
         )
     norm_op = norm("head.norm", "x", "h", rows=local.stream_rows, dim=local.stream_width, width=width, kind=local.norm)
-    norm_op = over_columns(local, norm_op)
+    norm_op = list_norm(local, norm_op)
     if job.stack.loss == "chunked":
-        return autocasted(local, [norm_op, *_chunked_loss(local)])
-    return autocasted(local, [norm_op, *norm_output.ops, project, *norm_output.sums, loss])
+        return apply_autocast(local, [norm_op, *_chunked_loss(local)])
+    return apply_autocast(local, [norm_op, *norm_output.ops, project, *norm_output.sums, loss])
 
 
 def _softmax_bytes(local: Local, rows: int) -> int:
@@ -320,7 +320,7 @@ def _chunked_loss(local: Local) -> list[Op]:
     return ops
 
 
-def _in_16_bits(local: Local) -> Local:
+def _use_bf16(local: Local) -> Local:
     """Return ``local`` in bf16: the head's matmul is never in fp8 or fp4 (Transformer Engine, DeepSeek-V3 §3.3)."""
     if not local.job.precision.narrow:
         return local

@@ -54,7 +54,7 @@ class Source:
             gradient_bytes = local.rows * into * local.width
             regather = "" if keeps_gathered else "all_gather"
             message = Message(
-                over(part), "all_gather", "reduce_scatter", size * local.outer, 1, regather, gradient_bytes
+                get_row_group(part), "all_gather", "reduce_scatter", size * local.outer, 1, regather, gradient_bytes
             )
             if local.job.precision.narrow and not keeps_casts(local):
                 self.cast_rows = rows
@@ -120,18 +120,18 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
     if part.tp > 1:
         size = local.rows * outof * local.width
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
-        message = Message(over(part), *kinds, payload=size)
+        message = Message(get_row_group(part), *kinds, payload=size)
         size = local.stream_rows * outof * local.width
         ops.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
     return ops
 
 
-def over(part: LocalDegrees) -> str:
+def get_row_group(part: LocalDegrees) -> str:
     """Return the group that shards the rows of the stream: under 2D tensor parallelism the outer one."""
     return "tp" if part.tp_inner == 1 else "tp_outer"
 
 
-def over_columns(local: Local, op: Op) -> Op:
+def list_norm(local: Local, op: Op) -> Op:
     """Return a norm of the stream.
 
     If 2D tensor parallelism shards its columns, with fp32 sums of each row over tp_inner.
@@ -162,7 +162,7 @@ def _gathered_columns(local: Local, source: str, *, into: int) -> Op:
     )
 
 
-def settled(op: Op, job: Job) -> Op:
+def drop_wgrad(op: Op, job: Job) -> Op:
     """Return ``op`` without a weight gradient tensor (0 elements) if its matmul accumulates in place."""
     if job.stack.wgrad_accumulation not in ("fused", "fused_dummy") or not sums_itself(op):
         return op

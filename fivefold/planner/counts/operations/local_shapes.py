@@ -33,7 +33,7 @@ class LocalDegrees(NamedTuple):
     piped: bool = False  # a stage of a pipeline
 
 
-def part_of(layout: Layout) -> LocalDegrees:
+def get_local_degrees(layout: Layout) -> LocalDegrees:
     """Return the degrees of one rank under ``layout``."""
     return LocalDegrees(
         layout.mbs,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from fivefold.planner.counts.operations.autocast import autocasted
+from fivefold.planner.counts.operations.autocast import apply_autocast
 from fivefold.planner.counts.operations.layer import block, block_unit, embedding, head
-from fivefold.planner.counts.operations.linear import Source, settled
+from fivefold.planner.counts.operations.linear import Source, drop_wgrad
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, elementwise, is_weight_cast, norm
 from fivefold.planner.counts.operations.recompute import Unit
@@ -31,7 +31,7 @@ def head_unit(
     depth = local.model.predicted
     if not depth:
         return Unit((first, *losses))
-    rename = renamed if named else _unchanged
+    rename = rename_tensors if named else _unchanged
     ops, dropped, hidden = [first], set[str](), ["h"]
     for depth_index in range(depth):
         layer = local.model.layers + depth_index
@@ -74,11 +74,11 @@ def _module(local: Local, inside: Unit, finish: Finish, rename: Callable[[Iterab
     tokens = tokens._replace(reads=("h", "ids"), writes=tokens.writes | {"ids": local.ids_bytes})
     join = elementwise("mtp.join", "add", ("en", "hn"), "both", size=2 * size)
     entry = Source(local, "both", into=2 * model.width, rows=rows, gathered=False)
-    project = settled(entry.column("mtp.project", "p", outof=model.width), job)
+    project = drop_wgrad(entry.column("mtp.project", "p", outof=model.width), job)
     rename_in_block = _prefix("block.", {"x": "p"})
     joined_ops = normed("embed_norm", "e", "en"), normed("hidden_norm", "h", "hn"), join, *entry.ops, project
-    ops_before = *rename((tokens, *reduce_ops), _prefix("", {"x": "e"})), *autocasted(local, joined_ops)
-    ops_after = autocasted(local, [normed("norm", rename_in_block("z"), "out")], narrow=True)
+    ops_before = *rename((tokens, *reduce_ops), _prefix("", {"x": "e"})), *apply_autocast(local, joined_ops)
+    ops_after = apply_autocast(local, [normed("norm", rename_in_block("z"), "out")], narrow=True)
     ops = *map(finish, ops_before), *rename(inside.ops, rename_in_block), *map(finish, ops_after)
     return Unit(
         ops, frozenset(rename_in_block(name) for name in inside.dropped if name != "z")
@@ -94,7 +94,7 @@ def _unchanged(ops: Iterable[Op], _: Rename) -> Iterable[Op]:
     return ops
 
 
-def renamed(ops: Iterable[Op], rename: Rename) -> Iterable[Op]:
+def rename_tensors(ops: Iterable[Op], rename: Rename) -> Iterable[Op]:
     """Yield ``ops`` with new names for the tensors that they read, write and keep."""
     for op in ops:
         yield op._replace(

@@ -27,11 +27,11 @@ class Unit(NamedTuple):
 
 def groups(op: Op) -> frozenset[str]:
     """Return the groups of ``layout.spec.RECOMPUTABLE`` that include an operation."""
-    return _groups_of(op.name, op.kind)
+    return _parse_groups(op.name, op.kind)
 
 
 @cache
-def _groups_of(name: str, kind: str) -> frozenset[str]:
+def _parse_groups(name: str, kind: str) -> frozenset[str]:
     first, _, second = name.partition(".")
     op_groups = {"layer"}
     if kind == "norm":

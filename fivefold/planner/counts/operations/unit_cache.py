@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping
 from fivefold.job import Job
 from fivefold.model.spec import Model
 from fivefold.planner.counts.cache import Cache
-from fivefold.planner.counts.operations.adapters import adapted
-from fivefold.planner.counts.operations.kernels import in_one_kernel
+from fivefold.planner.counts.operations.adapters import apply_adapter
+from fivefold.planner.counts.operations.kernels import fuse_kernels
 from fivefold.planner.counts.operations.layer import (
     Kind,
     attention_half,
     block_unit,
     embedding,
     feedforward_half,
-    kind_of,
+    get_kind,
 )
 from fivefold.planner.counts.operations.linear import sums_itself
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
@@ -74,16 +74,16 @@ class Built:
         if isinstance(name, Kind):
             ops, local = self._block(part, name, layer=self.example[name]), self.local(part)
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
-            return block_unit(adapted(ops, local, input_gradient=not name.leads or checkpoints), local)
+            return block_unit(apply_adapter(ops, local, input_gradient=not name.leads or checkpoints), local)
         if name == "head":
             unit = self._head(part, named=True)
-            return unit._replace(ops=tuple(adapted(unit.ops, self.local(part), input_gradient=True)))
+            return unit._replace(ops=tuple(apply_adapter(unit.ops, self.local(part), input_gradient=True)))
         local = self.local(part)
-        return Unit(tuple(adapted([*map(self._finished(local), embedding(local))], local, input_gradient=False)))
+        return Unit(tuple(apply_adapter([*map(self._finished(local), embedding(local))], local, input_gradient=False)))
 
     def _head(self, part: LocalDegrees, *, named: bool) -> Unit:
         def inside(layer: int) -> Unit:
-            return block_unit(self._block(part, kind_of(self.model, layer), layer=layer), self.local(part))
+            return block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.local(part))
 
         return head_unit(self.local(part), inside=inside, finish=self._finished(self.local(part)), named=named)
 
@@ -116,7 +116,7 @@ class Built:
         has_one_byte_gradients = self.job.precision.gradients_bytes == 1
 
         def finish(op: Op) -> Op:
-            op = in_one_kernel(op, local)
+            op = fuse_kernels(op, local)
             return _with_wide_gradients(op) if has_one_byte_gradients else op
 
         return finish

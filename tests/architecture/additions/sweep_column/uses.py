@@ -10,13 +10,18 @@ import fivefold
 from fivefold.display import Rows
 from fivefold.layout.spec import Layout
 from fivefold.rendering.sweep import table
-from fivefold.results.sweep_row import Row, of_layout, of_step
+from fivefold.results.sweep_row import Row, columns_from_layout, columns_from_step
 from fivefold.sweeps.rows_file import write
 from fivefold.web.app import create
 
 step = fivefold.predict("nano", "h100:2", "dp2 zero1 mbs1", seq=256, gbs=4)
 fields = {"model": "nano", "machine": "h100", "ranks": 2, "sequence": 256, "batch": 4, "precision": "bf16"}
-fields |= {"stack": "fivefold", "status": "fits", **of_layout(Layout.parse("dp2 zero1 mbs1")), **of_step(step)}
+fields |= {
+    "stack": "fivefold",
+    "status": "fits",
+    **columns_from_layout(Layout.parse("dp2 zero1 mbs1")),
+    **columns_from_step(step),
+}
 row = Row.model_validate(fields)
 console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
 console.print(table.page([row]))

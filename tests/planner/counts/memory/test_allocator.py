@@ -10,8 +10,8 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, communicators, segment
-from fivefold.planner.counts.memory.peak import memory, over_time
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.memory.peak import list_live_bytes, memory
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.catalog import build_stack as named_stack
 from fivefold.units import GIB, MIB
 
@@ -85,7 +85,7 @@ def test_dtensors_loss_in_eager_holds_four_logits(compiled: bool, logits: int) -
     layout = Layout.parse("tp8 zero3 mbs16 ac=full")
     ranks, wide = memory(counts, layout), 16 * 8192 * LLAMA_70B.vocab // 8 * 4
     assert ranks[0].peak_cause == "head backward loss"
-    head = next(moment for moment in over_time(counts, layout) if moment.cause == "head backward loss")
+    head = next(moment for moment in list_live_bytes(counts, layout) if moment.cause == "head backward loss")
     assert head.activations_bytes + head.logits_bytes + head.temporary_bytes == pytest.approx(
         logits * wide + STREAMS * 16 * 8192 * 8192 // 8 * 2, rel=0.01
     )
@@ -117,7 +117,7 @@ def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
     counts = Counts(build_model("llama3-8b").replace(layers=6), job)
     ranks = memory(counts, layout)
     reserved_bytes = allocator_totals(counts, layout, ranks).reserved_bytes
-    assert reserved_bytes < max(rank.peak_bytes for rank in ranks) + counts.logits(part_of(layout))
+    assert reserved_bytes < max(rank.peak_bytes for rank in ranks) + counts.logits(get_local_degrees(layout))
 
 
 @pytest.mark.parametrize(

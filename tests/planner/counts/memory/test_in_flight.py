@@ -21,7 +21,7 @@ from fivefold.planner.counts.memory.in_flight import (
     Reduced,
     Rules,
     alike_passes,
-    in_order,
+    iterate_passes,
     live_passes,
 )
 from fivefold.record import UserError
@@ -43,7 +43,7 @@ SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
 
 def test_one_forward_one_backward_by_hand() -> None:
     """Rank 0 of two, three micro-batches: F0 F1 BW0 F2 BW1 BW2."""
-    order = list(in_order(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
+    order = list(iterate_passes(schedule("1f1b", pp=2, v=1, micro_batches=3), 0, Rules("each")))
     assert [live_pass.own[:4] for live_pass in order] == [
         ("F", 0, True, False),
         ("F", 0, False, False),
@@ -63,7 +63,7 @@ def test_one_forward_one_backward_by_hand() -> None:
     ]
     backward, end = Before("BW", 0, False), Before("BW", 0, True)
     assert [live_pass.own.before for live_pass in order] == [None, None, None, backward, None, backward]
-    once = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules("last")))
+    once = list(iterate_passes(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules("last")))
     assert [live_pass.own.before for live_pass in once[-3:]] == [None, Before("BW", 2, True), None]
     assert end not in [live_pass.own.before for live_pass in order]  # nothing comes after the last
     # F1 sees F0's rows on their way, and waits for the first gradient; BW0 both rows; F2 the gradient after next
@@ -86,7 +86,7 @@ def test_what_no_w_makes_is_reduced_once_no_backward_is_left() -> None:
 def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
     """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: beside the other's."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=3)
-    assert [live_pass.own.held for live_pass in in_order(table, 0, Rules(keeps=True))] == [
+    assert [live_pass.own.held for live_pass in iterate_passes(table, 0, Rules(keeps=True))] == [
         False,
         True,
         True,
@@ -94,7 +94,7 @@ def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward(
         True,
         False,
     ]
-    several = list(in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
+    several = list(iterate_passes(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules(keeps=True)))
     assert [(item.own.kind, item.own.stage, item.own.held, item.counts[12:14]) for item in several[:5]] == [
         ("F", 0, False, (0, 0)),
         ("F", 0, True, (0, 0)),
@@ -104,7 +104,7 @@ def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward(
     ]
     assert not any(
         live_pass.own.held or any(live_pass.counts[12:14])
-        for live_pass in in_order(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules())
+        for live_pass in iterate_passes(schedule("interleaved", pp=2, v=2, micro_batches=2), 0, Rules())
     )
 
 
@@ -118,7 +118,7 @@ def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName,
     for rank in range(pp):
         coming = gone = 0
         for (action, post_receives, wait_sends), live_pass in zip(
-            p2p_steps(table, rank=rank), in_order(table, rank, Rules()), strict=True
+            p2p_steps(table, rank=rank), iterate_passes(table, rank, Rules()), strict=True
         ):
             coming, gone = coming + len(post_receives), gone - len(wait_sends)
             coming -= sum(kind != "W" and stage >= 0 for kind, stage, _ in needs(action, stages=pp) if stage != rank)
@@ -193,7 +193,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
         listed = live_passes.__wrapped__(name, pp, v, micro_batches, rules)
         for rank in range(pp):
             every = list(walked(table, rank, rules))
-            assert list(in_order(table, rank, rules)) == every, (case, rules, rank)
+            assert list(iterate_passes(table, rank, rules)) == every, (case, rules, rank)
             alike: dict[object, dict[LivePass, None]] = {}
             for item in every:
                 alike.setdefault((item.own.stage, item.own.kind), {})[item] = None

@@ -14,12 +14,12 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import EnteredUnit, Sums, play
-from fivefold.planner.counts.memory.peak import RankMemory, memory, over_time
-from fivefold.planner.counts.operations.layer import kind_of
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.memory.peak import RankMemory, list_live_bytes, memory
+from fivefold.planner.counts.operations.layer import get_kind
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import elementwise, matmul
 from fivefold.planner.counts.operations.recompute import Unit
-from fivefold.planner.counts.traffic import messages, per_step
+from fivefold.planner.counts.traffic import count_traffic, messages
 from fivefold.units import MIB
 
 # 7.5e9 parameters, as in table 1 of ZeRO; every dim is divisible by 1024, so that nothing is padded.
@@ -110,7 +110,7 @@ LAYOUTS = (
 def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
     counts, layout = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=64)), Layout.parse(text)
     for rank, result in enumerate(memory(counts, layout)):
-        moments = over_time(counts, layout, rank=rank)
+        moments = list_live_bytes(counts, layout, rank=rank)
         for moment in moments:
             parts = moment[3:]  # gradients, states, activations, gathers, logits, temporary
             assert min(parts) >= 0, moment
@@ -130,9 +130,9 @@ def test_offloaded_activations_leave_two_units() -> None:
     job = Job(sequence=8192, global_batch=16)  # a second micro-batch: activations and gradients at once
     model, layout = build_model("llama3-8b"), Layout(dp=8, zero=1)
     here, away = (memory(Counts(model, item), layout)[0] for item in (job, job.replace(offload=("activations",))))
-    kept = Counts(model, job).profile(part_of(layout), kind_of(model, 0)).kept_bytes
+    kept = Counts(model, job).profile(get_local_degrees(layout), get_kind(model, 0)).kept_bytes
     assert here.activations_bytes > model.layers * kept
-    head = Counts(model, job).profile(part_of(layout), "head").kept_bytes
+    head = Counts(model, job).profile(get_local_degrees(layout), "head").kept_bytes
     assert away.activations_bytes == sum(sorted((kept, kept, head))[1:])
     assert here.peak_bytes - away.peak_bytes > (model.layers - 3) * kept
 
@@ -208,7 +208,7 @@ def test_bytes_per_logit_at_the_fullest_moment_of_the_loss(loss: str, per_logit:
     upcast_copy: fp32 twice; plain: log-softmax and two gradients in fp32."""
     model = build_model("llama3-8b").replace(layers=1)
     job = Job.read({"sequence": 4096, "global_batch": 8, "loss": loss}, origin="test")
-    head = Counts(model, job).profile(part_of(Layout(dp=8)), "head")
+    head = Counts(model, job).profile(get_local_degrees(Layout(dp=8)), "head")
     logits = 4096 * model.vocab
     streams = 3 * 4096 * model.width * 4  # the head's input, its norm and their gradients
     table = 2 * model.vocab * model.width  # the gradient of the head's weight
@@ -235,7 +235,7 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
     job = Job(sequence=16, global_batch=64, precision=recipe("bf16-grad16"))
 
     def sent(text: str) -> dict[str, int]:
-        result = per_step(ZERO_TABLE, layout=Layout.parse(text), job=job)
+        result = count_traffic(ZERO_TABLE, layout=Layout.parse(text), job=job)
         assert [row.bytes for row in result if row.axis == "world"] == [2 * (n - 1) * 12 // n]
         return {row.collective: row.bytes for row in result if row.axis == "dp"}
 
@@ -264,7 +264,7 @@ def test_the_optimizer_sees_the_reduced_gradients(zero: int, reduce: str) -> Non
     """After several micro-batches too: what is reduced is there once, however often it was reduced."""
     counts = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=32, reduce=reduce, overlap=()))
     layout = Layout(dp=8, zero=zero)
-    at_update = over_time(counts, layout)[-1]
+    at_update = list_live_bytes(counts, layout)[-1]
     assert (at_update.cause, at_update.gradients_bytes) == ("optimizer", memory(counts, layout)[0].gradients_bytes)
 
 
@@ -278,4 +278,6 @@ def test_memory_is_the_same_whatever_was_asked_before() -> None:
         counts = Counts(model, job)
         assert {at: memory(counts, layouts[at]) for at in order} == dict(enumerate(alone))
     zbv = alone[1][1]  # rank 1 holds stages 1 and 2
-    assert zbv.peak_bytes == max(moment.live_bytes for moment in over_time(Counts(model, job), layouts[1], rank=1))
+    assert zbv.peak_bytes == max(
+        moment.live_bytes for moment in list_live_bytes(Counts(model, job), layouts[1], rank=1)
+    )

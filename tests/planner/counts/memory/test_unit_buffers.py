@@ -9,8 +9,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import Moment, memory, over_time
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.memory.peak import Moment, list_live_bytes, memory
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.catalog import build_stack as stack_named
 
 MODEL = build_model("tiny")
@@ -20,7 +20,7 @@ FSDP2 = stack_named("fsdp2")
 def moments(layout: str, **changed: object) -> dict[str, Moment]:
     parsed = Layout.parse(layout)
     job = Job(stack=FSDP2.replace(**changed), sequence=128, global_batch=parsed.dp * parsed.mbs, precision="fp32")
-    return {moment.cause: moment for moment in over_time(Counts(MODEL, job), parsed)}
+    return {moment.cause: moment for moment in list_live_bytes(Counts(MODEL, job), parsed)}
 
 
 def gathered_bytes(name: str) -> int:
@@ -69,9 +69,12 @@ def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
     assert all(more > less for more, less in zip(peaks["graph"], peaks["operands"], strict=True))
     counts = Counts(model, job)
     part = counts.stage_runs(layout)[1][0]
-    profile, split = counts.profile(part_of(layout), part.name), counts.split(part_of(layout), part.name)
-    sizes = {op.name: next(iter(op.writes.values())) for op in counts.unit(part_of(layout), part.name).ops}
-    weighed = [op.name for op in counts.unit(part_of(layout), part.name).ops if op.gradient_widths]
+    profile, split = (
+        counts.profile(get_local_degrees(layout), part.name),
+        counts.split(get_local_degrees(layout), part.name),
+    )
+    sizes = {op.name: next(iter(op.writes.values())) for op in counts.unit(get_local_degrees(layout), part.name).ops}
+    weighed = [op.name for op in counts.unit(get_local_degrees(layout), part.name).ops if op.gradient_widths]
     assert split.late_bytes == profile.kept_bytes + sum(sizes[name] for name in weighed)
 
 
@@ -83,4 +86,6 @@ def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
     job = Job(stack=stack_named("fivefold").replace(comm_buffers="retained"), sequence=128, global_batch=8)
     counts = Counts(moe, job)
     (block,) = {counts.states(layout, run.name).sums for run in counts.stage_runs(layout)[0] if run.routes}
-    assert min(item.gradients_bytes for item in over_time(counts, layout) if item.cause.endswith("reduce")) >= block
+    assert (
+        min(item.gradients_bytes for item in list_live_bytes(counts, layout) if item.cause.endswith("reduce")) >= block
+    )

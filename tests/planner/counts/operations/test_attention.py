@@ -13,7 +13,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 
 LATENT = Model(
     name="latent",
@@ -50,7 +50,7 @@ def test_padding_is_held_and_not_kept() -> None:
     """Forward v and the output; backward these two, the gradient of the output and what comes of v."""
     item = 64 * LATENT.heads * 24 * 2
     flash, blocks = (
-        Counts(LATENT, JOB.replace(attention=kind)).unit(part_of(Layout()), Kind(False, False)).ops
+        Counts(LATENT, JOB.replace(attention=kind)).unit(get_local_degrees(Layout()), Kind(False, False)).ops
         for kind in ("flash", "blocks")
     )
     pairs = list(zip(flash, blocks, strict=True))
@@ -64,7 +64,7 @@ def test_padding_is_held_and_not_kept() -> None:
 
 
 def test_values_are_kept_as_a_part_of_what_keys_and_values_are_made_in() -> None:
-    unit = Counts(LATENT, JOB).unit(part_of(Layout()), Kind(False, False))
+    unit = Counts(LATENT, JOB).unit(get_local_degrees(Layout()), Kind(False, False))
     sizes = {name: size for op in unit.ops for name, size in op.writes.items()}
     core = next(op for op in unit.ops if op.name == "attention.core")
     assert sizes["v"] == sizes["k"] == 0
@@ -77,7 +77,7 @@ def test_a_ring_of_more_ranks_holds_more_beside_what_it_has() -> None:
     plain = LATENT.replace(mla=None, head_dim=16)
     held = []
     for cp in (2, 3, 4):
-        unit = Counts(plain, JOB.replace(sequence=48 * cp)).unit(part_of(Layout(cp=cp)), Kind(False, False))
+        unit = Counts(plain, JOB.replace(sequence=48 * cp)).unit(get_local_degrees(Layout(cp=cp)), Kind(False, False))
         held.append(next(op.backward_scratch for op in unit.ops if op.name == "attention.core"))
     own = 48 * plain.kv_heads * 2 * 16 * 2
     assert all(before < after <= before + 2 * own for before, after in pairwise(held))

@@ -25,8 +25,8 @@ from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MTP
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import kept_bytes
-from fivefold.planner.counts.operations.layer import kind_of
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.layer import get_kind
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_trainable
 from tests.third_party import loops, measured
@@ -79,8 +79,8 @@ def test_a_block_keeps_what_autograd_saves(name: str) -> None:
     theirs = transformers.AutoModelForCausalLM.from_config(config)
     ours = from_config({**config.to_dict(), "architectures": [type(theirs).__name__]}, name=name)
     job = Job(stack="ddp", sequence=TOKENS, global_batch=4, precision="bf16-autocast")
-    counts, part = Counts(ours, job), part_of(Layout.parse("dp2 mbs2"))
-    kept = sum(kept_bytes(counts.unit(part, kind_of(ours, 1)), sizes={"x": counts.local(part).entry_bytes}))
+    counts, part = Counts(ours, job), get_local_degrees(Layout.parse("dp2 mbs2"))
+    kept = sum(kept_bytes(counts.unit(part, get_kind(ours, 1)), sizes={"x": counts.local(part).entry_bytes}))
     ids = torch.randint(256, (2, TOKENS))
     assert kept == saved_bytes(theirs, theirs.model.layers[1], lambda: theirs(ids))
 
@@ -106,8 +106,8 @@ def test_an_activation_written_out_keeps_what_autograd_saves(activation: str, pr
     )
     theirs = transformers.AutoModelForCausalLM.from_config(config)
     ours = from_config({**config.to_dict(), "architectures": [type(theirs).__name__]}, name="gpt2")
-    part, job = part_of(Layout.parse("dp2 mbs2")), Job(stack="ddp", sequence=TOKENS, precision=precision)
-    (act,) = (op for op in Counts(ours, job).unit(part, kind_of(ours, 1)).ops if op.name == "mlp.act")
+    part, job = get_local_degrees(Layout.parse("dp2 mbs2")), Job(stack="ddp", sequence=TOKENS, precision=precision)
+    (act,) = (op for op in Counts(ours, job).unit(part, get_kind(ours, 1)).ops if op.name == "mlp.act")
     half = precision == "bf16-autocast"
     mlp = theirs.transformer.h[1].mlp
     if half and activation == "gelu_new":
@@ -137,7 +137,7 @@ def test_a_module_of_further_prediction_keeps_what_autograd_saves() -> None:
         mtp=MTP(depth=1, coefficient=0.1)
     )
     job = Job(stack="ddp", sequence=TOKENS, global_batch=4, precision="bf16-autocast")
-    counts, part = Counts(ours, job), part_of(Layout.parse("dp2 mbs2"))
+    counts, part = Counts(ours, job), get_local_degrees(Layout.parse("dp2 mbs2"))
     head, wide = counts.unit(part, "head"), counts.local(part).entry_bytes
     kept = zip(head.ops, kept_bytes(head, sizes={"x": wide}), strict=True)
     inside = [any(name.startswith("mtp0.") for name in op.writes) and op.kind != "embedding" for op in head.ops]

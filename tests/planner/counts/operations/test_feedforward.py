@@ -14,7 +14,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import Sums
 from fivefold.planner.counts.operations.feedforward import routed_rows
 from fivefold.planner.counts.operations.layer import Kind
-from fivefold.planner.counts.operations.local_shapes import part_of
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 
 E, K, D, F, T = 8, 2, 128, 64, 64
@@ -33,7 +33,7 @@ MOE = Kind(slides=False, moe=True)
 
 
 def operations(text: str, model: Model = MIXTURE) -> Sequence[Op]:
-    return Counts(model, Job(sequence=T)).unit(part_of(Layout.parse(text)), MOE).ops
+    return Counts(model, Job(sequence=T)).unit(get_local_degrees(Layout.parse(text)), MOE).ops
 
 
 def list_saved(ops: Sequence[Op]) -> dict[str, int]:
@@ -76,7 +76,7 @@ def test_a_voyage_keeps_the_order_of_what_arrives(text: str, arrived: int, order
 def test_recomputation_lets_go_of_all_but_the_plan() -> None:
     """What was planned is not planned again: expert choice must be the same."""
     for text, stays in (("dp1", ("permutation",)), ("dp2 ep2", ("permutation", "dispatch_plan"))):
-        counts, part = Counts(MIXTURE, Job(sequence=T)), part_of(Layout.parse(f"{text} ac=full"))
+        counts, part = Counts(MIXTURE, Job(sequence=T)), get_local_degrees(Layout.parse(f"{text} ac=full"))
         sizes = list_saved(operations(text))
         assert counts.profile(part, MOE).kept_bytes == 2 * T * D + sum(sizes[name] for name in stays)
 
@@ -98,7 +98,7 @@ def test_every_weight_gets_its_gradient_once(text: str) -> None:
 
 def test_sums_of_experts_are_born_with_their_first_gradient() -> None:
     """Before those of the other weights: at the fullest moment, which is theirs, these do not live yet."""
-    counts, part = Counts(MIXTURE, Job(sequence=T)), part_of(Layout.parse("dp2 ep2"))
+    counts, part = Counts(MIXTURE, Job(sequence=T)), get_local_degrees(Layout.parse("dp2 ep2"))
     early = counts.profile(part, MOE, Sums(dense=10**5, experts=9 * 10**5))
     assert early.backward_cause == "moe.arrive"
     assert early.backward_sums_bytes == 9 * 10**5
@@ -114,5 +114,5 @@ def test_a_capacity_drops_rows_and_adds_none_but_where_they_are_padded(
     assert MIXTURE.moe is not None
     model = MIXTURE.replace(moe=MIXTURE.moe.replace(capacity=capacity))
     for linears, share in (("fused_backward", ours), ("separate", padded)):
-        local = Counts(model, Job(sequence=T, linears=linears)).local(part_of(Layout(ep=2, dp=2)))
+        local = Counts(model, Job(sequence=T, linears=linears)).local(get_local_degrees(Layout(ep=2, dp=2)))
         assert routed_rows(local) == T * K * share
