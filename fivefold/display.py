@@ -134,6 +134,6 @@ def frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> An
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return all columns of the rows, in order; None where a row lacks one."""
+    """Return all columns of the rows, in order; None where a row has no such field."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}

@@ -30,7 +30,7 @@ class Document(NamedTuple):
     folder: Path = Path()
     ranks: int | None = None  # as a launcher or a Slurm script gives them
     remarks: tuple[ParsedKey, ...] = ()
-    assumed: tuple[ParsedKey, ...] = ()  # values that the file lacks, read as in most configs of the software
+    assumed: tuple[ParsedKey, ...] = ()  # values missing from the file, read as in most configs of the software
     options: Mapping[str, str] = {}  # of the launcher
     given: Mapping[str, str] = {}  # keys that the user adds
 

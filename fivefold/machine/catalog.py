@@ -75,7 +75,7 @@ class Row(NamedTuple):
 
 
 # An all-reduce of S bytes in the switch sends (n + 1) / n · S per rank. On H200 that is 305 GB/s for 5, 6, 7 and 8
-# GPUs alike (bus bandwidths 414, 436, 460 and 473, NETWORK#L926 to #L929), on B200 465 to 476 GB/s at 1 to 4 GiB
+# GPUs too (bus bandwidths 414, 436, 460 and 473, NETWORK#L926 to #L929), on B200 465 to 476 GB/s at 1 to 4 GiB
 # (#L1419), on the 72 GPUs of a GB200 rack 429 GB/s (coreweave/nccl-tests pull request 43).
 NVLINK2 = _scale_up("NVLink 2", 150, f"{NETWORK}; 120 in a ring is our assumption", ring=120)
 NVLINK3 = _scale_up("NVLink 3", 300, f"{SHEET}; 235 in a ring, {NETWORK}#L1241", ring=235)

@@ -103,7 +103,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
 def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:
     """Yield the weights of a block, and after each matrix that the adapter targets its factors A and B.
 
-    Tensor parallelism shards A like the input of its linear layer and B like the output; the other factor is whole.
+    Tensor parallelism shards A like the input of its linear layer and B like the output, and replicates the other.
     """
     for weight in block:
         yield weight

@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 
 
 class Advice(NamedTuple):
-    """A batch of ``tokens`` and who says or chose it; ``run``: tokens of the whole run, of a team."""
+    """A batch of ``tokens`` and who recommends or used it; ``run``: tokens of that team's full run."""
 
     who: str
     tokens: float
@@ -24,7 +24,7 @@ class Advice(NamedTuple):
     run: float | None = None
 
 
-# Tokens per step of whole runs; of a batch that grows, the last. The run's tokens beside them.
+# Tokens per step of published runs (the last, if the batch grew), and the tokens of the run.
 TEAMS = (
     Advice("GPT-3 175B", 3.2e6, "arXiv:2005.14165 table 2.1", 0.3e12),
     Advice("Llama 1 65B", 4e6, "arXiv:2302.13971 table 2", 1.4e12),

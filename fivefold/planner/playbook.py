@@ -3,7 +3,7 @@
 1  the batch         from the laws and the teams of ``batch.py``, unless the job says it
 2  make it fit       the first of the ladder that fits: data parallelism, ZeRO, tp within a node, pp, cp, recomputation
 3  reach the batch   the micro-batch and so the accumulation
-4  make it fast      one change at a time (``search/neighbours.py``), beside what ``search`` proposes of all layouts
+4  make it fast      one change at a time (``search/neighbours.py``), and the proposal of ``search``
 """
 
 from __future__ import annotations

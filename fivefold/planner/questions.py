@@ -153,7 +153,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
 
 
 def _node_multiples(low: int, high: int, node: int) -> list[int]:
-    """Return multiples of a node between two numbers of ranks, at most seven of them, evenly apart."""
+    """Return multiples of a node between two numbers of ranks, at most seven of them, evenly spaced."""
     step = node * ceil(max(1, high - low) / (8 * node))
     return list(range((low // step + 1) * step, high, step))
 

@@ -1,9 +1,9 @@
-"""A whole run: days, money, energy and CO2, with checkpoints and failures (Daly, FGCS 22 (2006) 303).
+"""A complete training run: days, money, energy and CO2, with checkpoints and failures (Daly, FGCS 22 (2006) 303).
 
     T = M·exp(R / M)·(exp((τ + δ) / M) - 1)·W / τ        goodput = W / T        Young: τ = sqrt(2·δ·M)
 
 W seconds of work in pieces of τ, each followed by δ in which training waits for its checkpoint; failures come at
-random, one in M seconds, and each costs R and what was done since the last whole checkpoint.
+random, one in M seconds, and each costs R and what was done since the last complete checkpoint.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: f
     written = size / (site.storage * max(1, ceil(step.world / machine.ranks_per_node)))
     blocked = max(site.pause_seconds, size / (site.to_host * step.world))
     between = 1000 * DAY / (site.failures * step.world) if site.failures else inf
-    restart = site.restart_seconds + written  # what was saved last may not have been whole
+    restart = site.restart_seconds + written  # the last checkpoint may have been incomplete
     times = {"blocked": blocked, "restart": restart, "between": between}
     interval = site.checkpoint_seconds or best_interval(written=written, **times)
     training = steps * step.time.step_seconds

@@ -24,7 +24,7 @@ LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
 
 
 def page(diagnosis: Diagnosis) -> RenderableType:
-    """Return the whole page."""
+    """Return the full page."""
     fullest_step = max(diagnosis.steady, diagnosis.first, key=lambda step: step.peak_bytes)
     sizes = {part: getattr(fullest_step, f"{part}_bytes") for part in CATEGORIES}
     bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), fullest_step.peak_bytes)

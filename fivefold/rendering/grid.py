@@ -23,7 +23,7 @@ from rich.text import Text
 
 Item = TypeVar("Item")
 MIN_COLUMNS = 3  # fewer columns of a table are not printed: cards are
-FULL_COLUMNS = 5  # tables of up to so many columns are printed in full, as cards if they do not fit
+FULL_COLUMNS = 5  # tables of up to n columns are printed in full, as cards if they do not fit
 MIN_ROWS = 3  # fewer rows are printed as cards rather than without columns
 TONES = {"green": "good", "yellow": "warn", "red": "bad"}  # colour of a rich style → class in HTML
 

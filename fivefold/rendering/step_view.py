@@ -150,7 +150,7 @@ def list_time_parts(time: Time, *, zeros: bool = False) -> list[Part]:
 
 
 def list_work(step: Step) -> tuple[tuple[str, str], ...]:
-    """Return parameters, FLOPs of the whole step, and GPU hours per 1 T tokens, as (label, text)."""
+    """Return parameters, FLOPs of the full step, and GPU hours per 1 T tokens, as (label, text)."""
     work = step.work
     active = f", {show_count(work.active_parameters)} active" if work.active_parameters != work.parameters else ""
     trainable = work.trainable_parameters

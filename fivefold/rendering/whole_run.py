@@ -1,4 +1,4 @@
-"""Show a whole run: its duration and losses of time, money, energy and CO2, goodput by checkpoint interval."""
+"""Show a training run: its duration and losses of time, money, energy and CO2, goodput by checkpoint interval."""
 
 from __future__ import annotations
 

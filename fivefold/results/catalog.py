@@ -25,7 +25,7 @@ class CatalogModel(Record):
 
 
 class CatalogFamily(Record):
-    """A family of Hugging Face models: whether it is trained, planned alone, or what it lacks to be read."""
+    """A family of Hugging Face models: whether it is trained, planned only, or what is missing to read it."""
 
     name: str  # its ``model_type``
     architecture: str  # the class that transformers builds

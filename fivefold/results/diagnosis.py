@@ -63,7 +63,7 @@ class Fullest(Record):
 class Part(Record):
     """FLOPs and saved activations of one module in one step, its submodules included."""
 
-    module: str  # name as in named_modules; "": the whole model
+    module: str  # name as in named_modules; "": the full model
     kind: str  # class name
     parameters: NonNegativeInt
     forward_flops: NonNegativeInt

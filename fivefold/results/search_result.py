@@ -310,6 +310,6 @@ class Batch(Record):
     global_batch: PositiveInt
     tokens: PositiveInt
     micro_batches: PositiveInt  # per pipeline and step (gradient accumulation)
-    steps: PositiveInt  # for the whole token budget
+    steps: PositiveInt  # for the full token budget
     references: tuple[str, ...] = ()  # scaling laws, teams and measurements whose batch is nearest to this one
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each

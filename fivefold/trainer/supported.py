@@ -108,7 +108,7 @@ def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise ``UserError`` for an attention kernel that the engine lacks, or does not have for this model or layout."""
+    """Raise ``UserError`` for an attention kernel that the engine does not have for this model or layout."""
     kind, ring = job.stack.attention, layout.cp > 1 and layout.cp_kind == "ring"
     if kind not in ATTENTIONS:
         raise UserError(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")

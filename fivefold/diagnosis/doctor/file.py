@@ -32,7 +32,7 @@ class UserFile(NamedTuple):
 
 
 def load(path: Path) -> UserFile:
-    """Execute the file as an import would, not as ``__main__``; raise ``UserError`` if it fails or lacks a function."""
+    """Execute the file as an import would; raise ``UserError`` if it fails or a required function is missing."""
     source = read_text(path, kind="Python")
     name = str(path)
     if "\0" in source:

@@ -1,4 +1,4 @@
-"""Model, layout and job -> nanotron's YAML, of 0.4, or of its main branch if 0.4 lacks a key."""
+"""Model, layout and job -> nanotron's YAML, of 0.4, or of its main branch if 0.4 has no such key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nanotron's keys -> model, layout and job, of 0.4, or of its main branch if 0.4 lacks a key."""
+"""nanotron's keys -> model, layout and job, of 0.4, or of its main branch if 0.4 has no such key."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ IGNORE_OTHERS = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Config(Record):
-    """The keys of all families, one field per meaning; fields that a family lacks keep their neutral default."""
+    """The keys of all families, one field per meaning; fields without a key keep their neutral default."""
 
     model_config: ClassVar[ConfigDict] = IGNORE_OTHERS
 

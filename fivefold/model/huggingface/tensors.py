@@ -38,7 +38,7 @@ class Part(NamedTuple):
     transposed: bool = False  # the last two dims are swapped
     head: tuple[int, int, int] | None = None  # of rotary pairs: (rows per head, first and number of rotary rows)
     swapped: bool = False  # the two halves of a head's rotary rows are swapped there, instead of interleaved
-    filters: bool = False  # filters of a depthwise convolution: the tensor is [channels, 1, taps], ours lacks the 1
+    filters: bool = False  # filters of a depthwise convolution: the tensor is [channels, 1, taps], ours has no 1
 
     @property
     def numel(self) -> int:

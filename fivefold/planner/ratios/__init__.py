@@ -131,7 +131,7 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
     row = exchanges.gathered_width(job) + activation_width(job)
     asked = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
-    missing = model.width * (asked - two_j * moe.ffn)  # FLOPs per token that each routed expert lacks
+    missing = model.width * (asked - two_j * moe.ffn)  # FLOPs per token that are missing for each routed expert
     return Sizing(
         link=link.name,
         ffn=moe.ffn,

@@ -1,4 +1,4 @@
-"""FLOPs of one rank beside the bytes it sends meanwhile: one function per message of an axis.
+"""FLOPs of one rank and the bytes it sends concurrently: one function per message of an axis.
 
     FLOPs per byte = FLOPs ÷ bytes sent        balance = peak FLOP/s · Σ bytes/bandwidth ÷ Σ bytes
 

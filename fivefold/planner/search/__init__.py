@@ -231,7 +231,7 @@ def _largest_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Mo
 
 
 def _find_tight(known: Incumbents) -> TightLayout | None:
-    """Return the best tight layout beside the best that fits; None where none beats it."""
+    """Return the fastest tight layout, compared with the best that fits; None if none is faster."""
     tight, best = known.tight, known.best[0] if known.best else None
     if tight is None or (best and best.score <= tight.score):
         return None

@@ -216,7 +216,7 @@ class Bounds:
         twice[:2] = 0
         twice *= self.planner.job.stack.reshard == "forward"
         behind = np.where(often, parallel[:, 1], 0.0)
-        behind[:, 0] = 0  # may travel beside the next forward
+        behind[:, 0] = 0  # may overlap with the next forward
         return np.stack([gather, gather * twice + behind])
 
     def _exposed(self, sent: Floats, unit: Floats) -> Floats:

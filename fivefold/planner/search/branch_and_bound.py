@@ -33,7 +33,7 @@ Report = Callable[[int, int], None]  # layouts done, of how many
 
 
 class BranchAndBound:
-    """State of a search beside its ``incumbents``: layouts that wait for an estimate, and how many are done.
+    """State of a search besides its ``incumbents``: layouts that wait for an estimate, and how many are done.
 
     ``timed``: whether a layout's time matters to whether it is among the best. ``few_fit``: memory excludes more than
     time does, so that it is looked at first.

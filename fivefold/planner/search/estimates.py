@@ -135,8 +135,8 @@ class Estimates(Tables):
 
         With ``limit`` they are scaled, as lower bounds, from those of few parts: MANY sequences unless mbs is 1, as the
         halves of one sequence are views and those of several are copies; at most two ranks of cp; and of many
-        sequences, beside which weights vanish, at most two ranks of ep, but for one expert on a rank, whose rows are in
-        order.
+        sequences (then weights are negligible), at most two ranks of ep, but for one expert on a rank, whose rows are
+        in order.
         """
         s = self.partials.take(candidates.partial)
         many, cp, ep = s.mbs, s.cp, s.ep
@@ -265,7 +265,7 @@ class Estimates(Tables):
         return max((part.sums for part in self.counts.parts(layout, name) if 0 < part.reduced < part.sums), default=0)
 
     def _min_gradient_bytes(self, layout: Layout, name: Name) -> int:
-        """Return bytes of whole gradients that live as a first backward of a block ends, at least: as ``_reduced``."""
+        """Return bytes of full gradients live as a first backward of a block ends, at least: as ``_reduced``."""
         stack, parts = self.counts.job.stack, [part.sums for part in self.counts.parts(layout, name)]
         if name == "embed" and not self.counts.model.shares_table:  # with the gradient that is added to the sums
             recipe, reduces = self.counts.job.precision, not policy(layout, self.counts.job).gradients_stay

@@ -42,7 +42,7 @@ class LiveUnits(NamedTuple):
     known: NDArray[np.bool_]  # ``later`` is at the backward of that stage
     deep: NDArray[np.bool_]  # as many micro-batches are live then as at the first backward
     made: NDArray[np.bool_]  # there is such a backward
-    done: Ints  # backwards of each stage before all gradient sums are there, where W comes apart
+    done: Ints  # backwards of each stage before all gradient sums are allocated, where W is separate
     one: NDArray[np.bool_]  # the rank has one stage
     schedule: Ints
     pp: Ints
@@ -53,7 +53,7 @@ class LiveUnits(NamedTuple):
 
 
 def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, runs: list[UnitGroup]) -> LiveUnits:
-    """Return the live units of a pipeline of so many micro-batches in which one of ``every`` layers is recomputed."""
+    """Return the live units of a pipeline of n micro-batches in which one of ``every`` layers is recomputed."""
     table, _ = stage_units(counts, shape, every=every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     held = np.array([table[list(mine)].sum(axis=0) for mine in stages])

@@ -1,7 +1,7 @@
 """Figures of a unit's time for the bounds: with messages, of kernels alone, with the nearest places of all groups.
 
 forward, backward, weight, exposed tp, cp, ep, all exposed of the forward
-as halves of an FB: kernels with exposed messages, forward and backward; what is beside them, without tp
+as halves of an FB: kernels with exposed messages, forward and backward; what overlaps with them, without tp
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ AXIS, LEAVES_NODE, ORDER, SHARD_GROUP, NO_SP, EXPERT_TENSOR, UNEVEN, REDUCE = 4.
 ZERO = (0.0, 1.0, 2.5, 3.0)
 RECOMPUTATION = {"none": 0.0, "selective": 1.0, "full": 2.0}
 GROUPS = 3.0  # recomputation of some operations, or of every n-th layer
-MAX_ESTIMATED = 400  # layouts that are estimated beside those of the search
+MAX_ESTIMATED = 400  # layouts that are estimated in addition to those of the search
 
 
 class Evaluated(NamedTuple):

@@ -2,7 +2,7 @@
 
     time ≥ end of a rank in the first rounds + rounds left · the busiest rank's + exposed reductions + update
 
-The seconds of a pass are those of ``bounds.py``, which lacks how stages wait for one another.
+The seconds of a pass are those of ``bounds.py``, which does not model how stages wait for one another.
 """
 
 from __future__ import annotations

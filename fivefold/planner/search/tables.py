@@ -25,7 +25,7 @@ LADDER = (
     256,
     32,
     FEWEST,
-)  # a micro-batch takes no less, per sequence, than one of so many, a multiple of it
+)  # per sequence, a micro-batch takes no less than one of n sequences, a multiple of it
 
 Table = dict[tuple[int, ...], Floats]
 

@@ -1,6 +1,6 @@
 """A good layout to begin with: the lower the threshold is, the less has to be made of the tables of the bounds.
 
-likely partial layouts by the bound of their work and a guess of their bubble → each with its best schedule and whole
+likely partial layouts by the bound of their work and a guess of their bubble → each with its best schedule and full
 shard groups → all schedules and groups of the best of those
 """
 
@@ -17,7 +17,7 @@ from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.tables import FEWEST
 
-SCOUTS, LIKELY = 400, 8  # partial layouts explored before all others, of so many sequences at most
+SCOUTS, LIKELY = 400, 8  # partial layouts that are explored before all others, of at most n sequences
 FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
 SCHEDULES = 4000  # of them, the most promising of all
 FEW_FIT = 40  # layouts whose memory is counted before one is found that fits: then few fit

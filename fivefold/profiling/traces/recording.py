@@ -101,7 +101,7 @@ class _Columns:
         self.unread = 0
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add one event; raises if it lacks a required key."""
+        """Add one event; raises if a required key is missing."""
         kind = KINDS.get(event.get("cat", ""), -1) if event.get("ph") == "X" else -1
         if kind < 0:
             return

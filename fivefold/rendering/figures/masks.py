@@ -25,7 +25,7 @@ def work(*, ranks: int, zigzag: bool) -> list[float]:
     """Return the share of all visible scores that each rank computes for a long sequence."""
     scores = [0.0] * ranks
     for query in range(2 * ranks):
-        scores[owner(query, ranks=ranks, zigzag=zigzag)] += query + 0.5  # whole chunks before it, half of its own
+        scores[owner(query, ranks=ranks, zigzag=zigzag)] += query + 0.5  # full chunks before it, half of its own
     return [score / sum(scores) for score in scores]
 
 

@@ -1,6 +1,6 @@
 """Reads documents from a corpus: Python's standard library, or any file or folder of text.
 
-A document is a line of .jsonl, a row of .parquet, or a whole .txt, .md or .py file; a text file longer than 64 KiB is
+A document is a line of .jsonl, a row of .parquet, or a full .txt, .md or .py file; a text file longer than 64 KiB is
 cut at line ends into several, so that one long file can be split into training and held-out text. Files are read in
 slices that end where a document ends: memory is bounded, and processes can share one file.
 """
@@ -27,7 +27,7 @@ SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
 DOCUMENT_BYTES = 64 * KIB  # longest document of a text file, give or take a line
 LINES_BYTES = MIB  # slice of a .jsonl file
 # Folders skipped under the standard library: tests, of which some are not UTF-8 on purpose and which some systems
-# package apart, and installed packages, which are not the standard library.
+# package excepted, and installed packages, which are not the standard library.
 STDLIB_SKIPS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 

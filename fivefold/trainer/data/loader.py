@@ -4,7 +4,7 @@
 
 Window i of a split starts at token i · sequence, so neighbours share one token: the last target of one is the first
 input of the next. The permutation is a Feistel network with cycle walking (Black and Rogaway, "Ciphers with Arbitrary
-Finite Domains", 2002): no table is stored, and the whole state of the loader is one integer.
+Finite Domains", 2002): no table is stored, and the full state of the loader is one integer.
 """
 
 from __future__ import annotations

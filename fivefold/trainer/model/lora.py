@@ -8,7 +8,7 @@
 W may be stored in nf4 (QLoRA): it is dequantized before each product and freed after it (``nf4.py``).
 W and b are frozen parameters (``requires_grad`` is False): no gradient of them is computed, and dx only where a trained
 layer lies below. Under tensor parallelism A is sharded like the input of its layer and B like the output, so that the
-update is part of the sum that the layer sends anyway; a factor that is whole gets partial gradients, which are reduced
+update is part of the sum that the layer sends anyway; a replicated factor gets partial gradients, which are reduced
 with those of data parallelism (``layout/sharding.py``). Source: arXiv:2106.09685 §4.1.
 """
 

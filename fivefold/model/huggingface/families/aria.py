@@ -1,4 +1,4 @@
-"""Aria: experts as wide as ``intermediate_size`` in every layer, beside shared ones."""
+"""Aria: experts as wide as ``intermediate_size`` in every layer, next to shared ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flint: experts beside a shared one, attention sinks, and sliding layers, which alone rotate."""
+"""Flint: experts next to a shared one, attention sinks, and sliding layers, which alone rotate."""
 
 from __future__ import annotations
 

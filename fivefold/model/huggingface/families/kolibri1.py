@@ -1,4 +1,4 @@
-"""Kolibri 1: experts beside a shared one, chosen by logits and a bias, and sliding layers, which alone rotate."""
+"""Kolibri 1: experts next to a shared one, chosen by logits and a bias, and sliding layers, which alone rotate."""
 
 from __future__ import annotations
 

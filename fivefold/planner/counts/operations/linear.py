@@ -254,7 +254,7 @@ def travelling(local: Local, into: int) -> Iterator[tuple[str, int]]:
 
     The data come first, then the scales.
 
-    For a scale of the whole matrix the ranks agree on its largest element.
+    For a scale of the full matrix the ranks agree on its largest element.
     """
     scaling, rows = local.job.precision.scaling, local.rows
     data = rows * (ceil_div(into, 2) if local.job.precision.compute == "fp4" else into)
@@ -300,5 +300,5 @@ def _row_of_blocks(local: Local, columns: int, *, groups: int) -> int:
 
 
 def _outer_bytes(local: Local) -> int:
-    """Return the bytes of the scale of a whole matrix, which is added to those of its blocks."""
+    """Return the bytes of the scale of a full matrix, which is added to those of its blocks."""
     return 4 if local.job.precision.scaling == "blocks16" else 0

@@ -72,13 +72,13 @@ def test_one_forward_one_backward_by_hand() -> None:
 
 def test_what_no_w_makes_is_reduced_once_no_backward_is_left() -> None:
     """A backward that is not split may follow those that are: in DualPipe a stage begins and ends so."""
-    zero_bubble = in_order(schedule("zb1p", pp=2, v=1, micro_batches=3), 1, Rules("last"))
+    zero_bubble = iterate_passes(schedule("zb1p", pp=2, v=1, micro_batches=3), 1, Rules("last"))
     assert [(live_pass.own.kind, live_pass.own.last, live_pass.counts[4]) for live_pass in zero_bubble][-3:] == [
         ("B", True, 0),
         ("W", False, 1),
         ("W", True, 1),
     ]
-    both_ways = list(in_order(schedule("dualpipe", pp=4, v=1, micro_batches=8), 0, Rules("last")))
+    both_ways = list(iterate_passes(schedule("dualpipe", pp=4, v=1, micro_batches=8), 0, Rules("last")))
     ends = [(item.own.kind, item.own.last) for item in both_ways if item.own.stage == 3 and item.own.kind != "F"]
     assert ends == [("B", False), ("W", False), ("BW", False), ("BW", False), ("BW", True)]
 
