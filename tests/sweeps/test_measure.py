@@ -53,7 +53,7 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]
         tried.append(case.row.layout)
         return outcomes[case.row.layout.replace(" ", "_")]
 
-    monkeypatch.setattr(module, "here", here)
+    monkeypatch.setattr(module, "run_locally", here)
     return tried
 
 
@@ -125,7 +125,7 @@ def test_a_killed_sweep_goes_on_behind_its_last_trial(local: Path, monkeypatch: 
             raise Killed
         return good
 
-    monkeypatch.setattr(module, "here", here)
+    monkeypatch.setattr(module, "run_locally", here)
     with pytest.raises(Killed):
         swept(local)
     rows = swept(local)
