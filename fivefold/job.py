@@ -279,7 +279,7 @@ class Job(Record):
     documents: Literal["joined", "separate"] = "joined"
     # emulate fp8, fp4 and tf32 on devices without kernels for them: operands are cast, then multiplied in fp32
     emulate: bool = False
-    imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the fullest expert-parallel rank over the average
+    imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the most loaded expert-parallel rank over the average
     offload: tuple[Offloaded, ...] = ()  # kept in host memory, under every layout
     optimizer: Optimizer = Optimizer()  # update rule and its settings
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate

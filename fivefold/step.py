@@ -32,7 +32,7 @@ def judge(risk: float) -> Verdict:
 
 
 class StageMemory(Record):
-    """Bytes on the fullest rank of one pipeline stage."""
+    """Bytes on the rank with the highest peak of one pipeline stage."""
 
     stage: NonNegativeInt
     parameters_bytes: NonNegativeInt  # weights, and the fp32 master copy if there is one

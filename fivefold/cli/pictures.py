@@ -33,7 +33,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
 
 
 def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
-    """Return charts of the pipeline and of the fullest rank's memory."""
+    """Return charts of the pipeline and of the peak memory per rank."""
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import spans
     from fivefold.rendering.drawing import memory, pipeline
@@ -49,7 +49,7 @@ def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, 
 
 
 def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -> None:
-    """Save charts of the pipeline and of the fullest rank's memory, as .svg and .html."""
+    """Save charts of the pipeline and of the peak memory per rank, as .svg and .html."""
     from fivefold.rendering import charts
 
     if folder.exists() and not folder.is_dir():

@@ -225,7 +225,8 @@ def _fit_words(layout: Layout, planner: Planner) -> str:
     fullest = max(planner.memory(layout), key=lambda rank: rank.peak_bytes)
     states = fullest.parameters_bytes + fullest.gradients_bytes + fullest.optimizer_bytes
     return (
-        f"{show_bytes(states)} of states and {show_bytes(fullest.activations_bytes)} of activations on the fullest rank"
+        f"{show_bytes(states)} of states and {show_bytes(fullest.activations_bytes)} of activations "
+        "on the rank with the highest peak"
     )
 
 

@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """Return the peak bytes of the fullest rank."""
+        """Return the peak bytes per rank."""
         return fullest(self.ranks)
 
 
@@ -99,7 +99,7 @@ class Planner:
         return memory(self.counts, layout)
 
     def peak_bytes(self, layout: Layout) -> int:
-        """Return the peak bytes of the fullest rank, without estimating time."""
+        """Return the peak bytes per rank, without estimating time."""
         return fullest(self.memory(layout))
 
     def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:

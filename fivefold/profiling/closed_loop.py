@@ -109,8 +109,7 @@ def measured_step(
 ) -> Step | None:
     """Gather the measurements of all ranks into a step record, equal on each rank; None if the run was too short.
 
-    Memory is that of the fullest rank of each stage, time that of the slowest rank. ``predicted`` is used for the
-    findings.
+    Memory is the highest peak of each stage, time that of the slowest rank. ``predicted`` is used for the findings.
     """
     own_measurement = (outcome.measured, resident_bytes(), outcome.step_seconds)
     measurements: list[Any] = [None] * process.world
@@ -184,7 +183,7 @@ def average_traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
 
 
 def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
-    """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of its fullest rank."""
+    """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of the highest peak."""
     fullest = max(ranks, key=lambda measured: measured.peak_bytes)
     parameters, gradients, moments = (
         max(getattr(measured, f"{kind}_bytes") for measured in ranks)

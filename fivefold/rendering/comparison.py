@@ -60,7 +60,7 @@ def describe_shared(comparison: Comparison) -> list[str]:
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
-    """Return the charts by file name: seconds of a step and bytes of the fullest rank, a bar for each variant."""
+    """Return the charts by file name: seconds of a step and bytes of the rank with the highest peak, a bar for each variant."""
     return {"time": draw_times(comparison), "memory": _memory_chart(comparison)}
 
 
@@ -227,7 +227,7 @@ def _memory_chart(comparison: Comparison) -> Chart:
     smallest = min(stages, key=lambda name: stages[name].peak_bytes)
     title = f"{smallest} needs the least memory, {show_bytes(stages[smallest].peak_bytes)}"
     subtitle = " ".join(comparison.common)
-    return stage_bars(stages, axis="memory of the fullest rank", title=title, subtitle=subtitle, height=40)
+    return stage_bars(stages, axis="peak memory per rank", title=title, subtitle=subtitle, height=40)
 
 
 def _list_steps(comparison: Comparison) -> Sequence[tuple[str, Step]]:

@@ -26,7 +26,7 @@ def page(lengths: Lengths) -> RenderableType:
         answers([lengths.answer]),
         heading(
             "By context parallelism and recomputation",
-            f"{_unit(lengths)[1]} of the fullest rank and MFU; –: does not fit",
+            f"{_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
         ),
         Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),
         heading(f"What has to change for sequences of {lengths.target:,} tokens"),
@@ -70,7 +70,7 @@ def chart(lengths: Lengths) -> Chart:
     longest = max(lengths.curves, key=lambda curve: curve.longest)
     title = f"{lengths.model}: cp{longest.cp} with ac={longest.ac} reaches {longest.longest:,} tokens"
     panels = [
-        Panel(f"{name} of the fullest rank", panel("memory", name, "~s", log=True)),
+        Panel(f"{name} of the rank with the highest peak", panel("memory", name, "~s", log=True)),
         Panel("MFU, causal", panel("mfu", "MFU", ".0%", log=False)),
     ]
     return stack_panels(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Page = Literal["report", "notebook"]
 MOST_POINTS = 1500
 MOST_NAMES = 8  # maximum number of points with names in a file
-MEMORY = "memory of the fullest rank"
+MEMORY = "peak memory per rank"
 
 
 def front(result: SearchResult, *, within: Page) -> list[str]:

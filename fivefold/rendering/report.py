@@ -41,7 +41,7 @@ body{background:var(--card);color:var(--text)}
 
 
 class Drawing(NamedTuple):
-    """The data of a step's pictures: spans of every pipeline rank, live bytes of the fullest rank."""
+    """The data of a step's pictures: spans of every pipeline rank, live bytes of the rank with the highest peak."""
 
     rows: pipeline.Rows
     names: Sequence[str]

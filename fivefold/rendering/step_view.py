@@ -77,7 +77,7 @@ class Section(NamedTuple):
 
 
 class StepView(NamedTuple):
-    """All sections of a step. ``memory`` is that of the fullest rank, and None if no stage is known."""
+    """All sections of a step. ``memory`` is that of the rank with the highest peak, and None if no stage is known."""
 
     figures: Sequence[Figure]
     memory: Section | None
@@ -184,4 +184,4 @@ def _per_parameter(step: Step) -> str:
 def _view_memory(fullest: StageMemory, *, many: bool) -> Section:
     where = f" of stage {fullest.stage}" if many else ""
     parts = Parts(list_memory_parts(fullest), fullest.peak_bytes)
-    return Section(f"Memory of the fullest rank{where}", fullest.peak_cause and f"peak in {fullest.peak_cause}", parts)
+    return Section(f"Peak memory per rank{where}", fullest.peak_cause and f"peak in {fullest.peak_cause}", parts)

@@ -45,7 +45,7 @@ class HeldBytes(Record):
 
 
 class DryrunPeak(Record):
-    """The moment of highest memory on the fullest rank: bytes by kind, and the largest tensors."""
+    """The moment of highest memory on the rank with the highest peak: bytes by kind, and the largest tensors."""
 
     rank: NonNegativeInt
     bytes: dict[str, int]

@@ -71,7 +71,7 @@ def describe_assumption(predicted: Step) -> str:
         return ""
     rows = "every rank's experts get as many rows as any other's"
     if imbalance != 1:
-        rows = f"the fullest rank's experts get {imbalance:g} times the even share of rows"
+        rows = f"the most loaded rank's experts get {imbalance:g} times the even share of rows"
     return f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)"
 
 

@@ -1,7 +1,7 @@
 """Renders a dry run as HTML, in the process that ran it, because that process has its tapes.
 
 It shows memory over time, with the live tensors under the mouse by module and line, and the streams and messages of
-the fullest rank.
+the rank with the highest peak.
 """
 
 from __future__ import annotations

@@ -143,4 +143,4 @@ def test_a_prediction_of_experts_says_how_rows_are_shared_out(small: Step) -> No
         "assumed: every rank's experts get as many rows as any other's; activations"
     )
     uneven = even.replace(job=even.job | {"imbalance": 1.5})
-    assert "the fullest rank's experts get 1.5 times the even share" in describe_assumption(uneven)
+    assert "the most loaded rank's experts get 1.5 times the even share" in describe_assumption(uneven)

@@ -102,7 +102,7 @@ def _page(rehearsal: Rehearsal, predicted: Step | None) -> RenderableType:
 
 
 def _draw(rehearsal: Rehearsal, machine: Machine) -> None:
-    """Draw the pipeline and the fullest rank's memory on the terminal."""
+    """Draw the pipeline and the peak memory per rank on the terminal."""
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
 
@@ -125,7 +125,7 @@ def _save(
     snapshot: Path | None,
     expandable: bool,
 ) -> None:
-    """Save the files; without ``--ranks``, the trace has all dry-run ranks and the snapshot the fullest rank."""
+    """Save the files; without ``--ranks``, the trace has all dry-run ranks, the snapshot that with the highest peak."""
     if charts:
         _save_charts(rehearsal, machine, folder=charts)
     if trace:
@@ -159,7 +159,7 @@ def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> Non
 
 
 def _list_spans(rehearsal: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
-    """Return spans of every pipeline rank, memory over time of the fullest rank, and the number of that rank."""
+    """Return spans of every pipeline rank, memory over time of the one with the highest peak, and its number."""
     from fivefold.dry_run.time.pictures import levels, spans
 
     assert rehearsal.played is not None

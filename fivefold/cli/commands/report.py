@@ -249,7 +249,7 @@ def _load_step(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
 
 
 def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
-    """Return the planned step's spans and the fullest rank's live bytes over time."""
+    """Return the planned step's spans and the live bytes over time of the rank with the highest peak."""
     from fivefold.cli.pictures import IN_CHART
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import count_simulated, spans

@@ -46,7 +46,7 @@ def is_snapshot(data: object) -> bool:
 
 
 def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
-    """Explain what the fullest GPU of a snapshot held, by category and its ``top`` lines."""
+    """Explain what the GPU with the highest peak of a snapshot held, by category and its ``top`` lines."""
     devices = _devices(data, origin=files[0])
     peaks = [(device, *_fullest(device)) for device in devices]
     device, lives, peak_event = max(peaks, key=lambda peak: sum(_alive(peak[1], peak[2]).values()))

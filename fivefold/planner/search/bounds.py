@@ -61,7 +61,7 @@ class Bounds:
     def memory(
         self, candidates: CandidateLayouts, *, states: Floats | None = None, limit: bool = False, bare: bool = False
     ) -> Floats:
-        """Return the peak bytes of the fullest rank [n], which do not depend on the mesh order.
+        """Return the peak bytes per rank [n], which do not depend on the mesh order.
 
         ``states``: instead of those of the candidates' ZeRO stage; ``limit`` as in ``Estimates``; ``bare``: for every
         recomputation.
@@ -261,7 +261,7 @@ class Bounds:
     def resting(self) -> Floats:
         """Return the bytes of every partial layout for any recomputation, schedule, ZeRO stage and order.
 
-        The fullest rank holds at least 1/pp of all states and gradients.
+        The rank with the highest peak holds at least 1/pp of all states and gradients.
         """
         return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
 

@@ -157,7 +157,7 @@ class MemoryBounds:
         limit: bool = False,
         bare: bool = False,
     ) -> Floats:
-        """Return peak bytes of the fullest rank [n], which do not depend on the mesh order.
+        """Return the highest peak of all ranks, in bytes [n], which do not depend on the mesh order.
 
         ``micro_batches`` and ``every``: of each candidate. ``states``: instead of those of the candidates' ZeRO stage;
         ``limit`` and ``bare`` as in ``Estimates``.

@@ -20,7 +20,7 @@ STRAGGLES = 1.08  # between GPUs of one kind, on average
 
 META = "flows that collide in Ethernet: better spread, all-reduces gained up to 40 % (Meta, SIGCOMM 2024)"
 BOUNDS = "the range of what is known: docs/explanation/how-a-step-costs/constants.md"
-ULTRA_EP = "fullest rank over the mean: 1.30 to 4.01 in models of 106B to 671B (arXiv:2606.04101)"
+ULTRA_EP = "most loaded rank over the mean: 1.30 to 4.01 in models of 106B to 671B (arXiv:2606.04101)"
 VARIED = "GPUs of one kind differ by 8 % on average, the worst by half (arXiv:2208.11035)"
 
 
@@ -44,7 +44,7 @@ def scenarios(*, model: Model, machine: Machine, job: Job) -> list[Scenario]:
         Scenario("kernels 1.1 times slower", BOUNDS, with_kernels(machine, speed=1 / KERNELS), job),
         Scenario("kernels 1.1 times faster", BOUNDS, with_kernels(machine, speed=KERNELS), job),
         Scenario("one rank 8 % slower", VARIED, machine, job, STRAGGLES),
-        Scenario("fullest experts' rank 30 % over the mean", ULTRA_EP, machine, uneven),
+        Scenario("most loaded expert rank 30 % over the mean", ULTRA_EP, machine, uneven),
     ]
     between = machine.nodes > 1 and any(link.span > machine.ranks_per_node for link in machine.links)
     return [

@@ -31,7 +31,7 @@ MAX_ESTIMATED = 400  # layouts that are estimated in addition to those of the se
 
 
 class Evaluated(NamedTuple):
-    """A layout that fits; ``time`` of its step, ``peak_bytes`` of its fullest rank, the planner that estimated it."""
+    """A layout that fits; ``time`` of its step, its highest ``peak_bytes``, the planner that estimated it."""
 
     layout: Layout
     time: StepTime

@@ -118,7 +118,7 @@ def _heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]
 
 
 def throughput(rows: Sequence[Row]) -> Chart | str:
-    """Draw tokens per second and GPU over memory of the fullest rank: every row that fits, and the front."""
+    """Draw tokens per second and GPU over peak memory per rank: every row that fits, and the front."""
     fitting = [row for row in rows if row.status == "fits"]
     if len({row.layout for row in fitting}) < 2:
         return "needs several layouts that fit"
@@ -129,9 +129,7 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
     fronts = {name: _front(row for row in fitting if label_series(row) == name) for name in groups}
     front = [_point(row, name, size) for name, rows_of_series in fronts.items() for row in rows_of_series]
     alt = _altair()
-    x = alt.X(
-        "memory:Q", title=f"memory of the fullest rank, {unit}", scale=alt.Scale(zero=False, nice=False, padding=16)
-    )
+    x = alt.X("memory:Q", title=f"peak memory per rank, {unit}", scale=alt.Scale(zero=False, nice=False, padding=16))
     speeds = [point["tokens"] for point in points]
     scale = alt.Scale(type="log", domain=[min(speeds) / 1.2, max(speeds) * 1.4], nice=False)
     y = alt.Y("tokens:Q", title="tokens/s per GPU", scale=scale, axis=alt.Axis(format="~s", tickCount=6))

@@ -115,7 +115,7 @@ def _bars(rows: list[Row]) -> Chart:
     bars = alt.Chart(data(cells)).mark_bar()
     bars = bars.encode(
         x=alt.X("sequence:N", sort=names, title="tokens per sequence", axis=axis),
-        y=alt.Y("size:Q", title=f"memory of the fullest rank, {name}", stack="zero"),
+        y=alt.Y("size:Q", title=f"peak memory per rank, {name}", stack="zero"),
         color=alt.Color(
             "part:N",
             scale=alt.Scale(domain=list(MEMORY_PARTS), range=list(COLOURS)),

@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the fullest rank."""
+        """Of the rank with the highest peak."""
         return max(stage.planned for stage in self.stages) / max(stage.rehearsed for stage in self.stages) - 1
 
     @property

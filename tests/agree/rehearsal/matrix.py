@@ -130,7 +130,7 @@ def summary(lines: Sequence[Line]) -> str:
     equal = sum(not line["unequal"] for line in whole)
     broken = f", {len(lines) - len(whole)} cannot be rehearsed" if len(whole) < len(lines) else ""
     return (
-        f"{equal} of {len(lines)} layouts have equal counts{broken}; peak memory of the fullest rank within "
+        f"{equal} of {len(lines)} layouts have equal counts{broken}; peak memory per rank within "
         f"{_mean(errors):.2%} in the mean and {max(errors, default=0):.2%} at worst; of all {len(stages)} stages "
         f"{_mean(stages):.2%} and {max(stages, default=0):.2%}"
     )

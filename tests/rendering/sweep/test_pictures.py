@@ -105,9 +105,9 @@ def test_throughput_against_memory(tmp_path: Path) -> None:
     faster = row(layout="dp4 tp2 zero1 mbs1", tokens_per_second_per_gpu=12_500.0, peak_bytes=40 * GIB)
     texts = draw_texts("throughput", [row(), faster], tmp_path)
     assert "2 layouts fit: 50% less memory costs 20% of the throughput" in texts
-    assert {"dp4 tp2 zero1 mbs1", "memory of the fullest rank, GiB", "tokens/s per GPU"} <= set(texts)
+    assert {"dp4 tp2 zero1 mbs1", "peak memory per rank, GiB", "tokens/s per GPU"} <= set(texts)
     small = [item.replace(peak_bytes=2**20 * size) for item, size in ((row(), 3), (faster, 5))]
-    assert "memory of the fullest rank, MiB" in draw_texts("throughput", small, tmp_path)
+    assert "peak memory per rank, MiB" in draw_texts("throughput", small, tmp_path)
 
 
 def test_scaling(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 optimizer     (master weights + moments + summed gradients) of the rank's shard, which the CPU updates
               (DeepSpeed's ZeRO-Offload, arXiv:2101.06840)
-activations   those that the fullest rank would keep on the device at its peak
+activations   those that the rank with the highest peak would keep on the device at its peak
 """
 
 from __future__ import annotations
