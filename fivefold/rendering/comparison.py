@@ -60,7 +60,7 @@ def describe_shared(comparison: Comparison) -> list[str]:
 
 
 def charts(comparison: Comparison) -> dict[str, Chart]:
-    """Return the charts by file name: seconds of a step and bytes of the rank with the highest peak, a bar for each variant."""
+    """Return the charts by file name: seconds of a step and peak bytes per rank, a bar for each variant."""
     return {"time": draw_times(comparison), "memory": _memory_chart(comparison)}
 
 

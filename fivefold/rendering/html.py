@@ -210,8 +210,8 @@ def playbook(what: Playbook) -> str:
     return block(
         terminal(page.page(what)),
         *step_parts(what.step),
-        *(folded(name, f"<pre>{words(text)}</pre>") for name, text in what.configs.items()),
-        folded("the run file", f"<pre>{words(what.run_file)}</pre>"),
+        *(fold(name, f"<pre>{words(text)}</pre>") for name, text in what.configs.items()),
+        fold("the run file", f"<pre>{words(what.run_file)}</pre>"),
     )
 
 

@@ -15,7 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 import fivefold
-from fivefold.record import RunFailure, UserError, reworded
+from fivefold.record import RunFailure, UserError, reword
 from fivefold.rendering.drawing.style import css, file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api

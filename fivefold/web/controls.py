@@ -18,7 +18,7 @@ from fivefold.layout.legal import reasons
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, usual_schedule
 from fivefold.layout.spec import Layout, divisor_below, divisors
-from fivefold.planner.compare import in_precision, run_by
+from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Attention, Stack
@@ -257,9 +257,9 @@ def _check_choice(noun: ResolvedRequest, layout: Layout, field: str, value: str)
 
 def _change_job(job: Job, field: str, value: str) -> Job:
     if field == "stack":
-        return run_by(job, value)
+        return with_stack(job, value)
     if field == "precision":
-        return in_precision(job, value)
+        return with_precision(job, value)
     if field == "optimizer":
         return job.replace(optimizer={**job.optimizer.model_dump(), "kind": value})
     if field in ("attention", "loss"):

@@ -345,7 +345,7 @@ def _of_halves(chance: random.Random, model: Model) -> dict[str, Any]:
         moe
         and model.mlp == "gated"
         and model.activation == "silu"
-        and moe.weighs == "outputs"
+        and moe.router_weight_on == "outputs"
         and chance.random() < 0.2
     ):
         fields |= {"mlp": "plain", "activation": chance.choice(("relu2", "gelu"))}

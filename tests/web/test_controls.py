@@ -8,7 +8,7 @@ from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
-from fivefold.web.controls import JOB_CHOICES, JOB_HELP, changed, controls, list_job_choices, sizes
+from fivefold.web.controls import JOB_CHOICES, JOB_HELP, change_keyword, controls, list_job_choices, sizes
 from fivefold.web.folder import Folder
 from fivefold.web.question import Question, ResolvedRequest
 

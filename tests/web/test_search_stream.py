@@ -29,7 +29,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit], Any]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(worker, "say", lambda **event: sent.extend(Fit(*fit) for fit in event.get("fitted", ())))
         request = {"question": ASKED | {"front": 4}, "root": str(folder), "local": "none"}
-        result = worker.ranked(request, progress)
+        result = worker.rank_layouts(request, progress)
         progress.say_fitted()
     return sorted(sent), FOUND.validate_python(json.loads(json.dumps(result)))
 

@@ -12,7 +12,7 @@ from fivefold.cli.across import show_offers
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import takes_request
 from fivefold.cli.written_configs import refuse_untold, show_config, write_best
-from fivefold.requests.across import priced, refuse_of_one
+from fivefold.requests.across import apply_prices, refuse_of_one
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
 from fivefold.requests.search import found_layouts, limit_memory, parse_where, resolve_tolerance, walk

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fivefold.rendering.drawing.style import css, file_css
-from fivefold.rendering.drawing.svg import element, image, join_elements, legend, titled
+from fivefold.rendering.drawing.svg import add_titles, element, image, join_elements, legend
 from fivefold.rendering.elements import Raw, words
 from fivefold.rendering.palette import break_lines
 

@@ -134,7 +134,7 @@ def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> Written:
 
 def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
     """Return the answer with its pictures."""
-    plan = answers.planned(noun, layout, rank=asked.rank)
+    plan = answers.predict_over_time(noun, layout, rank=asked.rank)
     step, chip = plan.step, noun.machine.chip.memory_bytes
     scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {

@@ -27,7 +27,7 @@ from fivefold.units import show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Fit, Stream
-from fivefold.web.question import SearchQuestion, of_ranks
+from fivefold.web.question import SearchQuestion, replace_ranks
 from fivefold.web.site import Site
 
 SKETCHED, DRAWN = 10, 400  # layouts in the table while a search runs, and points of its picture at the end
@@ -125,7 +125,7 @@ def render_result(site: Site, asked: SearchPage, result: Found, fits: Sequence[F
         front=front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
         drawn=min(len(fits), DRAWN),
         fits=len(fits),
-        worded=worded(result.robust) if result.robust else "",
+        worded=summarize(result.robust) if result.robust else "",
     )
 
 

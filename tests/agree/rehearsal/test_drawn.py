@@ -59,8 +59,8 @@ def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["p
     assert miscounted(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
-@pytest.mark.parametrize("documents", ["joined", "apart"])
-def test_dropout_of_chunks_keeps_no_keys(documents: Literal["joined", "apart"]) -> None:
+@pytest.mark.parametrize("documents", ["joined", "separate"])
+def test_dropout_of_chunks_keeps_no_keys(documents: Literal["joined", "separate"]) -> None:
     """Keys of the chunks of a sequence are made from that of the sequence whenever they are used."""
     model = MIXTURE.replace(moe=None, window=3, window_kind="chunks", dropout=0.1)
     job = Job(sequence=12, global_batch=4, precision=recipe("fp32"), documents=documents)

@@ -81,7 +81,7 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     source, mixer = "norm1.out" if pre else "x", model.mixer_name(layer)
     if mixer == "none":
         return []
-    ops = [_normed(local, "norm1", "x")] if pre else []
+    ops = [_list_norm(local, "norm1", "x")] if pre else []
     ops += attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
     branch = "a"
     if post:
