@@ -22,7 +22,7 @@ from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED
 from fivefold.rendering.table import heading
 from fivefold.rendering.trace_advice import advise
 from fivefold.results.step_comparison import Row
-from fivefold.results.trace_report import Breakdown, Does, KernelLine, MessageLine, PathPart, TraceReport
+from fivefold.results.trace_report import Activity, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 

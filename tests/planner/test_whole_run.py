@@ -12,7 +12,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.machine.datacenter import SOURCES, Site, assumed
+from fivefold.machine.datacenter import SOURCES, Site, apply_assumptions
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model

@@ -29,7 +29,7 @@ from fivefold.model.weights import adapter_weights
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import huggingface_import
-from fivefold.trainer.checkpoint.checkpoint import on_all_ranks
+from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -159,7 +159,7 @@ def start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> No
 
     Every rank calls it; all raise the same ``UserError``.
     """
-    on_all_ranks(lambda: _start(path, base=base, built=built, model=model, job=job), ranks=built.ranks)
+    run_on_all_ranks(lambda: _start(path, base=base, built=built, model=model, job=job), ranks=built.ranks)
     for unit in built.units:
         unit.updated()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fivefold.model.indexer import Indexer
 from fivefold.model.norms import NORMS
-from fivefold.planner.counts.operations.linear import Source, over
+from fivefold.planner.counts.operations.linear import Source, get_row_group
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul, norm, rope
 
@@ -61,7 +61,7 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
 def _gathered(local: Local, source: str, out: str, *, row_bytes: int) -> Op:
     """Return the gather of all rows over tp."""
     size = local.rows * row_bytes
-    message = Message(over(local.part), "all_gather", "", payload=size)
+    message = Message(get_row_group(local.part), "all_gather", "", payload=size)
     return exchange(f"attention.indexer.{source}.gather", source, out, size=size, message=message)
 
 

@@ -106,7 +106,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     branch = "d"
     if post:
         name = "norm2" if model.block == "post" else "norm2_post"
-        ops, branch = [*ops, _normed(local, name, "d")], f"{name}.out"
+        ops, branch = [*ops, _list_norm(local, name, "d")], f"{name}.out"
     return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
 
 

@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import block
-from fivefold.planner.counts.operations.local_shapes import Local, part_of
+from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.record import UsageWarning, UserError
 from fivefold.trainer.supported import check_supported
@@ -38,7 +38,7 @@ SPARSE = Model(
 
 def list_ops(model: Model = SPARSE, *, layer: int = 0, layout: Layout | None = None, **of_job: Any) -> dict[str, Op]:
     job = Job(sequence=12, global_batch=2, **of_job)
-    local = Local(model, job, part_of(layout or Layout(mbs=2)))
+    local = Local(model, job, get_local_degrees(layout or Layout(mbs=2)))
     return {op.name: op for op in block(local, layer=layer)}
 
 
@@ -87,7 +87,7 @@ def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_tok
 
 
 def _local(tokens: int) -> Local:
-    return Local(SPARSE, Job(sequence=tokens, global_batch=1), part_of(Layout()))
+    return Local(SPARSE, Job(sequence=tokens, global_batch=1), get_local_degrees(Layout()))
 
 
 def test_layers_with_and_without_an_indexer_are_counted_apart() -> None:
