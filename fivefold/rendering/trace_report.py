@@ -72,7 +72,7 @@ def page(
         parts += [heading("Critical path", f"{show_seconds(report.path_seconds)} over all ranks, by what it waits for")]
         parts += [_path(report)]
     if rows:
-        parts += [heading("Beside the prediction", predicted), compared(rows)]
+        parts += [heading("Compared with the prediction", predicted), compared(rows)]
     if advice := advise(report, ranks, step):
         parts += [heading("Advice"), Text(advice, overflow="fold")]
     return Group(*parts)

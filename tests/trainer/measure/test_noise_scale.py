@@ -158,7 +158,7 @@ def test_the_log_says_it_in_tokens() -> None:
 
 def test_layouts_without_a_part_of_the_batch_are_refused(tmp_path: Path) -> None:
     run = Run(noise_scale=True)
-    for text, line in (("dp1 tp2", "with dp1 no gradient"), ("dp2 cp2", "under cp2 no rank has")):
+    for text, line in (("dp1 tp2", "with dp1 every gradient"), ("dp2 cp2", "under cp2 no rank has")):
         with pytest.raises(UserError, match=line):
             run.check_noise(Layout.parse(text))
         Run().check_noise(Layout.parse(text))
