@@ -488,8 +488,8 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="cannot be read as UTF-8 text"):
         read_table(tmp_path / "bytes.csv")
-    with pytest.raises(RunFailure, match="cannot be written"):
-        write_table(ONE, tmp_path / "no" / "such.csv")
+    with pytest.raises(RunFailure, match="the schedule cannot be written: File exists"):
+        write_table(ONE, tmp_path / "bytes.csv" / "such.csv")
 
 
 # ---- messages

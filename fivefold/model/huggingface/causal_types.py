@@ -9,14 +9,14 @@ from __future__ import annotations
 
 # What is missing → model_type of each family that needs it, with the class that transformers builds.
 _NEEDED = {
-    "three of four of its layers are linear attention (gated delta rule), which is neither counted nor trained": """
+    "its layers of linear attention (gated delta rule) norm their input, its other layers their output": """
         olmo_hybrid OlmoHybridForCausalLM
     """,
     "some of its layers are linear attention (Kimi delta rule or lightning attention)": """
         kimi_linear KimiLinearForCausalLM; bailing_hybrid BailingHybridForCausalLM; minimax
         MiniMaxForCausalLM
     """,
-    "its layers, or some of them, are state-space layers (Mamba 1 or 2)": """
+    "its state-space layers (Mamba 1 or 2) run next to attention, or share one attention block": """
         falcon_h1 FalconH1ForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
     "most of its layers are gated short convolutions": """

@@ -29,6 +29,7 @@ from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import stages_held
 from fivefold.record import UserError
 from tests.layout.live import live
+from tests.selection import one_in
 
 GPT = Model(
     name="gpt",
@@ -246,7 +247,7 @@ def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[
     assert held_by_a_replica(model, layout) == expected
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", one_in(4, names()))
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st.DataObject) -> None:
@@ -262,8 +263,11 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
         mine = sum(weight.numel for weight in local)
         if unit == "head":  # further uses of tables: a tied one, and both of each further token predicted
             mine += (model.tied_embeddings + 2 * model.predicted) * table
-        made = sum(sum(op.gradient_widths) + op.biases for op in counts.unit(get_local_degrees(layout), unit).ops)
-        assert made == sum(op.parameters for op in counts.unit(get_local_degrees(layout), unit).ops) == mine, unit
+        ops = counts.unit(get_local_degrees(layout), unit).ops
+        assert sum(op.parameters for op in ops) == mine, unit
+        # an indexer runs without gradients
+        indexers = sum(weight.numel for weight in local if ".indexer." in weight.name)
+        assert sum(sum(op.gradient_widths) + op.biases for op in ops) == mine - indexers, unit
 
 
 def test_copies_by_hand() -> None:

@@ -197,7 +197,9 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
     for name, weight in ours.named_parameters():
         wanted = theirs_as_ours(result[name], gradients)
         assert weight.grad is not None, name
-        assert (weight.grad - wanted).norm() <= 1e-5 * wanted.norm(), name
+        # the gradients of a_log and dt_bias are sums over all tokens, which cancel: their last digits are rounding
+        tolerance = 5e-5 if name.endswith((".a_log", ".dt_bias")) else 1e-5
+        assert (weight.grad - wanted).norm() <= tolerance * wanted.norm(), name
 
 
 @pytest.mark.slow
@@ -361,8 +363,8 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
         "b: is missing, and model.safetensors.index.json names it",
     ),
     "family": (
-        lambda p: change(p, architectures=["JambaForCausalLM"]),
-        "architecture 'JambaForCausalLM' is not read: its layers, or some of them, are state-space layers",
+        lambda p: change(p, architectures=["RecurrentGemmaForCausalLM"]),
+        "architecture 'RecurrentGemmaForCausalLM' is not read: its layers, or some of them, are recurrent",
     ),
     "other": (lambda p: change(p, rms_norm_eps=1e-3), "holds another model, with norm_epsilon=0.001 instead of 1e-06"),
 }
