@@ -50,7 +50,7 @@ def scratch(tape: Tape) -> int:
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    one_in(12, [(case, kind) for case in LAYOUTS for kind in ("muon", "adafactor", "adamw8bit")]),
+    one_in(24, [(case, kind) for case in LAYOUTS for kind in ("muon", "adafactor", "adamw8bit")]),
     ids=str,
 )
 def test_the_planner_counts_the_update(case: Case, kind: Literal["muon", "adafactor", "adamw8bit"]) -> None:
