@@ -10,7 +10,8 @@ from fivefold.record import UserError
 
 EXTRAS = {
     **dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "pyarrow"), "train"),
-    **dict.fromkeys(("altair", "vl_convert"), "show"), "wandb": "wandb", "mcp": "mcp", "anyio": "mcp",
+    **dict.fromkeys(("altair", "vl_convert"), "show"), "wandb": "wandb", "pandas": "pandas",
+    **dict.fromkeys(("mcp", "anyio"), "mcp"),
     **dict.fromkeys(("fastapi", "uvicorn", "jinja2", "latex2mathml"), "web"),
 }  # fmt: skip
 P = ParamSpec("P")

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from fivefold.cli import app
 from fivefold.cli.commands.dryrun import WOULD_FAIL
-from fivefold.dry_run.time import trace
-from fivefold.record import StopSignal, UserError
+from fivefold.record import UserError
 from fivefold.step import Step
 from fivefold.trainer.model import mlp
 
@@ -165,15 +164,4 @@ def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
     assert out == ""
     assert err.startswith("fivefold: stopped by SIGINT")
     assert len(err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_was_begun_is_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def stopped(_played: object, path: Path, **_also: object) -> None:
-        path.write_text("{")
-        raise StopSignal("SIGINT")
-
-    monkeypatch.setattr(trace, "save", stopped)
-    with pytest.raises(StopSignal):
-        run(*TINY, "--trace", str(tmp_path / "step.json"))
     assert list(tmp_path.iterdir()) == []

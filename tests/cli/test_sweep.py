@@ -45,7 +45,7 @@ def run(*words: str) -> tuple[str, str]:
 @pytest.mark.slow
 def test_rows_a_page_and_pictures() -> None:
     page, said = run("small.toml", "--charts", "new/folder")
-    assert page.lstrip().startswith("64 rows: 32 fit, 32 cannot be")
+    assert page.lstrip().startswith("64 rows: 32 fit, 32 invalid")
     assert "global batch 16 is not divisible by dp·mbs=2·3=6" in " ".join(page.split())
     assert "wrote 64 rows to runs/sweeps/small.jsonl" in said
     assert "not drawn: measured, which needs measured rows (--measure)" in said

@@ -36,7 +36,7 @@ def test_unreadable_trace_is_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"of 2 ranks 1 have no file here \(1\); copy them from their hosts"):
         trace_file.read(tmp_path)
     trace_file.write(trace(1, step=6), tmp_path)
-    with pytest.raises(UserError, match=r"rank1\.json: has other steps than rank 0"):
+    with pytest.raises(UserError, match=r"rank1\.json: has different steps from rank 0"):
         trace_file.read(tmp_path)
     text = first.read_text()
     first.write_text(text[: len(text) // 2])

@@ -499,7 +499,7 @@ def test_no_room_for_the_measured_step() -> None:
     Path("run/step.json").mkdir(parents=True)
     ended = train()
     assert (ended.code, saved_step()) == (1, 12)
-    assert_line(ended.line, r"run/step.json: cannot be written: Is a directory; the run itself is saved")
+    assert_line(ended.line, r"run/step.json: the comparison cannot be written: Is a directory; the run itself is saved")
     assert not Path("run/step.partial").exists()
 
 

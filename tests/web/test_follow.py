@@ -123,7 +123,7 @@ def test_runs_appear_where_there_was_none(page: Any, tmp_path: Path) -> None:
         write_run(tmp_path / "a", steps=4, ended=False)
         page.clock.run_for(6_000)
         playwright.expect(rows).to_have_count(2)
-        assert [item.inner_text().split("\t")[0] for item in rows.all()] == ["a", "b"]  # still sorted by name
+        assert [item.inner_text().split("\t")[1] for item in rows.all()] == ["a", "b"]  # still sorted by name
 
 
 def test_a_bad_machine_leaves_no_empty_card(page: Any) -> None:

@@ -96,7 +96,7 @@ def test_played_blocks_do_what_blocks_do(name: str, text: str, streams: bool, mo
         recorded.append(cut_recording(*arguments, **options))
         return recorded[-1]
 
-    monkeypatch.setattr("fivefold.dry_run.record.replay.recording_of", spied)
+    monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", spied)
     for rank in representatives(layout):
         recorded.clear()
         played = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
@@ -112,7 +112,7 @@ def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytes
 
     layout = Layout.parse("dp2 zero3")
     ran = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)
-    monkeypatch.setattr("fivefold.dry_run.record.replay.recording_of", refuse)
+    monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", refuse)
     fallen_back = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True)
     assert list_events(fallen_back.steady) == list_events(ran.steady)
 

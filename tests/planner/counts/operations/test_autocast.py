@@ -165,7 +165,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[None]:
 def test_messages_of_tensor_parallelism_are_those_of_dtensor() -> None:
     """What is gathered of the stream goes in fp32, before the layers cast it; sums of their 16-bit results do not."""
     model, optimizer, step, mesh, _ = loops.tensor_parallel(half=True)
-    with ff.watch(model, optimizer, mesh=mesh, called="tp2") as watched:
+    with ff.watch(model, optimizer, mesh=mesh, layout_name="tp2") as watched:
         step(loops.batches(1, 1))
     case = measured.CASES["TP, DTensor, autocast"]._replace(mbs=1)
     assert [item for item in measured.predicted(case).traffic if item.axis == "tp"] == [*watched.step.traffic]
