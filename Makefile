@@ -15,7 +15,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 BIN := .venv/bin
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: demo test test-fast lint check figures docs published bench parity endure gpu interop
 
