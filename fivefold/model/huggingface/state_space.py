@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import same
 from fivefold.model.huggingface.family import Supported
@@ -54,6 +55,25 @@ def list_tensors(place: str) -> dict[str, str]:
     names |= {name: name for name in ("dt_bias", "norm")} | {"select": "x_proj", "step": "dt_proj"}
     names |= {f"{name}_norm": f"{name}_layernorm" for name in ("dt", "b", "c")}
     return {f"mixer.{ours}": f"{place}.{theirs}" for ours, theirs in names.items()}
+
+
+BACKBONE_TENSORS = {  # of Mamba, Mamba-2 and Nemotron-H
+    **list_tensors("mixer"),
+    "blocks": "backbone.layers.{}",
+    "embed.tokens": "backbone.embeddings",
+    "head.norm": "backbone.norm_f",
+    "head.out": "lm_head",
+    "norm1": "norm",
+}
+HYBRID_TENSORS = {  # of Bamba and Jamba
+    **decoder.TENSORS,
+    **list_tensors("mamba"),
+    "head.norm": "model.final_layernorm",
+    "norm2": "pre_ff_layernorm",
+    "mlp.gate": "feed_forward.gate_proj",
+    "mlp.up": "feed_forward.up_proj",
+    "mlp.down": "feed_forward.down_proj",
+}
 
 
 def read_mamba2(config: Config) -> dict[str, Any]:

@@ -48,14 +48,6 @@ BAMBA = Family(
     overwritten=("layers_block_type", "partial_rotary_factor"),
     to_model=_build_bamba,
     write=_write_layers,
-    tensors=decoder.TENSORS
-    | state_space.list_tensors("mamba")
-    | {
-        "head.norm": "model.final_layernorm",
-        "norm2": "pre_ff_layernorm",
-        "mlp.gate": "feed_forward.gate_proj",
-        "mlp.up": "feed_forward.up_proj",
-        "mlp.down": "feed_forward.down_proj",
-    },
+    tensors=state_space.HYBRID_TENSORS,
 )
 FAMILIES = (BAMBA,)

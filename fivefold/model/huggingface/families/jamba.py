@@ -103,14 +103,8 @@ JAMBA = Family(
     overwritten=("layers_block_type", "layers_num_experts"),
     to_model=_build_jamba,
     write=_write_layers,
-    tensors=decoder.TENSORS
-    | state_space.list_tensors("mamba")
+    tensors=state_space.HYBRID_TENSORS
     | {
-        "head.norm": "model.final_layernorm",
-        "norm2": "pre_ff_layernorm",
-        "mlp.gate": "feed_forward.gate_proj",
-        "mlp.up": "feed_forward.up_proj",
-        "mlp.down": "feed_forward.down_proj",
         "moe.router": "feed_forward.router",
         "moe.experts.gate": "feed_forward.experts.{}.gate_proj.weight",
         "moe.experts.up": "feed_forward.experts.{}.up_proj.weight",

@@ -73,14 +73,7 @@ MAMBA = Family(
     supported=state_space.ACTIVATION,
     to_model=_build,
     write=_write_mamba,
-    tensors=state_space.list_tensors("mixer")
-    | {
-        "blocks": "backbone.layers.{}",
-        "embed.tokens": "backbone.embeddings",
-        "head.norm": "backbone.norm_f",
-        "head.out": "lm_head",
-        "norm1": "norm",
-    },
+    tensors=state_space.BACKBONE_TENSORS,
 )
 FALCON_MAMBA = replace(
     MAMBA,

@@ -71,13 +71,6 @@ MAMBA2 = Family(
     supported=state_space.ACTIVATION,
     to_model=_build_mamba2,
     write=_write_layers,
-    tensors=state_space.list_tensors("mixer")
-    | {
-        "blocks": "backbone.layers.{}",
-        "embed.tokens": "backbone.embeddings",
-        "head.norm": "backbone.norm_f",
-        "head.out": "lm_head",
-        "norm1": "norm",
-    },
+    tensors=state_space.BACKBONE_TENSORS,
 )
 FAMILIES = (MAMBA2,)

@@ -125,13 +125,8 @@ NEMOTRON_H = Family(
     overwritten=("num_hidden_layers", "expand", "mamba_expand", "time_step_limit", "mamba_dt_limit"),
     to_model=_build_nemotron_h,
     write=_write_layers,
-    tensors=state_space.list_tensors("mixer")
+    tensors=state_space.BACKBONE_TENSORS
     | {
-        "blocks": "backbone.layers.{}",
-        "embed.tokens": "backbone.embeddings",
-        "head.norm": "backbone.norm_f",
-        "head.out": "lm_head",
-        "norm1": "norm",
         "norm2": "norm",
         **{f"attention.{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
         "attention.out": "mixer.o_proj",
