@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from transformers import TrainerCallback
 
 from fivefold.api.job_words import JobWords
-from fivefold.integrations.reporting import list_errors, list_figures, logger, print_steps
+from fivefold.integrations.reporting import list_errors, list_figures, load_machine_of_run, logger, print_steps
 from fivefold.record import UserError
 from fivefold.requests.configs import describe_notes, load_config
 from fivefold.requests.job import FIELDS
@@ -112,13 +112,8 @@ class PredictionCallback(TrainerCallback):
         from fivefold.api.verbs import predict
         from fivefold.job import Job
         from fivefold.layout.spec import Layout
-        from fivefold.machine.catalog import is_counted
-        from fivefold.requests.machines import load_machine
 
-        world = args.world_size
-        machine = self.machine
-        if isinstance(machine, str):
-            machine = load_machine(machine if is_counted(machine) else f"{machine}:{world}")
+        machine = load_machine_of_run(self.machine, world=args.world_size)
         if hasattr(self.trainer.model, "peft_config") and "adapter" not in self.job:
             raise UserError("the model has adapters of peft; name them with adapter='lora:16' or 'qlora:16'")
         model = self._read_model()

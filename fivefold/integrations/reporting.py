@@ -93,6 +93,16 @@ class StepReport:
             self.log(figures)
 
 
+def load_machine_of_run(machine: str | Machine, *, world: int) -> Machine:
+    """Return the machine of a run of ``world`` ranks; a name without a number has as many GPUs."""
+    from fivefold.machine.catalog import is_counted
+    from fivefold.requests.machines import load_machine
+
+    if not isinstance(machine, str):
+        return machine
+    return load_machine(machine if is_counted(machine) else f"{machine}:{world}")
+
+
 def predict_step(
     model: str | Model | Mapping[str, Any], machine: str | Machine, layout: str, *, world: int, job: JobWords
 ) -> tuple[Step | None, Machine | None]:
@@ -102,13 +112,10 @@ def predict_step(
     GPUs.
     """
     from fivefold.api.verbs import predict
-    from fivefold.machine.catalog import is_counted
     from fivefold.model.catalog import from_values
-    from fivefold.requests.machines import load_machine
 
     try:
-        if isinstance(machine, str):
-            machine = load_machine(machine if is_counted(machine) else f"{machine}:{world}")
+        machine = load_machine_of_run(machine, world=world)
         if isinstance(model, Mapping):
             model = from_values(dict(model), name=str(model.get("model_type", "model")), source="config")
         step = predict(model, machine, layout, **job)
