@@ -30,7 +30,7 @@ def calibrated(read: Callable[[], Value], *, allowed: bool) -> Value:
 
 
 def measure() -> None:
-    """Measure this computer for half a minute, and write its machine file."""
+    """Measure fewer points of this computer than ``fivefold calibrate`` does, and write its machine file."""
     from fivefold.calibration import calibrate
     from fivefold.machine.toml import write
     from fivefold.rendering.progress import bar
