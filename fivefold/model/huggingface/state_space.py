@@ -5,6 +5,7 @@ Source: configuration and modelling code of transformers 5.23.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from typing import Any
 
@@ -129,21 +130,24 @@ def read_limits(config: Config) -> dict[str, float | None]:
     return {"min_step": smallest, "max_step": None if largest == inf else largest}
 
 
-def write_mamba2(model: Model) -> dict[str, Any]:
-    """Return the keys of Mamba-2 layers as Bamba and Granite 4 name them."""
+def write_mamba2(model: Model, keys: Mapping[str, str] = KEYS) -> dict[str, Any]:
+    """Return the keys of Mamba-2 layers; ``keys``: our field of each key of the family, by default those of Bamba."""
     net = model.mamba2
-    return {} if net is None else {
-        "mamba_n_heads": net.heads,
-        "mamba_d_head": net.head_dim,
-        "mamba_n_groups": net.groups,
-        "mamba_d_state": net.state,
-        "mamba_d_conv": net.taps,
-        "mamba_expand": net.inner_width // model.width,
-        "mamba_chunk_size": net.chunk,
-        "mamba_conv_bias": net.conv_bias,
-        "mamba_proj_bias": net.bias,
-        **write_limits(net.min_step, net.max_step),
-    }  # fmt: skip
+    if net is None:
+        return {}
+    fields = {
+        "ssm_heads": net.heads,
+        "ssm_head_dim": net.head_dim,
+        "ssm_groups": net.groups,
+        "ssm_state": net.state,
+        "conv_taps": net.taps,
+        "ssm_expand": net.inner_width // model.width,
+        "ssm_chunk": net.chunk,
+        "conv_bias": net.conv_bias,
+        "ssm_bias": net.bias,
+    }
+    values = {theirs: fields[ours] for theirs, ours in keys.items() if ours in fields}
+    return values | write_limits(net.min_step, net.max_step)
 
 
 def write_limits(smallest: float, largest: float | None) -> dict[str, list[float]]:

@@ -25,38 +25,28 @@ def _build_mamba2(config: Config) -> Model:
     )
 
 
+KEYS = same("vocab_size hidden_size num_hidden_layers tie_word_embeddings time_step_limit") | {
+    "layer_norm_epsilon": "norm_epsilon",
+    "num_heads": "ssm_heads",
+    "head_dim": "ssm_head_dim",
+    "state_size": "ssm_state",
+    "n_groups": "ssm_groups",
+    "conv_kernel": "conv_taps",
+    "expand": "ssm_expand",
+    "chunk_size": "ssm_chunk",
+    "use_conv_bias": "conv_bias",
+    "use_bias": "ssm_bias",
+}
+
+
 def _write_layers(model: Model) -> dict[str, Any]:
-    net = model.mamba2
-    return {} if net is None else {
-        "num_heads": net.heads,
-        "head_dim": net.head_dim,
-        "n_groups": net.groups,
-        "state_size": net.state,
-        "conv_kernel": net.taps,
-        "expand": net.inner_width // model.width,
-        "chunk_size": net.chunk,
-        "use_conv_bias": net.conv_bias,
-        "use_bias": net.bias,
-        **state_space.write_limits(net.min_step, net.max_step),
-    }  # fmt: skip
+    return state_space.write_mamba2(model, KEYS)
 
 
 MAMBA2 = Family(
     model_type="mamba2",
     architecture="Mamba2ForCausalLM",
-    keys=same("vocab_size hidden_size num_hidden_layers tie_word_embeddings time_step_limit")
-    | {
-        "layer_norm_epsilon": "norm_epsilon",
-        "num_heads": "ssm_heads",
-        "head_dim": "ssm_head_dim",
-        "state_size": "ssm_state",
-        "n_groups": "ssm_groups",
-        "conv_kernel": "conv_taps",
-        "expand": "ssm_expand",
-        "chunk_size": "ssm_chunk",
-        "use_conv_bias": "conv_bias",
-        "use_bias": "ssm_bias",
-    },
+    keys=KEYS,
     defaults={
         **decoder.DEFAULTS,
         **state_space.UNUSED,
