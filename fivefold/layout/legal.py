@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import permutations
+from math import gcd
 from typing import Any, get_args
 
 from fivefold.bounded_types import PLAYED
@@ -207,16 +208,23 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
             yield f"{axis}={degree} needs a model with experts, and {model.name} has none; use {axis}1"
         elif size % degree:
             yield f"{name}={size} is not divisible by {axis}={degree}; {fix}"
+    for shape in model.attention_shapes[1:]:
+        if shape.heads % layout.tp or shape.kv_heads % layout.tp:
+            sizes = f"{shape.heads} heads and {shape.kv_heads} kv heads"
+            yield f"sliding layers have {sizes}, which are not both divisible by tp={layout.tp}; {tp}"
     if not takes_tp(model, layout.tp):
-        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: one must divide the other; {tp}"
+        rule = "tp must divide them, as sliding layers have others" if model.sliding else "one must divide the other"
+        yield f"kv_heads={model.kv_heads} and tp={layout.tp}: {rule}; {tp}"
     if model.moe and not layout.sp:
         yield f"nosp: each of tp={layout.tp} ranks would send the same tokens to the experts; drop nosp"
 
 
 def takes_tp(model: Model, tp: int) -> bool:
     """Tell whether tp divides heads, ffn and shared experts, and one of tp and kv heads divides the other."""
-    small, large = sorted((model.kv_heads, tp))
-    return not (model.heads % tp or model.ffn % tp or _shared_ffn(model) % tp or large % small)
+    shapes = model.attention_shapes
+    heads_fit = not any(shape.heads % tp or max(shape.kv_heads, tp) % min(shape.kv_heads, tp) for shape in shapes)
+    replicates = tp > min(shape.kv_heads for shape in shapes)  # of unlike layers each has its own groups of replicas
+    return heads_fit and not ((len(shapes) > 1 and replicates) or model.ffn % tp or _shared_ffn(model) % tp)
 
 
 def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | None:
@@ -228,6 +236,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         (model.moe is not None, "experts"),
         (model.mla is not None, "latent attention"),
         (model.output_gate, "output gates of attention"),
+        (model.sliding is not None, "sliding layers of another geometry"),
         (not layout.sp, "nosp"),
         (model.qk_norm == "full", "norms over all heads"),
         (model.qk_norm == "heads", "norms of heads by weights of their own"),
@@ -257,7 +266,7 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if layout.cp > 1 and job.sequence % parts:
         near = ceil_div(job.sequence, parts) * parts
         yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try seq {near}"
-    heads = model.heads // layout.tp
+    heads = gcd(*(shape.heads for shape in model.attention_shapes)) // layout.tp
     if layout.cp_kind == "ulysses" and heads % layout.cp:
         cp = divisor_below(heads, layout.cp)
         fix = f"cp{cp}" if cp > 1 else "cp=ring"

@@ -25,6 +25,7 @@ from fivefold.bounded_types import (
     Width,
 )
 from fivefold.model.activations import ACTIVATIONS, ActivationName
+from fivefold.model.attention import AttentionShape, Sliding
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.mamba import Mamba
@@ -163,6 +164,7 @@ class ModelShape(Record):
     heads: Heads  # query heads (N)
     kv_heads: Heads  # key and value heads (K)
     head_dim: HeadDim  # dims of a head (H)
+    value_dim: HeadDim | None = None  # dims of a value head; None: as ``head_dim``
     ffn: Ffn  # width of the feed-forward (F)
     vocab: Vocab  # vocabulary size (V)
     positions: Tokens = 4096  # longest supported sequence, in tokens
@@ -195,6 +197,7 @@ class ModelShape(Record):
     qk_norm_after_rope: bool = False  # queries and keys are normed after their rotation (Hunyuan)
     qkv_clip: Positive | None = None  # queries, keys and values are clipped to ± this, before the rotation (OLMo)
     temperature: Temperature | None = None  # factor on queries that grows with the position
+    value_scale: Scalar = 1.0  # factor on values (MiMo)
     output_gate: bool = False  # attention's output times the sigmoid of a projection of its input (Qwen3-Next)
     attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
@@ -203,6 +206,7 @@ class ModelShape(Record):
     window: Tokens | None = None  # tokens of sliding-window attention; None: full attention
     window_pattern: tuple[bool, ...] = ()  # per layer, repeated: True slides; empty: all slide, if window is given
     window_kind: Literal["sliding", "chunks"] = "sliding"  # chunks: attention within chunks of ``window`` tokens
+    sliding: Sliding | None = None  # geometry of the attention of sliding layers; None: that of all layers
     mla: MLA | None = None  # latent attention
     mixers: tuple[MixerName, ...] = ()  # token mixer per layer, repeated; empty: attention in all layers
     feed_forwards: tuple[bool, ...] = ()  # per layer, repeated: False has no feed-forward; empty: all have one
@@ -235,6 +239,7 @@ class ModelShape(Record):
         if self.position_offset and self.position != "learned":
             raise ValueError(f"position_offset={self.position_offset} is of learned positions: leave it out")
         self._check_latent()
+        self._check_sliding()
         self._check_indexer()
         self._check_norms()
         self._check_mixers()
@@ -262,14 +267,48 @@ class ModelShape(Record):
             raise ValueError(f"with mla every layer rotates: position={self.position!r} is not supported; take 'rope'")
         if self.temperature is not None and not self.temperature.rotated:
             raise ValueError("with mla every layer rotates: take temperature.rotated = true, or leave temperature out")
-        if self.qkv_clip is not None:
-            raise ValueError(f"qkv_clip={self.qkv_clip} is of grouped attention, not of mla: leave it out")
+        for field in ("qkv_clip", "value_dim"):
+            if (value := getattr(self, field)) is not None:
+                raise ValueError(f"{field}={value} is of grouped attention, not of mla: leave it out")
+        if self.value_scale != 1:
+            raise ValueError(f"value_scale={self.value_scale:g} is of grouped attention, not of mla: leave it out")
         if not self.norm_weight:
             raise ValueError("mla norms its latents with weights: leave norm_weight=False out")
         if self.output_gate:
             raise ValueError("output_gate is of grouped attention, not of mla: leave it out")
         if self.qk_norm != "none":
             raise ValueError(f"mla norms its latents, not its heads: leave qk_norm={self.qk_norm!r} out")
+
+    def _check_sliding(self) -> None:
+        """Raise ``ValueError`` for a geometry of sliding layers that does not fit the model."""
+        if self.sliding is None:
+            return
+        if not any(map(self.slides, range(self.layers))):
+            raise ValueError("sliding is given, but no layer slides: leave it out, or give window")
+        if self.mla is not None:
+            raise ValueError("sliding is of grouped attention, not of mla: leave it out")
+        own, others = self._attention(slides=True), self._attention(slides=False)
+        if own.head_dim != others.head_dim and self.temperature is not None:
+            raise ValueError(
+                "temperature does not go with sliding.head_dim, as its table has one head dim: leave one out"
+            )
+        if own.heads % own.kv_heads:
+            raise ValueError(f"sliding: heads={own.heads} is not divisible by kv_heads={own.kv_heads}")
+        if self.qk_norm in ("full", "heads"):
+            raise ValueError(
+                f"qk_norm={self.qk_norm!r} does not go with sliding: take qk_norm='head', or leave one out"
+            )
+        if self.position != "rope":
+            if self.sliding.rope_fraction is not None:
+                raise ValueError(f"sliding.rope_fraction is of rotary positions, not of position={self.position!r}")
+            return
+        if own.rope_dim % 2:
+            raise ValueError(f"sliding: rotary dim {own.rope_dim} is odd; head_dim x rope_fraction must be even")
+        if own.rope_dim != others.rope_dim and self.rope_theta_sliding is None:
+            raise ValueError(
+                f"sliding layers rotate {own.rope_dim} dims, others {others.rope_dim}: give rope_theta_sliding, the "
+                "base of their own table"
+            )
 
     def _check_indexer(self) -> None:
         """Raise ``ValueError`` for what does not go with keys that an indexer chooses."""
@@ -306,15 +345,17 @@ class ModelShape(Record):
 
     def _approximate_parameters(self) -> int:
         """Return the approximate number of parameters, without norms and biases; fast also for absurd sizes."""
-        mla, moe = self.mla, self.moe
+        mla, moe, own = self.mla, self.moe, self.sliding
         head_dims = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
+        if own is not None:
+            head_dims = max(head_dims, 4 * (own.heads or self.heads) * (own.head_dim or self.head_dim))
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
         return (self.layers + self.predicted) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width
 
     @property
     def rope_dim(self) -> int:
-        """Return the number of rotated dims per head."""
-        return self.mla.rope_dim if self.mla else int(self.head_dim * self.rope_fraction)
+        """Return the number of rotated dims per head of layers that do not slide."""
+        return self._attention(slides=False).rope_dim
 
     @property
     def table_dims(self) -> tuple[int, ...]:
@@ -324,13 +365,37 @@ class ModelShape(Record):
         temperature's. The trainer builds these tables in this order, and the planner counts their bytes.
         """
         layers = range(self.layers + self.predicted)
-        rotary = (self.rope_dim,) * (2 if self.rope_theta_sliding else 1) if self.position == "rope" else ()
-        return rotary + ((self.score_dim,) if any(map(self.tempers, layers)) else ())
+        rotary: tuple[int, ...] = (self.rope_dim,) if self.position == "rope" else ()
+        if rotary and self.rope_theta_sliding:
+            rotary += (self._attention(slides=True).rope_dim,)
+        return rotary + ((self._attention(slides=False).head_dim,) if any(map(self.tempers, layers)) else ())
+
+    def attention(self, layer: int) -> AttentionShape:
+        """Return the geometry of the attention of ``layer``."""
+        return self._attention(slides=self.slides(layer))
 
     @property
-    def score_dim(self) -> int:
-        """Return the dims of a query and key head, whose product is a score."""
-        return self.mla.nope_dim + self.mla.rope_dim if self.mla else self.head_dim
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        """Return the distinct geometries of the model's attention, the one of layers that do not slide first."""
+        return tuple(dict.fromkeys(self._attention(slides=slides) for slides in (False, True)))
+
+    def _attention(self, *, slides: bool) -> AttentionShape:
+        mla, own = self.mla, self.sliding
+        if mla is not None:
+            dims = mla.nope_dim + mla.rope_dim, mla.v_dim, mla.rope_dim
+            return AttentionShape(self.heads, self.heads, *dims, self.attention_sinks)
+        if own is None or not slides:
+            dims = self.head_dim, self.value_dim or self.head_dim, int(self.head_dim * self.rope_fraction)
+            return AttentionShape(self.heads, self.kv_heads, *dims, self.attention_sinks)
+        head_dim = own.head_dim or self.head_dim
+        return AttentionShape(
+            heads=own.heads or self.heads,
+            kv_heads=own.kv_heads or self.kv_heads,
+            head_dim=head_dim,
+            value_dim=own.value_dim or self.value_dim or head_dim,
+            rope_dim=int(head_dim * (own.rope_fraction or self.rope_fraction)),
+            sinks=self.attention_sinks if own.sinks is None else own.sinks,
+        )
 
     @property
     def predicted(self) -> int:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from fivefold.adapter import Adapter
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
 from fivefold.model.weight import Weight
@@ -88,7 +89,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         if mixer is not None:
             yield from mixer.weights(model.width)
         else:
-            yield from _mla(model, layer) if model.mla else _attention(model)
+            yield from _mla(model, layer) if model.mla else _attention(model, model.attention(layer))
         if model.block == "sandwich":
             yield from _norm(model, "norm1_post", model.width)
     if not model.feeds(layer):
@@ -128,9 +129,8 @@ def count_adapters(model: ModelShape, adapter: Adapter) -> int:
     return sum(weight.numel for weight in adapter_weights(model, adapter))
 
 
-def norm_shape(model: ModelShape, heads: int) -> tuple[int, ...] | None:
-    """Return the shape of the norm weight of ``heads`` query or key heads; None: they have none."""
-    dim = model.head_dim
+def norm_shape(model: ModelShape, heads: int, dim: int) -> tuple[int, ...] | None:
+    """Return the shape of the norm weight of ``heads`` query or key heads of ``dim``; None: they have none."""
     return {"head": (dim,), "heads": (heads, dim), "full": (heads * dim,)}.get(model.qk_norm)
 
 
@@ -148,18 +148,17 @@ def _linear(name: str, out: int, into: int, kind: Literal["column", "row"], *, b
         yield Weight(f"{name}.bias", (out,), "bias")
 
 
-def _attention(model: ModelShape) -> Iterator[Weight]:
-    q_dims, kv_dims = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    yield from _linear("attention.q", q_dims, model.width, "column", bias=model.qkv_bias)
-    yield from _linear("attention.k", kv_dims, model.width, "column", bias=model.qkv_bias)
-    yield from _linear("attention.v", kv_dims, model.width, "column", bias=model.qkv_bias)
-    for name, heads in (("q", model.heads), ("k", model.kv_heads)):
-        if (shape := norm_shape(model, heads)) is not None:
-            yield from _norm(model, f"attention.{name}_norm", *shape)
+def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:
+    dims = {"q": shape.query_dims, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
+    for name, size in dims.items():
+        yield from _linear(f"attention.{name}", size, model.width, "column", bias=model.qkv_bias)
+    for name, heads in (("q", shape.heads), ("k", shape.kv_heads)):
+        if (of_norm := norm_shape(model, heads, shape.head_dim)) is not None:
+            yield from _norm(model, f"attention.{name}_norm", *of_norm)
     if model.output_gate:
-        yield from _linear("attention.gate", q_dims, model.width, "column", bias=model.qkv_bias)
-    yield from _sinks(model)
-    yield from _linear("attention.out", model.width, q_dims, "row", bias=model.out_bias)
+        yield from _linear("attention.gate", shape.output_dims, model.width, "column", bias=model.qkv_bias)
+    yield from _sinks(shape)
+    yield from _linear("attention.out", model.width, shape.output_dims, "row", bias=model.out_bias)
 
 
 def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
@@ -177,14 +176,14 @@ def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
     yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
     yield from _norm(model, "attention.kv_norm", mla.kv_rank)
     yield from _linear("attention.kv_up", model.heads * (mla.nope_dim + mla.v_dim), mla.kv_rank, "column", bias=False)
-    yield from _sinks(model)
+    yield from _sinks(model.attention(layer))
     yield from _linear("attention.out", model.width, model.heads * mla.v_dim, "row", bias=model.out_bias)
 
 
-def _sinks(model: ModelShape) -> Iterator[Weight]:
+def _sinks(shape: AttentionShape) -> Iterator[Weight]:
     """Yield attention's sink logits, one per head; latent attention may have them too (HY V4)."""
-    if model.attention_sinks:
-        yield Weight("attention.sinks", (model.heads,), "vector")
+    if shape.sinks:
+        yield Weight("attention.sinks", (shape.heads,), "vector")
 
 
 def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:

@@ -189,7 +189,7 @@ class Planner:
             unit = self.counts.unit(run_part(part, run), run.name)
             kept = kept_bytes(unit, sizes={"x": local.entry_bytes})
             for op, size in zip(unit.ops, kept, strict=True):
-                time = prices.operation(op, heads=local.heads)
+                time = prices.operation(op)
                 yield Operation(
                     name=op.name,
                     times=times,

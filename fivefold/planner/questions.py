@@ -17,6 +17,7 @@ from fivefold.layout.legal import is_legal, refuse
 from fivefold.layout.spec import Layout, divisors
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
+from fivefold.model.attention import Sliding
 from fivefold.model.spec import Model
 from fivefold.planner.batch import find_nearby_advice, laws
 from fivefold.planner.counts.memory.host import host_bytes
@@ -204,12 +205,21 @@ def scale_model(model: Model, factor: float) -> Model:
             "layers": layers,
             "kv_heads": kv_heads,
             "heads": ratio * kv_heads,
+            "sliding": model.sliding and _scale_heads(model, share),
             "width": 8 * round(model.width * share / 8),
             "ffn": 64 * ceil(model.ffn * share / 64),
             "moe": model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, layers)),
         },
         origin=name,
     )
+
+
+def _scale_heads(model: Model, share: float) -> Sliding:
+    """Return the geometry of sliding layers with heads and kv heads times ``share``, in the same ratio."""
+    own = model.attention_shapes[-1]
+    kv_heads = max(1, round(own.kv_heads * share))
+    assert model.sliding is not None
+    return model.sliding.replace(kv_heads=kv_heads, heads=own.heads // own.kv_heads * kv_heads)
 
 
 def sound_batches(

@@ -60,9 +60,8 @@ class _OperationTimes:
         """Return the seconds by operation and direction."""
         if key not in self._parts:
             seconds: dict[str, float] = defaultdict(float)
-            heads = self.counts.local(key[0]).heads
             for op in self.counts.unit(*key).ops:
-                time = self.prices.operation(op, heads=heads)
+                time = self.prices.operation(op)
                 seconds[f"{op.name} forward"] += time.forward
                 seconds[f"{op.name} backward"] += time.backward + time.weight
                 seconds[f"{op.name} recomputed"] += time.forward * op.recomputed

@@ -30,7 +30,7 @@ FREE_FIELDS = frozenset({
     "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source",
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
-    "qk_norm_after_rope", "qkv_clip", "norm_weight", "embedding_norm",
+    "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale", "sliding", "norm_weight", "embedding_norm",
     "mixers", "feed_forwards", "short_conv", "gated_delta_net", "mamba", "mamba2", "output_gate",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",

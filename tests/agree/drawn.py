@@ -22,6 +22,7 @@ from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.model.attention import Sliding
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
@@ -110,6 +111,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "gated shared expert": lambda model: model.moe is not None and model.moe.shared_gate,
     "attention dropout": lambda model: model.dropout_rates.attention > 0,
     "dropout": lambda model: model.dropout > 0,
+    "value dims": lambda model: model.value_dim is not None,
+    "scaled values": lambda model: model.value_scale != 1,
+    "sliding geometry": lambda model: model.sliding is not None,
 }
 AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     **{name: partial(lambda layout, _job, *, name: getattr(layout, name) > 1, name=name)
@@ -178,6 +182,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
             model = model.replace(**_of_mixers(chance, model))
         model = model.replace(**_of_gates(random.Random(f"{number} gates"), model))
         model = model.replace(**_of_halves(random.Random(f"{number} halves"), model))
+        model = model.replace(**_of_shapes(random.Random(f"{number} shapes"), model, tp=layout.tp))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -362,6 +367,29 @@ def _of_gates(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"moe": fields.get("moe", model.moe).replace(post_norm=chance.random() < 0.3)}
     if model.position == "learned":
         fields |= {"position_offset": chance.choice((0, 2))}
+    return fields
+
+
+def _of_shapes(chance: random.Random, model: Model, *, tp: int) -> dict[str, Any]:
+    """Return values of other dims than keys, factors on values, and sliding layers with a geometry of their own."""
+    if model.mla is not None:
+        return {}
+    fields: dict[str, Any] = {"value_scale": chance.choice((1.0, 1.0, 1.0, 0.7))}
+    if chance.random() < 0.3:
+        fields |= {"value_dim": chance.choice((4, 5, 12))}
+    if any(map(model.slides, range(model.layers))) and chance.random() < 0.6:
+        kv_heads = tp * chance.choice((1, 2))
+        own = Sliding(
+            kv_heads=kv_heads,
+            heads=kv_heads * chance.choice((1, 2, 3)),
+            head_dim=chance.choice((None, 4, 12)),
+            value_dim=chance.choice((None, 6)),
+            rope_fraction=chance.choice((None, 0.5)) if model.position == "rope" else None,
+            sinks=chance.choice((None, True, False)),
+        )
+        fields |= {"sliding": own}
+        if model.position == "rope":
+            fields |= {"rope_theta_sliding": 50.0}
     return fields
 
 

@@ -61,6 +61,6 @@ def test_planned_kernel_count_equals_executed_count(case: str) -> None:
         for op in planner.counts.unit(run_part(get_local_degrees(layout), run), run.name).ops:
             sums += times * len(op.gradient_widths)
             if op.kind == "matmul":
-                time = planner.units.prices(layout).operation(op, heads=1)
+                time = planner.units.prices(layout).operation(op)
                 products += times * (time.kernels * (1 + op.recomputed) + time.backward_kernels - 1)  # less the sum
     assert (sums, products) == (ran["Gradients.accumulate"], ran["matmul"])

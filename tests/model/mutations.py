@@ -225,6 +225,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v32": LATENT | {"n_group": 2, "topk_group": 1} | INDEX,
     "glm_moe_dsa": LATENT | {"n_group": 2, "topk_group": 1, "indexer_types": ["full", "shared"]} | INDEX,
     "afmoe": EXPERTS | {"num_experts": 4, "global_attn_every_n_layers": 2, "sliding_window": 6},
+    "mimo_v2_flash": EXPERTS
+    | {
+        "n_routed_experts": 4, "v_head_dim": 6, "sliding_window": 6, "num_key_value_heads": 3, "n_group": 1,
+        "layer_types": ["full_attention", "sliding_attention"], "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.75},
+        },
+    },
     "axk1": LATENT | {"n_group": 2, "topk_group": 1},
     "cohere2_moe": PLAIN
     | {
@@ -507,6 +515,8 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "route_scale": (2.0,),
     "global_attn_every_n_layers": (1, 3),
     "scale_depth": (0.7, None),
+    "attention_value_scale": (0.3, 1.0, None),
+    "sliding_window_size": (5, None),
     "dim_model_base": (12, None),
     "shared_intermediate_size": (0, 56),
     "num_shared_experts": (0, 1, 3),

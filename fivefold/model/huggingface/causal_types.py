@@ -46,7 +46,7 @@ _NEEDED = {
         Gemma4UnifiedAssistantForCausalLM
     """,
     "full and sliding layers of unlike numbers of heads": """
-        mimo_v2_flash MiMoV2FlashForCausalLM; laguna LagunaForCausalLM; inkling_text InklingForCausalLM;
+        laguna LagunaForCausalLM; inkling_text InklingForCausalLM;
         inkling2_text Inkling2ForCausalLM
     """,
     "two attentions and two MLPs a layer, with experts beside them and experts that do nothing": """

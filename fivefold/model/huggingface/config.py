@@ -48,6 +48,7 @@ class Config(Record):
     use_parallel_residual: bool = False
     use_qk_norm: bool = False
     qkv_clip: Positive | None = None
+    value_scale: Scalar | None = None
     head_bias: bool = False
     use_post_norm: bool = False
     embedding_multiplier: Scalar = 1.0
@@ -78,6 +79,7 @@ class Config(Record):
 
     use_sliding_window: bool = True
     sliding_window: Tokens | None = None
+    tokens_before: Tokens | None = None  # that a query of a sliding layer sees, besides itself
     max_window_layers: int = Field(0, ge=-(2**30), le=2**30)
     layer_types: tuple[str, ...] | None = None
     sliding_window_pattern: Layers = 1

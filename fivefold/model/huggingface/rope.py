@@ -6,6 +6,7 @@ Source: ``modeling_rope_utils.py`` of transformers 5.23.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log, sqrt
 from typing import Any, ClassVar
 
@@ -142,6 +143,29 @@ def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str
         fields |= {"rope_theta_sliding": read[LAYERS[1]]["rope_theta"]}
     rotates = tuple(LAYERS[sliding] in read for sliding in slides)
     return fields | {"rope_pattern": () if all(rotates) else rotates}
+
+
+def read_rope_tables(config: Config, *, slides: Sequence[bool], kinds: dict[str, str] = KINDS) -> dict[str, Any]:
+    """Return the rotary fields of a family each of whose kinds of layers has a table, with its own rotated share.
+
+    ``slides``: whether each layer that attends slides. ``kinds``: as in ``read_rope``.
+    """
+    tables, read = config.rope_parameters or {}, dict[bool, dict[str, Any]]()
+    for sliding in dict.fromkeys(slides):
+        if not isinstance(table := tables.get(LAYERS[sliding]), dict):
+            raise config.mistake(
+                f"rope_parameters has no table of {LAYERS[sliding]}, with which the family's code fails; give it"
+            )
+        read[sliding] = read_rope(config.replace(rope_parameters=table, rope_scaling=None), partly=True, kinds=kinds)
+    full, own = read.get(False), read.get(True)
+    if full is None or own is None or full == own:
+        return full or own or {}
+    if own["rope_scaling"] is not None:
+        raise config.mistake("rope scaling of the sliding layers other than that of the others is not supported")
+    fields = full | {"rope_theta_sliding": own["rope_theta"]}
+    if own["rope_fraction"] != full["rope_fraction"]:
+        fields["sliding"] = {"rope_fraction": own["rope_fraction"]}
+    return fields
 
 
 def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _parts_of(
     weight: Weight, model: Model, names: Names, every: Mapping[str, Weight], *, reordered: bool
 ) -> Iterator[Part]:
     """Yield the tensors that hold ``weight``: one, or one for each expert."""
-    prefix, block, inner = "", "", weight.name
+    prefix, block, inner, layer = "", "", weight.name, 0
     if inner.startswith(("blocks.", "head.mtp.")):
         layer = get_layer(model, inner)
         block = f"{block_name(model, layer)}."
@@ -124,8 +124,8 @@ def _parts_of(
     place, leaf = names[stem], f".{leaf}" if leaf else ""
     if isinstance(place, Fused):
         siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
-        groups = _count_groups(place, model)
-        head = _rotary_rows(stem, model) if reordered else None
+        groups = _count_groups(place, model, layer=layer)
+        head = _rotary_rows(stem, model, layer=layer) if reordered else None
         yield _fused(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")._replace(head=head)
     elif "{}" in place:
         for expert in range(weight.shape[0]):
@@ -134,14 +134,14 @@ def _parts_of(
         channels, taps = weight.shape
         yield Part(f"{prefix}{place}{leaf}", (channels, 1, taps), weight.name, filters=True)
     else:
-        head = _rotary_rows(stem, model) if reordered else None
+        head = _rotary_rows(stem, model, layer=layer) if reordered else None
         yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight))
 
 
-def _count_groups(place: Fused, model: Model) -> int:
-    """Return the number of groups of rows of a fused tensor."""
-    net = model.gated_delta_net
-    by_name = {"heads": model.heads, "kv_heads": model.kv_heads, "mixer_key_heads": net.key_heads if net else 1}
+def _count_groups(place: Fused, model: Model, *, layer: int) -> int:
+    """Return the number of groups of rows of a fused tensor of ``layer``."""
+    net, shape = model.gated_delta_net, model.attention(layer)
+    by_name = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mixer_key_heads": net.key_heads if net else 1}
     return by_name[place.groups] if isinstance(place.groups, str) else place.groups
 
 
@@ -175,11 +175,12 @@ def _dim_of_heads(stem: str, weight: Weight) -> int:
     return len(weight.shape) - 1 if stem.endswith("_norm") else 0
 
 
-def _rotary_rows(stem: str, model: Model) -> tuple[int, int, int] | None:
+def _rotary_rows(stem: str, model: Model, *, layer: int) -> tuple[int, int, int] | None:
     """Return (rows per head, first rotary row, number of rotary rows) if a weight has rotary rows, else None."""
-    rotary = model.rope_dim
+    shape = model.attention(layer)
+    rotary = shape.rope_dim
     if model.mla is None:
-        return (model.head_dim, 0, rotary) if stem.removesuffix("_norm") in ("attention.q", "attention.k") else None
+        return (shape.head_dim, 0, rotary) if stem.removesuffix("_norm") in ("attention.q", "attention.k") else None
     sizes = {
         "attention.q": model.mla.nope_dim,
         "attention.q_up": model.mla.nope_dim,

@@ -78,7 +78,8 @@ def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
     causal, attends = job.stack.attention != "unfused", model.attends(layer)
     pairs = attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
-    attention = 2 * model.heads * sum(_head_dims(model)) * pairs
+    shape = model.attention(layer)
+    attention = 2 * shape.heads * (shape.head_dim + shape.value_dim) * pairs
     return Layer(
         flops=dense_flops + expert_flops + attention,
         attention_flops=attention,
@@ -94,7 +95,7 @@ def tensor(model: Model, job: Job, layout: Layout) -> Exchange:
     Its input is gathered over y, its output scattered over x.
     """
     y, x = layout.tp_inner, layout.tp // layout.tp_inner
-    into = model.heads * _head_dims(model)[1]
+    into = model.attention_shapes[0].output_dims
     tokens = _tokens(job, layout) / layout.tp
     near = group(layout, "tp").stride
     gathered = Transfer(tokens * into * (y - 1) * gathered_width(job), span=near * y)
@@ -109,8 +110,9 @@ def context(model: Model, job: Job, layout: Layout) -> Exchange:
     all of attention.
     """
     n = layout.cp
-    heads, kv_heads = (max(1.0, N / layout.tp) for N in (model.heads, model.heads if model.mla else model.kv_heads))
-    head_bytes = _tokens(job, layout) * sum(_head_dims(model)) * activation_width(job)
+    shape = model.attention_shapes[0]
+    heads, kv_heads = (max(1.0, N / layout.tp) for N in (shape.heads, shape.kv_heads))
+    head_bytes = _tokens(job, layout) * (shape.head_dim + shape.value_dim) * activation_width(job)
     flops = layout.mbs * commonest_layer(model, job).attention_flops / (layout.tp * n)
     dtype: Dtype = "bf16" if job.precision.narrow else job.precision.compute  # attention stays in 16 bits
     if layout.cp_kind == "ulysses":
@@ -174,12 +176,6 @@ def weight_width(job: Job) -> int:
 def row_width(job: Job) -> float:
     """Return the bytes per element of a row dispatched to an expert, in fp8 with its share of a tile's scale."""
     return 1 + 4 / SCALED_ELEMENTS["tiles"] if job.precision.dispatches == "fp8" else activation_width(job)
-
-
-def _head_dims(model: Model) -> tuple[int, int]:
-    """Return the head dims of queries and keys, and of values."""
-    mla = model.mla
-    return (mla.nope_dim + mla.rope_dim, mla.v_dim) if mla else (model.head_dim, model.head_dim)
 
 
 def _tokens(job: Job, layout: Layout) -> float:

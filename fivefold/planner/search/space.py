@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import permutations
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -157,7 +158,8 @@ class Space:
         tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
         kinds = self.stack.cp_kinds
         ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
-        whole = (cp > 1) & (self.model.heads // tp % cp == 0) & ("ulysses" in kinds)
+        heads = gcd(*(shape.heads for shape in self.model.attention_shapes))
+        whole = (cp > 1) & (heads // tp % cp == 0) & ("ulysses" in kinds)
         return np.asarray(ring | (ulysses & whole))
 
     def _cuts(self, rows: Ints) -> NDArray[np.bool_]:

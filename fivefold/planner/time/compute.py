@@ -61,9 +61,9 @@ class Prices:
         )  # the matmul adds them (Megatron)
         self.ours = job.stack.kernel_facts.separate_adds and not adds_in_matmul and self.measured is None
 
-    def operation(self, op: Op, *, heads: int) -> OpTime:
-        """Return the seconds of ``op``; ``heads``: attention heads on this rank."""
-        time = self._linear(op) if op.kind == "matmul" else self._other(op, heads=heads)
+    def operation(self, op: Op) -> OpTime:
+        """Return the seconds of ``op``."""
+        time = self._linear(op) if op.kind == "matmul" else self._other(op)
         if not op.backward_products:  # nothing that it reads needs a gradient
             return time._replace(backward=0.0, weight=0.0, backward_kernels=0)
         if op.kind == "matmul":
@@ -75,9 +75,9 @@ class Prices:
         backward = time.backward + self.moving(gradient_bytes) + self._summing(op.parameters)
         return time._replace(backward=backward, backward_kernels=time.backward_kernels + 1)
 
-    def _other(self, op: Op, *, heads: int) -> OpTime:
+    def _other(self, op: Op) -> OpTime:
         if op.kind == "attention":
-            forward, backward = self._attention(op, heads=heads)
+            forward, backward = self._attention(op)
             return OpTime(forward, backward)
         if op.kind == "scan" and op.flops:
             return self._scan(op)
@@ -272,12 +272,12 @@ class Prices:
             self._matmuls[key] = seconds
         return self._matmuls[key]
 
-    def _attention(self, op: Op, *, heads: int) -> tuple[float, float]:
+    def _attention(self, op: Op) -> tuple[float, float]:
         """Return the seconds of the attention core, forward and backward."""
         if self.measured is not None and self.measured.attentions[0]:
-            return self.measured.attention(op.causal_flops, shape=op.shape, heads=heads)
+            return self.measured.attention(op.causal_flops, shape=op.shape, heads=op.batch)
         if self.job.stack.attention == "unfused":
-            return self._batched(op, heads=heads)
+            return self._batched(op)
         _, tokens, dim = op.shape
         forward, backward = (
             roofline.attention(
@@ -295,10 +295,11 @@ class Prices:
         )
         return forward, backward
 
-    def _batched(self, op: Op, *, heads: int) -> tuple[float, float]:
+    def _batched(self, op: Op) -> tuple[float, float]:
         """Return the seconds of one batched matmul of unfused attention, forward and backward, on the full square."""
         sequences, tokens, dim = op.shape
-        batch, m = sequences * heads, max(1, op.flops // (2 * sequences * heads * tokens * dim))
+        batch = sequences * op.batch
+        m = max(1, op.flops // (2 * batch * tokens * dim))
         is_scores = op.name.endswith("scores")
         n, k = (tokens, dim) if is_scores else (dim, tokens)
         aligned = self._aligned(tokens, dim)

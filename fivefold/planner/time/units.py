@@ -140,17 +140,16 @@ class Units:
         key = part, run.name, ranks
         times = self._kernels.get(key)
         if times is None:
-            heads = self.counts.local(part).heads
-            times = [self._price(op, heads=heads, ranks=ranks) for op in self.counts.in_order(part, run.name)]
+            times = [self._price(op, ranks=ranks) for op in self.counts.in_order(part, run.name)]
             self._kernels[key] = times
         return times
 
-    def _price(self, op: Op, *, heads: int, ranks: int) -> OpTime:
+    def _price(self, op: Op, *, ranks: int) -> OpTime:
         """Return the seconds of one operation, computed once for equal operations of several units."""
-        key = *_values_of(op), heads, ranks
+        key = *_values_of(op), ranks
         time = self._priced.get(key)
         if time is None:
-            time = self._priced[key] = self._prices_of(ranks).operation(op, heads=heads)
+            time = self._priced[key] = self._prices_of(ranks).operation(op)
         return time
 
     def _timer(self, part: LocalDegrees, run: UnitGroup, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:

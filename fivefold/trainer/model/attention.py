@@ -49,18 +49,18 @@ class _Attention(nn.Module):
 
     out: Linear
 
-    def __init__(self, model: Model, *, layer: int, head_dim: int) -> None:
+    def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
         self.run: Run = direct
         self.kernels: Kernels = EAGER
-        slides = model.slides(layer)
+        slides, self.shape = model.slides(layer), model.attention(layer)
         self.rotates, self.tempers = model.rotates(layer), model.tempers(layer)
         self.own_tables = slides and model.rope_theta_sliding is not None
         self.chunk = model.window if slides and model.window_kind == "chunks" else None
-        self.rule = AttentionMask.of_layer(model, layer=layer, head_dim=head_dim)
+        self.rule = AttentionMask.of_layer(model, layer=layer)
         self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
-        self.sinks = nn.Parameter(torch.empty(model.heads)) if model.attention_sinks else None
+        self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
         """Apply attention: [R, D] → [R, D]."""
@@ -108,23 +108,23 @@ class GroupedAttention(_Attention):
     """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read from their shapes."""
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
-        super().__init__(model, layer=layer, head_dim=model.head_dim)
-        self.head_dim, self.qk_norm, self.clip = model.head_dim, model.qk_norm, model.qkv_clip
+        super().__init__(model, layer=layer)
+        shape = self.shape
+        self.qk_norm, self.clip, self.value_scale = model.qk_norm, model.qkv_clip, model.value_scale
         self.norms_heads = model.qk_norm in ("head", "heads") or (model.qk_norm == "unit" and self.rotates)
         self.norms_rotated = model.qk_norm_after_rope
-        q_width, kv_width = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        self.q = Linear(model.width, q_width, bias=model.qkv_bias)
-        self.k = Linear(model.width, kv_width, bias=model.qkv_bias)
-        self.v = Linear(model.width, kv_width, bias=model.qkv_bias)
-        self.gate = Linear(model.width, q_width, bias=model.qkv_bias) if model.output_gate else None
+        self.q = Linear(model.width, shape.query_dims, bias=model.qkv_bias)
+        self.k = Linear(model.width, shape.kv_heads * shape.head_dim, bias=model.qkv_bias)
+        self.v = Linear(model.width, shape.kv_heads * shape.value_dim, bias=model.qkv_bias)
+        self.gate = Linear(model.width, shape.output_dims, bias=model.qkv_bias) if model.output_gate else None
         self.q_norm: nn.Module
         self.k_norm: nn.Module
         if model.qk_norm == "unit" and self.rotates:
             self.q_norm, self.k_norm = (UnitNorm(epsilon=model.norm_epsilon) for _ in range(2))
-        shapes = norm_shape(model, model.heads), norm_shape(model, model.kv_heads)
-        if shapes[0] is not None and shapes[1] is not None:
-            self.q_norm, self.k_norm = norm(model, *shapes[0]), norm(model, *shapes[1])
-        self.out = Linear(q_width, model.width, bias=model.out_bias)
+        of_norms = [norm_shape(model, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads)]
+        if of_norms[0] is not None and of_norms[1] is not None:
+            self.q_norm, self.k_norm = norm(model, *of_norms[0]), norm(model, *of_norms[1])
+        self.out = Linear(shape.output_dims, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
@@ -139,7 +139,10 @@ class GroupedAttention(_Attention):
             q = self.run("attention.clip.q", F.hardtanh, q, -self.clip, self.clip)
             k = self.run("attention.clip.k", F.hardtanh, k, -self.clip, self.clip)
             v = self.run("attention.clip.v", F.hardtanh, v, -self.clip, self.clip)
-        q, k, v = (_by_head(x, rows.tokens, self.head_dim) for x in (q, k, v))
+        if self.value_scale != 1:
+            v = self.run("attention.scale.v", torch.mul, v, self.value_scale)
+        q, k = (_by_head(x, rows.tokens, self.shape.head_dim) for x in (q, k))
+        v = _by_head(v, rows.tokens, self.shape.value_dim)
         if self.norms_heads and not self.norms_rotated:
             q, k = self._normed(q, k)
         if self.rotates:
@@ -166,7 +169,7 @@ class LatentAttention(_Attention):
     def __init__(self, model: Model, *, layer: int = 0) -> None:
         mla = model.mla
         assert mla is not None
-        super().__init__(model, layer=layer, head_dim=mla.nope_dim + mla.rope_dim)
+        super().__init__(model, layer=layer)
         self.mla = mla
         self.share: Callable[[Tensor], Tensor] = _identity
         self.bare = False

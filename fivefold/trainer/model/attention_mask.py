@@ -36,11 +36,11 @@ class AttentionMask(NamedTuple):
     layer: int = 0
 
     @classmethod
-    def of_layer(cls, model: Model, *, layer: int, head_dim: int) -> AttentionMask:
-        """Return the rule of one layer; ``head_dim``: dims of q and k."""
+    def of_layer(cls, model: Model, *, layer: int) -> AttentionMask:
+        """Return the rule of one layer."""
         window = model.window if model.slides(layer) and model.window_kind == "sliding" else None
-        scale, dropout = model.attention_scale or head_dim**-0.5, model.dropout_rates.attention
-        return cls(scale, window, model.attention_softcap, dropout, layer)
+        scale = model.attention_scale or model.attention(layer).head_dim ** -0.5
+        return cls(scale, window, model.attention_softcap, model.dropout_rates.attention, layer)
 
     def over(self, tokens: int) -> AttentionMask:
         """Return the rule for sequences of ``tokens``: without the window if it is not shorter than the sequence."""

@@ -59,7 +59,8 @@ def tables_of(
     )
     if model.temperature is None or len(model.table_dims) == len(sliding_kinds):
         return tables
-    return *tables, *_temperature(model.temperature, positions, head_dim=model.score_dim, dtype=dtype, device=device)
+    head_dim = model.table_dims[-1]
+    return *tables, *_temperature(model.temperature, positions, head_dim=head_dim, dtype=dtype, device=device)
 
 
 def _temperature(
@@ -100,10 +101,10 @@ def frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list
 
     Scaling divides some of them. Raises a user error for a scaling with a missing value.
     """
-    dim, scaling = model.rope_dim, model.rope_scaling
     if _has_own_base(model, sliding):
         assert model.rope_theta_sliding is not None
-        return _powers(model.rope_theta_sliding, dim)
+        return _powers(model.rope_theta_sliding, model.table_dims[1])
+    dim, scaling = model.rope_dim, model.rope_scaling
     if scaling is None:
         return _powers(model.rope_theta, dim)
     if scaling.kind == "dynamic":

@@ -48,7 +48,7 @@ def test_products_of_many_experts():
     errors, weight_errors = [], []
     for count, rows, outof, into, forward, weight in GROUPED:
         flops = 2 * count * rows * outof * into
-        time = prices(precision="bf16").operation(experts(count, rows, outof, into), heads=1)
+        time = prices(precision="bf16").operation(experts(count, rows, outof, into))
         errors.append(flops / time.forward / (forward * 2250e12) - 1)
         weight_errors.append(flops / time.weight / (weight * 2250e12) - 1)
     assert abs(sum(errors)) / len(errors) < 0.12
@@ -59,18 +59,16 @@ def test_products_of_many_experts():
 
 def test_a_whole_graph_holds_fused_experts():
     op = experts(16, 2048, 1536, 2048)
-    apart, fused = (prices(precision="mxfp8", cuda_graphs=graphs).operation(op, heads=1) for graphs in ("none", "full"))
+    apart, fused = (prices(precision="mxfp8", cuda_graphs=graphs).operation(op) for graphs in ("none", "full"))
     kernels = 16 * 3 - 1  # cast, scales and product of each expert
     assert apart.forward - fused.forward == pytest.approx(kernels * 3e-6, rel=1e-9)
 
 
 def test_received_rows_are_sorted_unless_already_sorted():
     op = Op("moe.send", "message", ("x",), {"y": 10**9})
-    sorts = prices().operation(op, heads=1)
+    sorts = prices().operation(op)
     assert sorts.forward == pytest.approx(2e9 / (0.9 * 8e12) + 3e-6, rel=1e-9)
-    assert prices(dispatcher="fused").operation(op, heads=1) == OpTime(
-        0.0, 0.0, 0.0, *PUBLISHED.moe_kernels["moe.send"]
-    )
+    assert prices(dispatcher="fused").operation(op) == OpTime(0.0, 0.0, 0.0, *PUBLISHED.moe_kernels["moe.send"])
 
 
 def test_measured_permutation():
@@ -78,14 +76,14 @@ def test_measured_permutation():
     size = 4096 * 5120 * 2
     there = Op("moe.dispatch", "embedding", ("x",), {"y": 6 * size}, moved_bytes=12 * size)
     back = Op("moe.combine", "embedding", ("y",), {"x": size}, moved_bytes=7 * size)
-    seconds = sum(prices().operation(op, heads=1).forward for op in (there, back))
+    seconds = sum(prices().operation(op).forward for op in (there, back))
     assert seconds == pytest.approx(0.37e-3, rel=0.05)
 
 
 def test_measured_loss():
     """4096 x 102400 logits, each read and written once forward and once backward: 2.4 TB/s on B200 (ibid.)."""
     moved = 2 * 2 * 4096 * 102_400
-    time = prices().operation(Op("loss", "loss", ("x",), {}, moved_bytes=moved, moved_backward_bytes=moved), heads=1)
+    time = prices().operation(Op("loss", "loss", ("x",), {}, moved_bytes=moved, moved_backward_bytes=moved))
     assert time.forward + time.backward == pytest.approx(2 * moved / 2.4e12, rel=1e-9)
 
 
@@ -138,8 +136,15 @@ def test_odd_heads_make_odd_products() -> None:
     """Rows of scores are tokens wide, those of queries, keys and values a head: 450 is even, 451 odd."""
     costs = [
         prices(attention="unfused").operation(
-            Op("attention.scores", "attention", ("q", "k"), {}, flops=2 * 8 * 2048 * 2048 * dim, shape=(1, 2048, dim)),
-            heads=8,
+            Op(
+                "attention.scores",
+                "attention",
+                ("q", "k"),
+                {},
+                flops=2 * 8 * 2048 * 2048 * dim,
+                shape=(1, 2048, dim),
+                batch=8,
+            )
         )
         for dim in (448, 450, 451)
     ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from math import lcm
 
 from fivefold.job import Job
+from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
@@ -59,12 +60,12 @@ def _bound(model: Model, job: Job, *, layer: int) -> int | None:
 
 def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of grouped-query attention."""
-    model, rows, width = local.model, local.rows, local.width
-    q_columns, kv_columns = local.heads * model.head_dim, local.kv_heads * model.head_dim
+    model, rows, width, shape = local.model, local.rows, local.width, local.attention(layer)
+    q_columns, out_columns = shape.query_dims, shape.output_dims
+    columns = {"q": q_columns, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
     qkv_input = Source(local, source, into=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
-    ops, sizes = [*qkv_input.ops], {"q": q_columns, "k": kv_columns, "v": kv_columns}
-    sizes |= {"gate": q_columns} if model.output_gate else {}
+    ops, sizes = [*qkv_input.ops], columns | ({"gate": out_columns} if model.output_gate else {})
     if local.job.stack.merged_projections:
         ops.append(qkv_input.column("attention.qkv", "qkv", outof=sum(sizes.values()), bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
@@ -83,28 +84,35 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     q, k, v = "q", "k", "v"
     norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer))
     if norms_heads and model.qk_norm == "full":
-        ops += [_normed_heads(local, name, name, out=out) for name, out in (("q", q_columns), ("k", kv_columns))]
+        ops += [_normed_heads(local, name, name, out=columns[name], dim=columns[name]) for name in "qk"]
         q, k = "qn", "kn"
     if model.qkv_clip is not None:
-        columns = {q: q_columns, k: kv_columns, v: kv_columns}
+        clipped = dict(zip((q, k, v), columns.values(), strict=True))
         ops += [
             elementwise(
                 f"attention.clip.{name[0]}", "activation", (name,), f"{name}c", size=rows * out * width, keeps=(name,)
             )
-            for name, out in columns.items()
+            for name, out in clipped.items()
         ]
-        q, k, v = (f"{name}c" for name in columns)
+        q, k, v = (f"{name}c" for name in clipped)
+    if model.value_scale != 1:
+        ops.append(elementwise("attention.scale.v", "activation", (v,), "vs", size=rows * columns["v"] * width))
+        v = "vs"
     if norms_heads and model.qk_norm != "full" and not model.qk_norm_after_rope:
-        ops += [_normed_heads(local, "q", q, out=q_columns), _normed_heads(local, "k", k, out=kv_columns)]
+        ops += [
+            _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
+        ]
         q, k = f"{q}n", f"{k}n"
     if model.rotates(layer):
         ops += [
             rope("rope.q", q, "qr", numel=rows * q_columns, width=width),
-            rope("rope.k", k, "kr", numel=rows * kv_columns, width=width),
+            rope("rope.k", k, "kr", numel=rows * columns["k"], width=width),
         ]
         q, k = "qr", "kr"
     if norms_heads and model.qk_norm_after_rope:
-        ops += [_normed_heads(local, "q", q, out=q_columns), _normed_heads(local, "k", k, out=kv_columns)]
+        ops += [
+            _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
+        ]
         q, k = f"{q}n", f"{k}n"
     if model.tempers(layer):
         ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
@@ -112,17 +120,16 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     ops += _core(local, q=q, k=k, v=v, layer=layer)
     out = "o"
     if model.output_gate:
-        size, out = rows * q_columns * width, "og"
+        size, out = rows * out_columns * width, "og"
         kept = ("o", "gate")
         gate = elementwise("attention.core.gate", "activation", kept, out, size=size, keeps=kept, backward_scratch=size)
         ops.append(gate)
-    return [*ops, *row(local, "attention.out", out, "a", into=q_columns, outof=model.width, bias=model.out_bias)]
+    return [*ops, *row(local, "attention.out", out, "a", into=out_columns, outof=model.width, bias=model.out_bias)]
 
 
-def _normed_heads(local: Local, name: str, source: str, *, out: int) -> Op:
-    """Return the norm of queries or keys, ``out`` columns on this rank: ``source`` → ``source``n."""
-    model, rows, qk_norm = local.model, local.rows, local.model.qk_norm
-    dim = out if qk_norm == "full" else model.head_dim
+def _normed_heads(local: Local, name: str, source: str, *, out: int, dim: int) -> Op:
+    """Return the norm of ``dim`` of queries or keys, ``out`` columns on this rank: ``source`` → ``source``n."""
+    rows, qk_norm = local.rows, local.model.qk_norm
     heads, kind = out // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
     op = norm(f"attention.{name}_norm", source, f"{source}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
     if qk_norm == "unit":
@@ -145,8 +152,8 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     that the values are a view of, if they are one.
     """
     model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
-    dims = (model.mla.nope_dim + model.mla.rope_dim, model.mla.v_dim) if model.mla else (model.head_dim,) * 2
-    heads, kv_heads = local.heads, local.heads if model.mla else local.kv_heads
+    shape = local.attention(layer)
+    heads, kv_heads, dims = shape.heads, shape.kv_heads, (shape.head_dim, shape.value_dim)
     ops, message = [], None
     if part.cp > 1 and part.ulysses:  # key heads are repeated to a multiple of cp
         kv_heads = lcm(kv_heads, part.cp)
@@ -164,8 +171,8 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     windowed = (
         window is not None or model.attention_softcap is not None or _drops(local)
     )  # by the kernel that pads no head dim
-    kernel = dims if windowed else _kernel_dims(local, dims)
-    sinks = (heads,) if model.attention_sinks else ()
+    kernel = dims if windowed else _kernel_dims(local, shape)
+    sinks = (heads,) if shape.sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
     core = Op(
@@ -177,11 +184,12 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         parameters=sum(sinks),
         gradient_widths=sinks,
         shape=(part.sequences * job.sequence // chunk, chunk, dims[0]),
+        batch=heads,
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
         message=message,
     )
-    forward, backward = _scratch(local, dims, kernel=kernel, own=kv_bytes if message else 0)
+    forward, backward = _scratch(local, shape, kernel=kernel, own=kv_bytes if message else 0)
     core = _with_work(core, local, layer=layer, dims=kernel)._replace(
         forward_scratch=forward, backward_scratch=backward
     )
@@ -208,7 +216,7 @@ def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> 
     They are those of the full square, of the visible pairs, and with a window those of all cp ranks.
     """
     model, job, part = local.model, local.job, local.part
-    per_pair = 2 * local.heads * sum(dims) * part.sequences
+    per_pair = 2 * core.batch * sum(dims) * part.sequences
     full_flops, visible_flops = (
         per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True)
     )
@@ -220,18 +228,19 @@ def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> 
     )
 
 
-def _kernel_dims(local: Local, dims: tuple[int, int]) -> tuple[int, int]:
+def _kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
     """Return the head dims of q and k and of v in the kernel.
 
     One that computes by blocks (the trainer's ring, its sinks, or on CPU) pads both to the larger
     (``trainer/model/flash_attention.py``).
     """
-    by_blocks = (local.part.cp > 1 and not local.part.ulysses) or local.model.attention_sinks
+    dims = shape.head_dim, shape.value_dim
+    by_blocks = (local.part.cp > 1 and not local.part.ulysses) or shape.sinks
     pads = local.job.stack.attention == "blocks" or (by_blocks and local.facts.own_attention)
     return (max(dims),) * 2 if pads else dims
 
 
-def _scratch(local: Local, dims: tuple[int, int], *, kernel: tuple[int, int], own: int) -> tuple[int, int]:
+def _scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, int], own: int) -> tuple[int, int]:
     """Return the scratch bytes of the core, forward and backward.
 
     ``own``: bytes of this rank's keys and values in a ring, else 0. If head dims differ, v and the output are padded,
@@ -239,7 +248,7 @@ def _scratch(local: Local, dims: tuple[int, int], *, kernel: tuple[int, int], ow
     of the queries, and fp32 sums; in the backward a result, and sums of the gradients of keys and values: the local
     ones and, with more than two ranks, those that arrive and leave.
     """
-    n_rows, width, cp = local.rows * local.heads, local.width, local.part.cp
+    n_rows, width, cp, dims = local.rows * shape.heads, local.width, local.part.cp, (shape.head_dim, shape.value_dim)
     padded_bytes = n_rows * max(dims) * width if kernel != dims else 0
     if not own:
         return 2 * padded_bytes, 4 * padded_bytes
@@ -359,7 +368,7 @@ def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
 def _list_unfused(local: Local, core: Op) -> list[Op]:
     """List the unfused core with T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
     width, (q, k, v) = local.width, core.reads
-    n_pairs = local.rows * local.heads * local.job.sequence
+    n_pairs = local.rows * core.batch * local.job.sequence
     half_core = core._replace(
         flops=core.flops // 2,
         causal_flops=core.causal_flops // 2,

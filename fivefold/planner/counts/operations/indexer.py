@@ -40,7 +40,8 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
         {indices: rows * chosen_bytes},
         flops=2 * rows * tokens * heads * (dim + 1),
         causal_flops=2 * pairs * heads * (dim + 1),
-        shape=(sequences * heads, tokens, dim),
+        shape=(sequences, tokens, dim),
+        batch=heads,
         moved_bytes=(rows * (heads * dim + heads) + local.rows * dim) * width + 2 * 4 * pairs + rows * chosen_bytes,
         forward_scratch=4 * min(QUERY_BLOCK, rows) * tokens,
     )
@@ -104,6 +105,7 @@ def attend_to_chosen(local: Local, latent: Source, *, q: str, key: str, chosen_h
         causal_flops=flops,
         windowed_flops=flops,
         shape=(sequences, tokens, dim),
+        batch=N,
         moved_bytes=query_bytes + rows * N * mla.kv_rank * width + pairs * (dim * width + INDEX_BYTES),
         moved_backward_bytes=2 * (query_bytes + rows * N * mla.kv_rank * width) + 2 * pairs * dim * width,
         # sums of the gradients of the latent keys in fp32, as several queries add to one

@@ -148,7 +148,8 @@ class Kind(NamedTuple):
 
     ``slides``: sliding-window attention; ``moe``: routed experts; ``still``: attention without rotary positions in a
     model that has them; ``leads``: the first block over a frozen embedding, whose input needs no gradient; ``mixer``:
-    the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys.
+    the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
+    its attention has the geometry of sliding layers.
     """
 
     slides: bool
@@ -158,6 +159,7 @@ class Kind(NamedTuple):
     mixer: MixerName = "attention"
     feeds: bool = True
     chooses: bool = False
+    own: bool = False
 
     @property
     def representative(self) -> Kind:
@@ -176,6 +178,7 @@ def get_kind(model: Model, layer: int) -> Kind:
         mixer=mixer,
         feeds=model.feeds(layer),
         chooses=model.chooses_keys(layer),
+        own=model.sliding is not None and model.slides(layer),
     )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.spec import Layout
+from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.op import NormKind
@@ -78,8 +79,12 @@ class Local:
         # Token ids are a view of the step's batch if they are contiguous in it.
         self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp
-        self.kv_heads = max(1, model.kv_heads // part.tp)  # fewer than tp: replicated
         self.vocab = padded_vocab(model, job, tp=part.tp) // part.tp
+
+    def attention(self, layer: int) -> AttentionShape:
+        """Return the geometry of a layer's attention on this rank; fewer key heads than tp are replicated."""
+        shape, tp = self.model.attention(layer), self.part.tp
+        return shape._replace(heads=shape.heads // tp, kv_heads=max(1, shape.kv_heads // tp))
 
     def narrow_stream(self, layer: int) -> bool:
         """Return True if a layer's stream is in 16 bits under autocast.

@@ -86,7 +86,7 @@ class Op(NamedTuple):
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input overwrites the kept tensor
     passes: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
-    batch: int = 1  # number of equal matmuls (experts, chunks of a scan's heads); heads with their own norm weight
+    batch: int = 1  # equal matmuls (experts, chunks of a scan's heads), heads of attention or with a norm weight each
     message: Message | None = None
     gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, if their sizes differ
     recomputed: bool = False  # runs a second time, in the backward
