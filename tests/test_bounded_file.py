@@ -1,4 +1,4 @@
-"""What is read of a path that leads anywhere: regular files and pipes, so many bytes, for so many seconds."""
+"""What is read of a path that leads anywhere: regular files and pipes, with limits on bytes and seconds."""
 
 from __future__ import annotations
 

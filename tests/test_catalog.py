@@ -1,7 +1,7 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
 Here with few layers on the small machine, and of the large one with few layouts; ``python -m tests.endure.catalog`` has
-whole models and all layouts.
+full models and all layouts.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def test_an_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch, capfd:
 
 
 def test_the_tests_heed_signals_wherever_they_are_started() -> None:
-    """The background of a script is born with SIGINT ignored; a test that sends one would see nothing come."""
+    """A background process of a script starts with SIGINT ignored; a test that sends one would see no effect."""
     born = 'trap "" INT; exec "$0" -c "import signal, tests.conftest; print(signal.getsignal(signal.SIGINT))"'
     started = subprocess.run(["sh", "-c", born, sys.executable], capture_output=True, text=True, check=True)
     assert "default_int_handler" in started.stdout

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from fivefold.job import RECIPES, Job, recipe
 from fivefold.record import UserError
 
-# Published totals in bytes per parameter; the sources stand beside the recipes.
+# Published totals in bytes per parameter; the sources are given with the recipes.
 TOTALS = {
     "fp8": 20,
     "fp8-rowwise": 20,

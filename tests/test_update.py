@@ -12,7 +12,7 @@ from fivefold.update import Optimizer, Ramp
 
 
 def sizes(job: Job, steps: int) -> list[int]:
-    """Of so many steps from the first on."""
+    """Return the first ``count`` steps."""
     results: list[int] = []
     for _ in range(steps):
         results.append(job.batch(sum(results)))

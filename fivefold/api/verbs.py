@@ -106,7 +106,7 @@ def search(
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> SearchResult:
-    """Find the best of all legal layouts that fit, and why the others lost.
+    """Find the best of all legal layouts that fit, and explain the choice.
 
     ``search --keep`` is ``walk``, and a search over several machines is ``across``.
 
@@ -601,7 +601,7 @@ def machines(word: str | None = None) -> Rows[CatalogMachine]:
 
 @documented(StacksOptions)
 def stacks(word: str | None = None) -> Rows[CatalogStack]:
-    """List the training software that predictions know, or those that contain a word: names for ``stack``.
+    """List the training software that predictions support, or those that contain a word: names for ``stack``.
 
     Returns
     -------

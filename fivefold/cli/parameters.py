@@ -54,7 +54,6 @@ def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> in
     settings |= {"metavar": form.metavar} if form.metavar else {}
     if argument is None:
         settings |= {"parser": option.parser} if option.parser else {}
-        settings |= {"show_default": option.shown_default} if option.shown_default else {}
         info = typer.Option(*(option.names or (f"--{name.replace('_', '-')}",)), **settings)
     else:
         info = typer.Argument(**settings)

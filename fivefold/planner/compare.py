@@ -147,7 +147,7 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
     yield row("tokens/s per GPU", "per second", "more", lambda step: step.tokens_per_second_per_gpu)
     yield row("tokens/s, all GPUs", "per second", "more", lambda step: step.tokens_per_second_per_gpu * step.world)
     yield row("MFU", "share", "more", lambda step: step.mfu.causal)
-    yield row("longest part", "words", "neither", lambda step: step.time.longest_part)
+    yield row("most time in", "words", "neither", lambda step: step.time.longest_part)
     yield row("GPU hours of 1 T tokens", "count", "less", _hours)
     yield Quantity(
         name="cost of 1 T tokens",

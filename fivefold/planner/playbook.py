@@ -190,7 +190,7 @@ def fast_stage(walk: Walk, proposal: Proposal) -> Stage:
     reason = (
         f"{proposal.layout} is the simplest layout within {proposal.within:.1%} of the fastest, and {before:+.1%} "
         f"faster than the layout of step 3 ({show_seconds(walk.start.step_seconds)}); "
-        f"longest part: {step.time.longest_part}"
+        f"most time in {step.time.longest_part}"
     )
     why = "; ".join(f"{reason.choice}: {reason.line}" for reason in proposal.why)
     question = "Which single change gains most, which one next, and which layout of all is best?"

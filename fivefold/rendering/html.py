@@ -164,7 +164,7 @@ def search_parts(what: SearchResult) -> list[str]:
         fixes = "".join(f"<br>would fit with {words(fix)}" for fix in miss.fixes)
         parts.append(paragraph(Raw(f"<b>{words(line)}</b>{fixes}")))
     if what.reasons:
-        parts.append(fold("Why the others lost", grid(make_grid(REASONS, what.reasons))))
+        parts.append(fold("Why other layouts were rejected", grid(make_grid(REASONS, what.reasons))))
     return parts
 
 

@@ -101,7 +101,7 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
         memory_picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
         parts += [heading("Memory over time", remark), add_titles(memory_picture)]
         parts.append(legend((name, name) for name in areas.looks(drawing.levels)))
-    bound = f"longest part: {step.time.longest_part}" if step.time.longest_part else ""
+    bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     parts += [heading("Time", bound, level=2), html.time([step])]
     if drawing and drawing.rows:
         remark = pipeline.finding(step.time, drawing.rows)

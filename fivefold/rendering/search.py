@@ -32,7 +32,7 @@ UNFIT = 3  # number of changes listed that do not fit but would help most
 
 
 def page(result: SearchResult) -> RenderableType:
-    """Return the page: proposal, best layouts, near misses, the front if it has several points, why others lost."""
+    """Return the page: proposal, best layouts, near misses, the front if it has several points, reasons."""
     fits = "" if result.best else ", none fits"
     parts: list[RenderableType] = [
         Text(
@@ -198,7 +198,7 @@ RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
     Column("tokens/s/GPU", lambda row: row[1].step.tokens_per_second_per_gpu, show_count, is_wide=True),
     Column("GPU hours/step", lambda row: row[1].gpu_hours, "{:.3g}".format),
     Column("dollars", lambda row: row[1].dollars, _money),
-    Column("longest part", lambda row: row[1].step.time.longest_part, is_text=True),
+    Column("most time in", lambda row: row[1].step.time.longest_part, is_text=True),
 )
 REASONS: tuple[Column[Reason], ...] = (
     Column("layouts", attrgetter("layouts"), "{:,}".format),

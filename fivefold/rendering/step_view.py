@@ -90,7 +90,7 @@ class StepView(NamedTuple):
 def view_step(step: Step) -> StepView:
     """Return the view of a step."""
     stages = step.memory.stages
-    bound = f"longest part: {step.time.longest_part}" if step.time.longest_part else ""
+    bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     traffic = step.traffic if any(item.messages or item.bytes for item in step.traffic) else ()
     return StepView(
         list_key_figures(step),
@@ -109,7 +109,7 @@ def view_operations(operations: Iterable[Operation], remark: str) -> Section:
 
 def list_key_figures(step: Step) -> tuple[Figure, ...]:
     """Return the step's time, peak and whether it fits, MFU, and speed."""
-    memory, bound = step.memory, f"longest part: {step.time.longest_part}" if step.time.longest_part else ""
+    memory, bound = step.memory, f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     return (
         Figure("step time", show_seconds(step.time.step_seconds), bound),
         Figure("peak memory", show_bytes(memory.peak_bytes), judgement(memory), find_verdict_tone(memory)),

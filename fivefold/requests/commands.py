@@ -160,9 +160,9 @@ class SearchRequest(MachineRequest):
         Field(
             ge=0,
             le=1,
-            description="Relative time difference up to which layouts count as equal; the simplest is proposed.",
+            description="Relative time difference up to which layouts count as equal; the simplest of them is "
+            f"proposed. Default: {UNRANKABLE_DIFFERENCE:g}.",
         ),
-        Option(shown_default=f"{UNRANKABLE_DIFFERENCE:g}"),
     ] = None
     exact: Annotated[bool, Field(description="Show only the ranking, without a proposal.")] = False
     front: FrontLevels = 1
@@ -582,7 +582,8 @@ class DoctorOptions(JsonOption):
     budget: Annotated[str | None, Field(description="Memory budget, such as 24GiB: advise what to recompute.")] = None
     fsdp: Annotated[int | None, Field(description="Estimate the cost of FSDP2 over this many ranks.")] = None
     tp: Annotated[
-        int | None, Field(description="Estimate the cost of tensor parallelism over this many ranks, by plan(model).")
+        int | None,
+        Field(description="Estimate the cost of tensor parallelism over this many ranks. FILE defines plan(model)."),
     ] = None
 
 
@@ -658,7 +659,7 @@ class ExportOptions(JsonOption):
     ] = None
     merge: Annotated[
         bool,
-        Field(description="Of a run with adapters: write the weights of its base with the adapters merged into them."),
+        Field(description="For a run with adapters: write the weights of the base with the adapters merged in."),
     ] = False
     base: BaseFolder = None
     file_size: Annotated[str, Field(description="Maximum size of one file.")] = "5GB"
@@ -682,7 +683,7 @@ class SchemaOptions(Request):
     panel = "Share"
     of: Annotated[
         Line,
-        Field(description="The command, such as predict."),
+        Field(description="The command whose output is described, such as predict."),
         Argument(metavar="COMMAND", completion="json_commands"),
     ]
 
@@ -692,7 +693,7 @@ class SettingsOptions(JsonOption):
 
     command = "config"
     panel = "Share"
-    action: Annotated[SettingsAction, Field(description="What to do."), Argument()]
+    action: Annotated[SettingsAction, Field(description="set, get, unset or list."), Argument()]
     key: Annotated[
         Line | None,
         Field(description="stack, machine, prices.NAME, output.color or output.width."),

@@ -64,7 +64,7 @@ Settings = Annotated[
 # The constraints of a search, and the assumptions on a run.
 Risk = Annotated[
     float,
-    Field(ge=0, le=0.99, description="Propose layouts that run out of memory with at most this probability."),
+    Field(ge=0, le=0.99, description="Highest acceptable probability that a layout runs out of memory."),
 ]
 Where = Annotated[Line, Field(description="Constraints on layouts, such as 'tp<=8 cp=1 zero<=1 ac=none,selective'.")]
 Prices = Annotated[Lines, Field(description="Price in dollars per GPU hour, such as 'h100=2.2/h' or '2.2'.")]
@@ -86,7 +86,7 @@ PrecisionNames = Annotated[Lines, Field(description="Precisions to compare, such
 IgnoredKeys = Annotated[
     tuple[str, ...],
     Field(
-        description="With --from: ignore these keys, although they may change memory, FLOPs, messages or time.",
+        description="Ignore these keys of a config, although they may change memory, FLOPs, messages or time.",
     ),
     Option(metavar="KEY[,KEY]"),
 ]

@@ -30,7 +30,6 @@ class Option:
     metavar: str | None = None
     completion: str | None = None  # a function of ``cli/completion.py``
     parser: Callable[[str], Any] | None = None
-    shown_default: str | None = None
     separator: str = ""  # for a list that is written as one text
 
 

@@ -1,9 +1,9 @@
-"""Steps over links of a known speed, predicted beside measured: hosts are network namespaces, their links ``tc tbf``.
+"""Compare steps over links of a known speed with predictions: hosts are network namespaces, links are ``tc tbf``.
 
     python -m tests.agree.network --folder runs/network      # goes on where it stopped; --table only redoes the table
 
 `torchrun -m fivefold calibrate` measures the two hosts, of a core each, over each link. Then every layout runs on both,
-its steps over all links in turn, so that a disturbance falls on all alike. The unshaped link tells what the step
+its steps over all links in turn, so that a disturbance affects all of them. The unshaped link tells what the step
 computes; the network's half of the prediction is judged by what a slower link adds (``network_table.py``).
 """
 
@@ -58,7 +58,7 @@ WIRES = (
 
 
 class Case(NamedTuple):
-    """A layout of a model; ``overlap``: data parallelism's messages beside compute."""
+    """A layout of a model; ``overlap``: data parallelism's messages overlap with compute."""
 
     model: str
     layout: str
@@ -155,7 +155,7 @@ def _pinned(number: int, command: str) -> str:
 
 @contextlib.contextmanager
 def ranks(names: Hosts, case: Case) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A rank of ``case`` on either host, which takes steps when it is told to."""
+    """Run a rank of ``case`` on a host; it takes steps on command."""
     started = []
     for number in (1, 2):
         environment = {
@@ -216,7 +216,7 @@ def measure(names: Hosts, case: Case) -> list[dict[str, Any]]:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Calibrate and measure what the folder does not hold yet, for at most so many minutes."""
+    """Calibrate and measure what the folder does not hold yet, for at most ``minutes`` minutes."""
     names, end = Hosts(2), time.monotonic() + 60 * options.minutes
     cases = [case._replace(wires=QUICK) for case in CASES[:10:9]] if options.quick else CASES
     wires = [wire for wire in WIRES if wire.name in QUICK] if options.quick else WIRES

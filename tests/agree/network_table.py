@@ -1,4 +1,4 @@
-"""The table and the picture of ``network.py``: a step's seconds over each link, predicted beside measured.
+"""Make the table and the picture of ``network.py``: seconds of a step over each link, predicted and measured.
 
 network   the compute of the prediction is set so that the unshaped step is what was measured: what is left to be
           predicted is the network, over each link, and what hides behind compute
@@ -230,7 +230,7 @@ def _bits(found: float | None) -> str:
 
 
 def report(folder: Path, *, quick: bool, markdown: Path | None) -> int:
-    """Print the table; with ``markdown`` write it, and its picture beside it."""
+    """Print the table; with ``markdown`` write it, and its picture next to it."""
     from rich.console import Console
 
     result = rows(folder)

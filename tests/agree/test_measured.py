@@ -131,7 +131,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
             # 1F1B: the first rank has two micro-batches in flight; all experts on each: no routing changes what is kept
             (SPARSE, "pp2 mbs2", 8),
             (GROUPED, "pp2 gpipe mbs1", 4),
-            (TIED.replace(layers=4), "pp2 zb1p mbs2 ac=full", 8),  # what is put off for W
+            (TIED.replace(layers=4), "pp2 zb1p mbs2 ac=full", 8),  # what is deferred to W
             (GROUPED, "dp2 pp2 zero2 mbs1", 8),
             (GROUPED, "pp2 v2 zbv mbs1", 6),
         ],
@@ -141,7 +141,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
 def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
     forked, corpus: Path, tmp_path: Path, model: Model, text: str, batch: int
 ) -> None:
-    """Predicted, rehearsed and measured: the most that is kept between two passes, on each pipeline rank."""
+    """Compare the most bytes kept between two passes, predicted, dry-run and measured, on each pipeline rank."""
     layout, job = Layout.parse(text), Job(sequence=96, global_batch=batch, steps=5)
     run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
@@ -169,7 +169,7 @@ def test_every_optimizer_is_as_planned(
     text: str,
     precision: str,
 ) -> None:
-    """And what they say and multiply, in the first step of the whole batch: as many bytes as the first rank's."""
+    """Compare messages and products in the first step of the full batch: as many bytes as the first rank's."""
     layout = Layout.parse(text)
     half = layout.dp * layout.mbs
     job = Job(

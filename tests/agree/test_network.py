@@ -42,7 +42,7 @@ def test_faster_of_two_layouts_changes_with_link_speed() -> None:
     (line,) = network_table.switches(rows)
     one, other, measured, predicted, difference = line.split(" | ")
     assert (one, other, measured) == ("dp2 zero0 mbs4", "pp2 mbs1", "316")
-    assert (predicted, difference) == ("270", "-15%")  # the quicker prediction crosses later
+    assert (predicted, difference) == ("270", "-15%")  # the faster prediction crosses later
 
 
 def test_an_error_is_of_the_least_disturbed_round() -> None:

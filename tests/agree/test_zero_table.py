@@ -1,4 +1,4 @@
-"""The table of ZeRO for four micro-batches: what lives between two of them, in prediction, rehearsal and run.
+"""The table of ZeRO for four micro-batches: what is held between two of them, in prediction, dry run and run.
 
 w + g + o · w + g + o/N · w + (g + o)/N · (w + g + o)/N        arXiv:1910.02054 §3.1, 2 + 2 + 12 bytes
 """
@@ -25,14 +25,14 @@ from fivefold.trainer.measure.meter import Meter
 from tests.selection import one_in
 
 N = 4
-# Every dim is divisible by N, so that nothing is padded; activations are small beside the states.
+# Every dim is divisible by N, so that nothing is padded; activations are small compared with the states.
 MODEL = Model(name="shrunk", layers=4, width=128, heads=4, kv_heads=4, head_dim=32, ffn=384, vocab=512)
 JOB = Job(sequence=8, global_batch=4 * N, precision=recipe("bf16-grad16"))
 Reduce = Literal["micro_batch", "step"]
 
 
 def table(zero: int, *, reduce: Reduce) -> float:
-    """Bytes; gradients that are reduced once a step are whole until then. Our stage 3 gathers the 16-bit weights from
+    """Bytes; gradients that are reduced once a step are full until then. Our stage 3 gathers the 16-bit weights from
     the master, and keeps no 2/N of them.
     """
     P, g = MODEL.parameters, 2 / N if reduce == "micro_batch" else 2

@@ -1,4 +1,4 @@
-"""Predicted beside measured step time of drawn models, layouts and jobs on this computer: the proof of the time model.
+"""Compare predicted and measured step times of random models, layouts and jobs on this computer.
 
     python -m tests.agree.time --groups 20 --folder runs/agree-time --markdown docs/explanation/measurements/010-time.md
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-TURN_SECONDS, TURN_STEPS = 2.5, 10  # a turn is at least so long, and about so many steps
+TURN_SECONDS, TURN_STEPS = 2.5, 10  # a turn takes at least these seconds, and about this number of steps
 
 
 def turn(step_seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Whether a page of HTML is whole, and fetches and runs nothing."""
+"""Check that an HTML page is complete, and fetches and runs nothing."""
 
 from __future__ import annotations
 

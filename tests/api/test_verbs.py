@@ -214,7 +214,7 @@ SKIPPED = {
     "dry",
 }
 SKIPPED |= {"from_file", "from_files", "gpus", "ignore", "write"}  # files that a command reads (read_config) or writes
-SKIPPED |= {"no_calibrate"}  # a function measures only what it is told to
+SKIPPED |= {"no_calibrate"}  # a function measures only what it is asked to
 
 
 @pytest.mark.parametrize("verb", ["predict", "search", "compare", "ask", "dryrun", "sweep", "train", "trace"])

@@ -1,4 +1,4 @@
-"""Sizes, names and openings of files: what a reader may count on anywhere in the house."""
+"""Sizes, names and docstrings of files: rules that hold in the full package."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def machine(*collectives):
 
 
 def clocked_step(layout, model=NANO, rank=0, aside=None):
-    """One real step of ``rank`` in a world that sends nothing: seconds by unit, and of the whole.
+    """Run one real step of ``rank`` in a world that sends nothing; return seconds by unit and in total.
 
     ``aside``: gets the seconds, of each step, in which made-up messages were filled.
     """
@@ -345,7 +345,7 @@ def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
     layout = Layout.parse("cp2 mbs2")
     store = profile(model=NANO, layout=layout, job=JOB, machine=machine(), cores=2)
     (hop,) = (point for point in store.calibration.collectives if point.collective == "p2p")
-    assert hop.busy_seconds is None  # what it takes beside attention, which is not to be hidden once more
+    assert hop.busy_seconds is None  # what it takes concurrent with attention, which must not be overlapped twice
     step = planner(NANO, store, JOB).estimate(layout).step_time
     assert step.exposed["cp"] == pytest.approx(3 * NANO.layers * layout.micro_batches(JOB) * hop.seconds)
 

@@ -1,4 +1,4 @@
-"""``fivefold models``, ``machines`` and ``stacks`` list the whole catalogs, or the entries that contain a word."""
+"""``fivefold models``, ``machines`` and ``stacks`` list the full catalogs, or the entries that contain a word."""
 
 from __future__ import annotations
 

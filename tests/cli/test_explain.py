@@ -1,4 +1,4 @@
-"""The command explain: pages, data, the prediction beside them, and mistakes in one line."""
+"""The command explain: pages, data, comparison with the prediction, and errors in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rehearsed tapes of small layouts, made once for all tests."""
+"""Dry-run tapes of small layouts, made once for all tests."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_messages_of_training_match(layout: str, rehearsed: Rehearsed) -> None:
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
     for streams in (True, False):  # the planner's second order holds with each other's rules too
         assert findings(tapes, streams=streams) == []
-    assert findings(tapes[:1], streams=True) == []  # a rank whose twins are not told does not wait for them
+    assert findings(tapes[:1], streams=True) == []  # a rank whose replicas are not given does not wait for them
 
 
 @pytest.mark.parametrize("layout", one_in(3, EXPERTS))

@@ -18,7 +18,7 @@ from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
 
 
 def main() -> None:
-    """Compare the bounds of so many spaces."""
+    """Compare the bounds of ``count`` spaces."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=2000, help="how many spaces are drawn")

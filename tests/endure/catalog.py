@@ -1,4 +1,4 @@
-"""Every model of the catalog, whole, searched, planned, compared, reported and dry-run on small and large machines.
+"""Search, plan, compare, report and dry-run every full model of the catalog on small and large machines.
 
     python -m tests.endure.catalog --models deepseek-v3-mtp kimi-k2
 

@@ -32,7 +32,7 @@ from tests.endure.words import Draw
 
 LIMIT_SECONDS = 10.0  # of this process's own time, whatever else the computer does
 TICK_SECONDS = 2.0  # between two looks at whether it still computes
-IDLE_TICKS = 10  # so many without any work, of its own or of its children, are a wait for what never comes
+IDLE_TICKS = 10  # this number without any work, of its own or of its children, is a wait for what never comes
 IDLE_SECONDS = 0.002  # of work in a tick
 PIPE_SECONDS = 1.0  # for which a command waits for a pipe here; users wait longer
 MEMORY_BYTES = 6 * 2**30
@@ -200,7 +200,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.RLIM_INFINITY))
     numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
     bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
-    with alone(), contextlib.suppress(KeyboardInterrupt):  # what was run until then is told
+    with alone(), contextlib.suppress(KeyboardInterrupt):  # what was run until then is reported
         for number in numbers:
             if asked.commands and [*Draw(number, seed=asked.seed).case().words, ""][0] not in asked.commands:
                 continue

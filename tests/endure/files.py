@@ -1,4 +1,4 @@
-"""Files as users have them: whole, of another kind, broken, endless, or not files at all."""
+"""Files as users have them: complete, of another kind, broken, endless, or not files at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Link(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """A FIFO that nobody writes to."""
+    """Make a FIFO that has no writer."""
 
 
 class Sparse(NamedTuple):

@@ -85,7 +85,7 @@ class Hosts:
             )
 
     def wire(self, number: int, *, up: bool) -> None:
-        """Plug host ``number`` in, or pull its plug: what is sent is lost, and nobody is told."""
+        """Connect or disconnect host ``number``: what is sent is lost without an error."""
         _ip(f"-n switch link set port{number} {'up' if up else 'down'}")
 
     @staticmethod

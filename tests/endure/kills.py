@@ -85,7 +85,7 @@ def endure(told: Told, *, kills: int, seed: int, tell: Callable[[Told], object] 
 
 
 def with_steps(changes: dict[str, Any], steps: int) -> dict[str, Any]:
-    """``changes`` for a run of so many steps."""
+    """Return ``changes`` with this number of steps."""
     return changes | {"job": changes["job"] | {"steps": steps}}
 
 
@@ -114,7 +114,7 @@ def _kill(told: Told, *, draw: random.Random) -> Told:
 
 
 def _saving() -> bool:
-    """Whether there is a checkpoint that is not whole."""
+    """Return whether there is an incomplete checkpoint."""
     return any(".tmp-" in path.name for path in Path("run").glob("checkpoints/*"))
 
 

@@ -130,7 +130,7 @@ class Nouns:
         return self.rng.choice(SMALL if small else names())
 
     def model_file(self) -> str:
-        """A Hugging Face config or our own fields, whole or with a few values changed."""
+        """Write a Hugging Face config or our own fields, complete or with a few values changed."""
         if self.chance(0.5):
             values = deepcopy(CATALOG[self.rng.choice(list(CATALOG))].config)
             name, suffix = self.rng.choice(("config", "m")), ".json"

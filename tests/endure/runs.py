@@ -2,7 +2,7 @@
 
     python -m tests.endure.runs --runs 300 --load 2 --folder runs/endure-runs
 
-Layout (one to four processes) and options are drawn anew for each; ``--load``: so many processes keep the cores busy
+Layout (one to four processes) and options are drawn anew for each; ``--load``: processes that keep the cores busy
 meanwhile. Of a run that does not end well, everything stays in FOLDER/bad-NNN, and the exit code is 1. Stopped, it goes
 on with the next run when it is called again; delete the folder to start anew.
 """
@@ -50,7 +50,7 @@ class Told(NamedTuple):
 
 
 def draw_run(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
-    """What a run file says beside the usual, and the words of the command after its name."""
+    """What a run file sets in addition to the usual, and the arguments of the command."""
     job = {
         "sequence": 32,
         "global_batch": 12,
@@ -135,7 +135,7 @@ def fault(out: str, error: str, code: int, *, json_asked: bool) -> str:
 
 @contextlib.contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that never rest, and do not outlive this one."""
+    """Start ``processes`` processes that never idle, and end with this one."""
     spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(processes)]
     try:

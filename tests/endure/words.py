@@ -20,7 +20,7 @@ from tests.profiling.traces import kineto
 
 
 class Case(NamedTuple):
-    """One command line and the files that it needs beside it."""
+    """One command line and the files that it needs."""
 
     words: list[str]
     files: dict[str, Content]
@@ -30,7 +30,7 @@ class Draw(Nouns):
     """The words of one input."""
 
     def case(self) -> Case:
-        """A whole input."""
+        """A complete input."""
         command: Callable[[], list[str]] = self.rng.choices(
             (
                 self.predict,

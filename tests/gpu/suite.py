@@ -1,4 +1,4 @@
-"""Runs the tests that need a GPU and prints what came of them as a markdown table. ``--rehearse``: one quick file.
+"""Run the tests that need a GPU and print their results as a Markdown table. ``--rehearse``: one quick file.
 
 Long comparisons (marked slow) are parts of their own in ``tests/gpu/run.py``.
 """

@@ -1,8 +1,8 @@
-"""The rehearsal against a GPU: what 25 jobs of 100 M to 8 B parameters allocate and reserve, rehearsed and run.
+"""Compare the dry run with a GPU: what 25 jobs of 100 M to 8 B parameters allocate and reserve.
 
     python -m tests.gpu.test_dryrun --rows runs/gpu.jsonl        a markdown table; finished jobs are not run again
 
-Each job runs in a process of its own: real build, three steps, ``torch.cuda.max_memory_*``. Jobs that the rehearsal
+Each job runs in a process of its own: real build, three steps, ``torch.cuda.max_memory_*``. Jobs that the dry run
 finds too large for the GPU are left out. Without a GPU only the list of jobs is checked.
 """
 
@@ -131,7 +131,7 @@ ROOM = 4 * GIB  # of a CPU, where it plays the GPU
 
 
 class Row(NamedTuple):
-    """One case, as rehearsed and as measured."""
+    """One case, dry-run and measured."""
 
     case: str
     parameters: int
@@ -139,7 +139,7 @@ class Row(NamedTuple):
     rehearsed_allocated_bytes: int
     reserved_bytes: int
     rehearsed_reserved_bytes: int
-    cause: str  # of the rehearsal's last segment
+    cause: str  # of the dry run's last segment
 
     @property
     def allocated_error(self) -> float:
@@ -195,7 +195,7 @@ def measure(case: Case) -> dict[str, int]:
 
 
 def compared(case: Case, *, rehearse: bool = False) -> Row | None:
-    """Rehearse here and run in a process of its own; None where it does not fit."""
+    """Dry-run here and run in a process of its own; None if it does not fit."""
     room = ROOM if rehearse else torch.cuda.get_device_properties(0).total_memory - PUBLISHED.context_bytes
     workspace = 0 if rehearse else workspace_bytes()
     model = rehearsed(case, workspace_bytes=workspace, capacity_bytes=room, gpu=not rehearse)

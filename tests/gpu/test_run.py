@@ -1,4 +1,4 @@
-"""``make gpu`` without a GPU: its course with parts that are played, and real parts rehearsed on CPU."""
+"""``make gpu`` without a GPU: its course with simulated parts, and real parts run with small sizes on CPU."""
 
 from __future__ import annotations
 

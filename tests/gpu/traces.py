@@ -79,7 +79,7 @@ def union(kernels: Iterable[Kernel]) -> float:
 
 
 def summed(case: Case, kernels: Sequence[Kernel], *, seconds: float, file: str) -> Row:
-    """A row of all kernels of ``TRACED`` steps of so many seconds in all."""
+    """Return a row of all kernels of ``TRACED`` steps, which took ``seconds`` in total."""
     took: dict[str, float] = {}
     kinds = dict.fromkeys([*(kind for kind, _ in KINDS), "other"], 0.0)
     for name, start, end in kernels:

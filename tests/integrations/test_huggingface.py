@@ -116,7 +116,7 @@ def test_what_cannot_be_predicted_is_one_line_and_the_step_is_measured(
     with pytest.raises(UserError, match="lomo"):
         PredictionCallback(trainer, "h100", sequence_length=SEQUENCE).predict(trainer.args)
     trainer = make_trainer(tmp_path)
-    callback = PredictionCallback(trainer, "h100")  # nobody says the sequence length
+    callback = PredictionCallback(trainer, "h100")  # the sequence length is not given
     trainer.add_callback(callback)
     with caplog.at_level(logging.WARNING, "fivefold"):
         trainer.train()

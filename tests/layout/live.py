@@ -22,7 +22,7 @@ def live(table: Table, rank: int) -> Iterator[tuple[Counter[int], Counter[int]]]
 
 
 def peaks(table: Table, *, until_backward: Sequence[int], until_weight: Sequence[int]) -> tuple[int, ...]:
-    """Return the most bytes that live on each rank, where a micro-batch of each stage keeps so many until B and W."""
+    """Return the most live bytes of each rank, where a micro-batch of each stage keeps given bytes until B and W."""
     return tuple(
         max(
             sum(number * until_backward[stage] for stage, number in passed.items())

@@ -1,4 +1,4 @@
-"""The pieces of all ranks are the whole weight, each element on as many ranks of a group as its piece says."""
+"""The pieces of all ranks are the full weight, each element on as many ranks of a group as its piece says."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_dualpipe_enters_from_both_ends() -> None:
     assert paths == ((0, 1, 2, 3),) * 4 + ((3, 2, 1, 0),) * 4
 
 
-# ---- bubbles, in whole units of time: exact
+# ---- bubbles, in units of time: exact
 
 
 @some
@@ -162,7 +162,7 @@ def test_zero_bubble_is_zero_for_equal_durations(pp: int, m: int, unit: int) -> 
 @some
 @given(st.integers(1, 4), MICRO_BATCHES, UNITS, UNITS)
 def test_bubble_of_dualpipe(half: int, m: int, f: int, w: int) -> None:
-    """DualPipe's (pp/2-1)(F&B + B - 3W) with B the whole backward and no gain from overlap; F equals B without W."""
+    """DualPipe's (pp/2-1)(F&B + B - 3W) with B the full backward and no gain from overlap; F equals B without W."""
     w = min(f, w)
     dual = play(schedule("dualpipe", pp=2 * half, v=1, micro_batches=max(4 * half, 2 * m)), seconds=take(f, f, w))
     folded = play(schedule("dualpipev", pp=half, v=2, micro_batches=max(2 * half, m)), seconds=take(f, f, w))
@@ -216,7 +216,7 @@ def test_micro_batches_alive(pp: int, m: int) -> None:
     assert alive(schedule("1f1b", pp=pp, v=1, micro_batches=m)) == tuple(min(m, pp - r) for r in ranks)
     assert alive(schedule("zb1p", pp=pp, v=1, micro_batches=m)) == (min(m, pp),) * pp
     assert alive(schedule("zb2p", pp=pp, v=1, micro_batches=m)) == (min(m, 2 * pp - 1),) * pp
-    assert max(alive(schedule("zbv", pp=pp, v=2, micro_batches=m))) <= 2 * pp  # halves: pp whole ones
+    assert max(alive(schedule("zbv", pp=pp, v=2, micro_batches=m))) <= 2 * pp  # halves: pp full ones
     assert alive(schedule("zbv", pp=pp, v=2, micro_batches=2 * pp)) == (2 * pp,) * pp
     assert alive(schedule("dualpipev", pp=pp, v=2, micro_batches=2 * pp + m)) == (2 * pp + 1,) * pp
     even = 2 * pp

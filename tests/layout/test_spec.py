@@ -296,6 +296,6 @@ def reason(layout: Layout, model: Model, job: Job) -> str:
 
 
 def cause(refusal: str) -> str:
-    """The words of a refusal without the layout and its numbers; kv_heads, heads and ffn have one mend."""
+    """Return an error message without the layout and its numbers; kv_heads, heads and ffn have one fix."""
     text = re.sub(r"\d+", "#", refusal.partition("': ")[2].partition(";")[0])
     return "tp" if re.match(r"(heads|ffn|kv_heads)=", text) else text

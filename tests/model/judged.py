@@ -1,4 +1,4 @@
-"""What a changed key does to transformers' model, beside what it does to ours: the same, or a refusal by name.
+"""Compare what a changed key does to transformers' model and to ours: the same, or an error that names the key.
 
 reference   builds and runs it on the CPU, weights drawn by their names: parameters, and logits of a short and a
             long text; or fails
@@ -62,7 +62,7 @@ FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 def further(theirs: Any) -> int:
-    """Parameters of the modules of multi-token prediction that transformers would build beside ``theirs``, on meta."""
+    """Count the parameters of the MTP modules that transformers would add to ``theirs``, on meta."""
     depth = getattr(theirs.config, "num_mtp_layers", 0) or 0
     with torch.device("meta"):
         return sum(weight.numel() for weight in MtpModel(theirs, depth).layers.parameters()) if depth else 0
@@ -150,7 +150,7 @@ def base(kind: str) -> Seen:
 def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[str, str]:
     """A verdict on the ``keys`` in which ``config`` differs from the family's small one, and what speaks for it.
 
-    "" is what is right; anything else a difference that nobody is told of, or a refusal without a reason.
+    "" is right; anything else is a difference that is not reported, or an error without a reason.
     """
     theirs = run_reference(kind, config)
     try:

@@ -371,7 +371,7 @@ def job(some: random.Random, *, batch: int) -> Job:
     if some.random() < 0.4:
         few = {name: drawn[name] for name in drawn if name in kept or some.random() < 0.15}
         return Job.read({"stack": some.choice(list(STACKS)), **few}, origin="")
-    usual = some.random()  # of so many unlike fields one would hide another: some, most or few are as they are
+    usual = some.random()  # among many fields one would hide another: some, most or few stay at their defaults
     return Job.read({name: value for name, value in drawn.items() if name in kept or some.random() > usual}, origin="")
 
 

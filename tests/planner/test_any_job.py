@@ -68,7 +68,7 @@ def test_every_stack_is_searched(name: str) -> None:
 
 @pytest.mark.parametrize("schedule", SPLIT)
 def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) -> None:
-    """``summed`` keeps for W what ``apart`` keeps for it, and has none of the gradients beside its sums."""
+    """``summed`` keeps for W what ``apart`` keeps for it, and has none of the gradients in addition to its sums."""
     model, layout = build_model("llama3-8b").replace(layers=8), Layout.parse(f"dp2 pp2 {schedule} zero1")
 
     def of(**fields: object) -> list[RankMemory]:
@@ -89,11 +89,11 @@ def test_deferred_wgrad_keeps_its_inputs() -> None:
     D, F, kv = 4096, 14336, 1024
     assert apart.late_bytes == summed.late_bytes > 0
     assert (apart.made_bytes, summed.made_bytes) == (2 * (2 * D * D + 2 * kv * D + 3 * F * D) // 2, 0)
-    assert apart.weights_peak_bytes > summed.weights_peak_bytes == summed.late_bytes  # nothing is made beside it
+    assert apart.weights_peak_bytes > summed.weights_peak_bytes == summed.late_bytes  # nothing is made in addition
 
 
 def test_sums_live_before_a_matmul_adds_to_them() -> None:
-    """Under ZeRO-2 they are born with a unit's backward: with its last product, not with the norm before it."""
+    """Under ZeRO-2 they are allocated in a unit's backward: with its last product, not with the norm before it."""
     counts = Counts(build_model("llama3-8b"), Job(wgrad_accumulation="fused"))
     part, block = get_local_degrees(Layout(dp=8, zero=2)), counts.kinds[0]
     born, none = (counts.profile(part, block, sums) for sums in (Sums(dense=10**9), Sums()))
@@ -101,7 +101,7 @@ def test_sums_live_before_a_matmul_adds_to_them() -> None:
 
 
 def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
-    """Beside the sums: at the end of W all of a rank's gradients, of 2 bytes; under B only those of its norms."""
+    """Added to the sums: at the end of W all of a rank's gradients, of 2 bytes; under B only those of its norms."""
     model = build_model("llama3-8b").replace(layers=8)
     layout, P = Layout.parse("pp2 zb1p"), 4 * build_model("llama3-8b").replace(layers=1).parameters
     job = Job(sequence=8, global_batch=8)

@@ -50,7 +50,7 @@ def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
     assert rows["step time"].best == (True, False)
     assert rows["activations"].best == (False, True)
     assert rows["free memory"].best == (False, True)
-    assert rows["longest part"].best == (False, False)
+    assert rows["most time in"].best == (False, False)
     assert rows["parameter state"].best == (False, False)  # equal
     step = rows["step time"]
     assert step.relative[0] == 0.0

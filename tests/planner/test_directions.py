@@ -89,7 +89,7 @@ def states(rank: RankMemory) -> int:
     return rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
 
 
-# ---- the parts and the whole
+# ---- the parts and the total
 
 
 @SOME
@@ -130,7 +130,7 @@ def test_memory_grows_with_batch_sequence_and_depth(case: Case) -> None:
 @SOME
 @given(cases(layout="mbs1"))
 def test_zero_orders_states_and_peaks(case: Case) -> None:
-    """Reduced once a step. Stage 2 holds a unit's reduced gradient beside the whole one for a moment, stage 3 may hold
+    """Reduced once a step. Stage 2 holds a unit's reduced gradient and the full one for a moment, stage 3 may hold
     its largest unit gathered, once more on its way, and one ahead.
     """
     layout = case.layout

@@ -1,4 +1,4 @@
-"""A whole run against a simulation of failures, against published runs, and on several machines."""
+"""A full run compared with a simulation of failures, against published runs, and on several machines."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from fivefold.trainer.run import Run
 
 MODEL = Model(name="small", layers=2, width=16, heads=2, kv_heads=2, head_dim=8, ffn=32, vocab=256)
 PAUSE = 0.06  # seconds
-READING = 0.3  # of a batch, which is read beside the step before
+READING = 0.3  # of a batch, which is read during the step before
 PLANNED = Time(step_seconds=1.0, compute_seconds=1.0)  # without a bubble
 
 

@@ -1,4 +1,4 @@
-"""``watch``: a loop against formulas, torch's FLOP counter, the doctor's rehearsal, and what DDP and FSDP2 send."""
+"""``watch``: a loop compared with formulas, torch's FLOP counter, the doctor, and what DDP and FSDP2 send."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _fails(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_show_takes_it(tmp_path: Path) -> None:
-    """Alone, and beside a prediction."""
+    """Alone, and compared with a prediction."""
     module = model()
     optimizer = adamw(module)
     with ff.watch(module, optimizer, layout_name="mine") as watched:
@@ -164,7 +164,7 @@ def watched_ranks(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
 
 
 def test_ddp_on_two_ranks(tmp_path: Path) -> None:
-    """Gradients beside their buckets, one all-reduce; of an all-reduce a rank of two sends all once. Where unused
+    """Gradients and their buckets, one all-reduce; of an all-reduce a rank of two sends all once. Where unused
     parameters are looked for, the first buckets stay, and their use is a message.
     """
     ddp = nn.parallel.DistributedDataParallel

@@ -23,7 +23,7 @@ def stage(number: int, *, activations: int, cause: str = "") -> StageMemory:
 
 
 def pipeline(count: int) -> list[StageMemory]:
-    """Ends of their own, all between alike."""
+    """The first and last stage differ, all between are equal."""
     middle = [stage(i, activations=9, cause=f"block {i} backward") for i in range(1, count - 1)]
     return [stage(0, activations=21, cause="embed"), *middle, stage(count - 1, activations=1, cause="head")]
 

@@ -17,7 +17,7 @@ def test_a_step_on_one_page(small: Step) -> None:
         "MFU 38.4% causal, 40.1% full, 40.1% hardware",
         "peak memory 169.00 MiB  ·  fits",
         "backward of the head",
-        "longest part: matmul",
+        "most time in matmul",
         "exposed dp communication",
         "reduce_scatter",
     ):

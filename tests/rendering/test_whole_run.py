@@ -1,4 +1,4 @@
-"""The pages of a whole run, and of one run on several machines."""
+"""The pages of a full run, and of one run on several machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named stacks: every fact beside its source, and nothing stated that is a default anyway."""
+"""Named stacks: every fact has a source, and none restates a default."""
 
 from __future__ import annotations
 

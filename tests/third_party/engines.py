@@ -30,7 +30,7 @@ def _launched(**more: str) -> None:
 def accelerate(*, pretrained: bool) -> Loop:
     """accelerate's FSDP2 with its wrapping by the blocks' class: of models ``pretrained`` embedding, and norm with head
     are units too, of others what is left is one. It takes FSDP on accelerators alone, and on CPUs
-    DistributedDataParallel in its place, unless it is told afterwards.
+    DistributedDataParallel in its place, unless its state is set afterwards.
     """
     _launched(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState

@@ -219,7 +219,7 @@ def _every_second() -> Any:
 
 
 def fully_sharded(model: Llama, mesh: DeviceMesh, *, reshard: bool = True, half: bool = False) -> None:
-    """As torchtitan's apply_fsdp, of a whole model or a stage of it."""
+    """Shard as torchtitan's apply_fsdp does, a full model or a stage of it."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
@@ -247,7 +247,7 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[
 
 
 def tensor_parallel(*, dp: int = 1, half: bool = False) -> Loop:
-    """DTensor with sequence parallelism and loss_parallel, as torchtitan's apply_tp; nobody holds the logits. With
+    """DTensor with sequence parallelism and loss_parallel, as torchtitan's apply_tp; the logits are not kept. With
     ``dp``, FSDP2 around it; ``half``: the forward under autocast to bf16.
     """
     from torch.distributed.tensor.parallel import loss_parallel

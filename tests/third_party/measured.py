@@ -1,4 +1,4 @@
-"""Other people's stacks on two gloo processes, measured by ``watch`` beside what is predicted of them.
+"""Measure third-party stacks on two gloo processes by ``watch``, and compare them with predictions.
 
 python -m tests.third_party.measured [--only DDP] [--markdown docs/explanation/measurements/014-interop.md]
 """
@@ -35,7 +35,7 @@ MACHINE = Machine(
     chip=Chip(name="core", peak_flops={"fp32": 1e11}, memory_bytes=2**34, memory_bandwidth=1e10, source="test"),
     links=(Link(name="loopback", span=4, bandwidth=1e9, latency_seconds=1e-4, source="test"),),
 )  # fmt: skip
-STEPS = 3  # metered; times are nobody's here
+STEPS = 3  # metered; times are not compared here
 BEGIN, END = "<!-- table: python -m tests.third_party.measured --markdown writes it -->\n", "<!-- end -->"
 
 

@@ -443,7 +443,7 @@ def test_a_checkpoint_that_cannot_be_resumed() -> None:
     other = resolve("nano").replace(name="other", ffn=160)
     foreign = damaged(lambda: Path("other.toml").write_text(emit(other.model_dump(exclude_none=True))))
     assert_line(foreign, rf"{newest}: is of another model, with ffn=176 instead of 160; give that model or start .*")
-    shutil.rmtree(newest)  # the mend
+    shutil.rmtree(newest)  # the fix
     Path("other.toml").unlink()
     set_run(job={"steps": 16})
     train_well()

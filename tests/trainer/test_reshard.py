@@ -46,7 +46,7 @@ Fork = Callable[..., list[Any]]
 
 
 def bits(built: Built) -> Bits:
-    """Whole weights and moments, on the first rank."""
+    """Return the full weights and moments, on the first rank."""
     result: Bits = {}
     for kind in ("weight", "exp_avg", "exp_avg_sq"):
         rows = [

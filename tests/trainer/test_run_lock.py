@@ -53,7 +53,7 @@ def test_a_second_one_is_refused_and_a_dead_ones_lock_is_taken(tmp_path: Path) -
             pytest.fail("two hold it")
         with pytest.raises(RunFailure, match=rf"process {pid} on host .* has taken this run over"):
             check_held(folder)
-        os.kill(pid, signal.SIGKILL)  # and nobody has waited for it yet
+        os.kill(pid, signal.SIGKILL)  # and it has not been waited for yet
         wait_for(lambda: Holder.from_pid(pid).started == "", seconds=5)
         with hold(folder):
             assert Holder.model_validate_json((folder / NAME).read_text()).process == os.getpid()

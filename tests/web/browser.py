@@ -23,7 +23,7 @@ class Server(NamedTuple):
 
 
 def serious(page: Any) -> list[str]:
-    """What axe finds that keeps somebody out. Run outside of the page's own policy, which admits no foreign script."""
+    """Return the accessibility violations that axe finds; it runs outside of the page's script policy."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     result = page.evaluate("axe.run({resultTypes: ['violations']})")
     return [

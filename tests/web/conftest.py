@@ -1,4 +1,4 @@
-"""A server of the page in this process, over a folder with a file that may be read, beside one that may not; the same
+"""A server of the page in this process, over a folder with a file that may be read, next to one that may not; the same
 as a process of its own, and a browser that opens its pages.
 """
 

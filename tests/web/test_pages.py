@@ -126,7 +126,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     exact = CliRunner().invoke(cli, [*words, "--exact", "--top", "20", "--json"], catch_exceptions=False).stdout
     layouts = [item["step"]["layout"] for item in json.loads(exact)["best"]]
     assert [row.locator("a").inner_text() for row in rows.all()] == layouts
-    page.locator("#layouts th", has_text="peak").first.click(position={"x": 3, "y": 3})  # beside the word
+    page.locator("#layouts th", has_text="peak").first.click(position={"x": 3, "y": 3})  # next to the word
     sizes = [float(item.get_attribute("data-value")) for item in page.locator("#layouts tbody td:nth-child(5)").all()]
     assert sizes == sorted(sizes)
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("peak")

@@ -36,7 +36,7 @@ from tests.web.conftest import SECRET
         ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
         ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, 403),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),  # somebody shared a link
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),  # a user shared a link
     ],
 )
 def test_only_this_servers_own_pages_may_ask(client: TestClient, headers: dict[str, str], code: int) -> None:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @takes_request(AskOptions)
 def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job) -> None:
-    """Answer one question: what fits, which batch size, how long a run takes, or what a single change gives.
+    """Answer one question: what fits, which batch size, how long a run takes, or which single change gains most.
 
     The questions: largest micro-batch, longest sequence, fewest GPUs, largest
-    model that fits, sound batch sizes, time and cost of a run, single changes,
+    model that fits, reasonable batch sizes, time and cost of a run, single changes,
     and what fits of full fine-tuning, LoRA and QLoRA (finetune).
     Without a layout, the answer is for the fastest that fits.
     """

@@ -23,7 +23,7 @@ PICKS = 4  # largest number of layouts to measure while looking for the fastest
 
 @takes_request(CalibrateOptions)
 def calibrate(request: CalibrateOptions, job: Job) -> None:
-    """Measure this computer: matmul, attention, memory, collectives. It is then the machine 'local'.
+    """Measure this computer: matmul, attention, memory, collectives. The result is the machine 'local'.
 
     Under torchrun on several hosts, it measures the links between them too.
     With --for, it also measures the units and messages of one run, in the

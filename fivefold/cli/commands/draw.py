@@ -22,7 +22,7 @@ SIZES = tuple(2**power for power in range(12, 35))  # buffer sizes in bytes
 
 @takes_request(DrawOptions)
 def draw(request: DrawOptions, job: Job) -> None:
-    """Draw one picture: a step's pipeline, memory or roofline, a machine, collectives, ring masks, number formats."""
+    """Draw a step's pipeline, memory or roofline, a machine, collectives, attention masks or number formats."""
     from fivefold.job import Job as Default
     from fivefold.rendering import charts
 

@@ -13,7 +13,7 @@ from fivefold.units import show_bytes
 def export(request: ExportOptions) -> None:
     """Write the weights of a checkpoint, of any layout, as a folder that transformers loads.
 
-    Of a run with adapters it writes the adapters, as a folder that peft loads; with --merge the base that has them.
+    For a run with adapters, it writes the adapters as a folder that peft loads, or with --merge the merged weights.
     """
     file_bytes = parse_bytes(request.file_size, option="--file-size")
     from fivefold.rendering.progress import bar

@@ -34,7 +34,7 @@ LONGEST = 4096  # highest sequence length in the written run file; lower if the 
 def import_(request: ImportOptions) -> None:
     """Check that a Hugging Face model can be trained: its family, and every name and shape of its weights.
 
-    Of a folder of peft it checks the adapters and the model under them. With --to, it writes a run file that starts
+    For a folder of peft, it checks the adapters and the model under them. With --to, it writes a run file that starts
     from them.
     """
     from fivefold.model.huggingface.read import remark

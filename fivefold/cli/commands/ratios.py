@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @takes_request(RatiosOptions)
 def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
-    """Compare the FLOPs per byte of each axis with the balance of the links: when an axis stops paying."""
+    """Compare the FLOPs per byte of each axis with the links': the degree up to which compute hides messages."""
     from fivefold.planner.ratios import ratios as run
     from fivefold.rendering import ratios as page
 

@@ -10,7 +10,7 @@ from fivefold.requests.configs import build_request
 
 @takes_request(ReadOptions)
 def read(request: ReadOptions) -> None:
-    """Read a config of Megatron, torchtitan, DeepSpeed, … as model, layout and job, and account for each key."""
+    """Read a config of Megatron, torchtitan, DeepSpeed, … as model, layout and job, and list how each key was read."""
     from fivefold.interop.read import read as run
     from fivefold.rendering import reading
 

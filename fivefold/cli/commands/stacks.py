@@ -9,7 +9,7 @@ from fivefold.requests.commands import StacksOptions
 
 @takes_request(StacksOptions)
 def stacks(request: StacksOptions) -> None:
-    """List the training software that predictions know, or those that contain a word: names for --stack."""
+    """List the training software that predictions support, or those that contain a word: names for --stack."""
     from fivefold.rendering import catalogs
     from fivefold.requests.catalogs import dump_entries, list_stacks
 

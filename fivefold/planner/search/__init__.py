@@ -1,4 +1,4 @@
-"""Search over every legal layout: the best ones in order, and why the others lost.
+"""Search over every legal layout: the best ones in order, and why others were rejected.
 
 space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
 bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts

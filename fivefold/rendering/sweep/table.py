@@ -94,7 +94,7 @@ ROWS: tuple[Column[Row], ...] = (
     Column("step", attrgetter("step_seconds"), show_seconds),
     Column("memory", attrgetter("peak_bytes"), show_bytes),
     Column("tokens/s/GPU", attrgetter("tokens_per_second_per_gpu"), show_count, is_wide=True),
-    Column("longest part", attrgetter("longest_part"), is_text=True, is_wide=True),
+    Column("most time in", attrgetter("longest_part"), is_text=True, is_wide=True),
     Column("measured step", attrgetter("measured_step_seconds"), show_seconds, is_wide=True),
     Column("measured memory", attrgetter("measured_peak_bytes"), show_bytes, is_wide=True),
 )

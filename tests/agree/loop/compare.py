@@ -1,4 +1,4 @@
-"""The log of a run beside that of the reference: the farthest that any number of any line is from its own."""
+"""Compare the log of a run with that of the reference: the largest difference of any number in any line."""
 
 from __future__ import annotations
 

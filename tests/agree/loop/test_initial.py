@@ -50,7 +50,7 @@ Drawn = dict[str, np.ndarray]
 
 
 def draw_weights(model: Model, line: str, sabotage: Callable[[], None] | None) -> list[Drawn]:
-    """The whole weights on the first rank, as training starts from them, by the seeds 1 and 2."""
+    """Return the full weights on the first rank, as training starts from them, for the seeds 1 and 2."""
     gc.freeze()
     if sabotage is not None:
         sabotage()

@@ -1,4 +1,4 @@
-"""The whole loop is that of ``transformers`` with ``torch.optim.AdamW`` on the same shards, step by step."""
+"""The loop equals that of ``transformers`` with ``torch.optim.AdamW`` on the same shards, step by step."""
 
 from __future__ import annotations
 

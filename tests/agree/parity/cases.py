@@ -137,7 +137,7 @@ def job_for(layout: Layout, *, compiled: bool = False) -> Job:
 
 
 def one_process(job: Job) -> tuple[Layout, Job]:
-    """What every case is held against: one rank, one sequence at a time, nothing compiled, its logits whole."""
+    """Return what every case is compared with: one rank, one sequence at a time, nothing compiled, full logits."""
     return Layout(), job.replace(compile=False, loss="fused", pairs=False)
 
 

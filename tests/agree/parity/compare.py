@@ -93,7 +93,7 @@ def reference(model: Model, job: Job, steps: int = FEW, seconds: float = 120.0) 
 
 
 def assembled(parts: list[Part], model: Model, adapter: Adapter | None = None) -> dict[str, Array]:
-    """Whole gradients of one process by name, of what is trained."""
+    """Return the full gradients of one process by name, of the weights that are trained."""
     trained = weights(model) if adapter is None else adapter_weights(model, adapter)
     shapes = {weight.name: weight.shape for weight in trained}
     whole = {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}

@@ -36,7 +36,7 @@ CHUNK_ROWS = 13  # of a chunked loss, lest all rows be one chunk
 
 
 def run(case: Drawn, *, seconds: float = SECONDS) -> Verdict:
-    """Fork, play, judge: against one process, whose loss is made of whole logits."""
+    """Fork, play and judge a case against one process, whose loss is computed from full logits."""
     torch.set_num_threads(1)
     text()  # once, and not in every process
     like = reference(case.model, case.job, STEPS, seconds=seconds)

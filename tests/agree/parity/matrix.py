@@ -1,4 +1,4 @@
-"""The whole parity matrix, resumable: finished cases are lines of FOLDER/cases.jsonl and are not run again.
+"""Run the full parity matrix, resumable: finished cases are lines of FOLDER/cases.jsonl and are not run again.
 
     python -m tests.agree.parity.matrix --markdown docs/explanation/measurements/003-parity.md
 

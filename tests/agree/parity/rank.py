@@ -24,7 +24,7 @@ Array = NDArray[np.float32]
 
 
 class Part(NamedTuple):
-    """A block of a weight's gradient, and where it starts in the whole."""
+    """A block of a weight's gradient, and where it starts in the full gradient."""
 
     name: str
     offsets: tuple[int, ...]
@@ -107,7 +107,7 @@ class _Watch(Meter):
 
 
 def _compile_alone() -> None:
-    """No pool of compiling processes beside each of ours."""
+    """Disable the pool of compiling processes that each process would start."""
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1

@@ -1,4 +1,4 @@
-"""What planner and rehearsal are compared on: models of the catalog, whole or with few layers, under every axis.
+"""Cases on which planner and dry run are compared: models of the catalog, with all or few layers, under every axis.
 
     llama3-8b/6 · dp2 tp4 zero3 mbs1 · 2048 x 16 · bf16 · nccl        six layers, sequences of 2048 tokens, 16 of them
 
@@ -237,7 +237,7 @@ class Case(NamedTuple):
 
     @property
     def streams(self) -> bool:
-        """Whether messages travel beside compute."""
+        """Return whether messages overlap with compute."""
         return self.backend == "nccl"
 
 

@@ -1,6 +1,6 @@
-"""Planner against rehearsal: what is counted must be equal, what peaks must be near.
+"""Compare planner and dry run: counts must be equal, peaks must be near.
 
-states, kept activations, FLOPs, messages and their bytes  ==        peak  |planned / rehearsed − 1|
+states, kept activations, FLOPs, messages and their bytes  ==        peak  |planned / dry run − 1|
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Verdict(NamedTuple):
 
 
 def run(case: ComparedOnMachine) -> Verdict:
-    """Rehearse the ranks that differ, predict, compare."""
+    """Dry-run the ranks that differ, predict, and compare."""
     model, layout, job = case.model, case.layout, case.job
     planner = Planner(model=model, machine=case.machine, job=job)
     step = planner.step(layout)

@@ -1,4 +1,4 @@
-"""Random models under random layouts, rehearsed on every rank: all messages meet, no ranks wait for one another, and
+"""Dry-run random models under random layouts on every rank: all messages match, no ranks deadlock, and
 the planner counts the same states, activations, FLOPs and messages.
 
 python -m tests.agree.rehearsal.drawn --count 300 --seed 0

@@ -1,4 +1,4 @@
-"""Planner against rehearsal on every case, resumable: finished ones are lines of FOLDER/cases.jsonl.
+"""Compare planner and dry run on every case, resumable: finished ones are lines of FOLDER/cases.jsonl.
 
     python -m tests.agree.rehearsal.matrix --markdown docs/explanation/measurements/005-dry-run.md
 
@@ -97,7 +97,7 @@ def play(case: Case) -> Line:
             "causes": [top.rehearsed_cause, top.planned_cause],
             "stages": [stage[:2] for stage in verdict.stages],
         }
-    except Exception as error:  # a case that cannot be rehearsed is a row of the table
+    except Exception as error:  # a case that fails is a row of the table
         line |= {"broken": f"{type(error).__name__}: {error}"[:500]}
     return line | {"seconds": round(time.perf_counter() - begin, 2)}
 
@@ -123,16 +123,16 @@ def describe_line(line: Line) -> str:
 
 
 def summary(lines: Sequence[Line]) -> str:
-    """What the page says first."""
+    """Return the first sentence of the page."""
     whole = [line for line in lines if "broken" not in line]
     errors = [abs(line["error"]) for line in whole]
     stages = [abs(here / there - 1) for line in whole for here, there in line["stages"]]
     equal = sum(not line["unequal"] for line in whole)
-    broken = f", {len(lines) - len(whole)} cannot be rehearsed" if len(whole) < len(lines) else ""
+    broken = f", {len(lines) - len(whole)} cannot be run" if len(whole) < len(lines) else ""
     return (
-        f"{equal} of {len(lines)} layouts have equal counts{broken}; peak memory per rank within "
-        f"{_mean(errors):.2%} in the mean and {max(errors, default=0):.2%} at worst; of all {len(stages)} stages "
-        f"{_mean(stages):.2%} and {max(stages, default=0):.2%}"
+        f"{equal} of {len(lines)} layouts have equal counts{broken}. Peak memory per rank agrees within "
+        f"{_mean(errors):.2%} on average and {max(errors, default=0):.2%} at worst; over all {len(stages)} pipeline "
+        f"stages within {_mean(stages):.2%} on average and {max(stages, default=0):.2%} at worst"
     )
 
 
@@ -145,17 +145,22 @@ def markdown(lines: Sequence[Line]) -> str:
     kinds = Counter(line["model"].partition("/")[0] for line in lines)
     return "\n".join(
         (
-            "# 005 · Rehearsal: the planner against the engine on fake tensors",
+            "# 005 · Dry run: the planner compared with the trainer on fake tensors",
             "",
             f"{summary(lines)}.",
             "",
-            "Each layout is planned, and rehearsed on the first rank of every pipeline stage: the steady step of the "
-            "very engine, every storage, kernel and message counted. *Counts*: parameters, gradients and optimizer in "
-            "bytes, activations kept at most, FLOPs of all ranks, messages and bytes by axis and collective. "
-            "*Peak*: of the "
-            "fullest stage in GiB, and by how much the planner says more; *stage*: of the stage that is farthest off.",
-            f"`python -m tests.agree.rehearsal.matrix`; bounds {MEAN:.1%} in the mean, {WORST:.0%} at worst. "
-            "`llama3-8b/6` has six layers. Jobs: tokens of a sequence x sequences of a step · precision · backend.",
+            "The planner predicts each layout. The dry run then executes the steady step of the trainer itself on",
+            "fake tensors, on the first rank of every pipeline stage, and counts every storage, kernel and message.",
+            "",
+            "- **counts** compares the bytes of parameters, gradients and optimizer states, the largest bytes of",
+            "  activations, the FLOPs of all ranks, and the messages and bytes by axis and collective.",
+            "- **peak** is the peak memory of the fullest stage in GiB, **off** the relative error of its prediction.",
+            "- **stage** is the relative error of the stage with the largest error.",
+            "",
+            "`python -m tests.agree.rehearsal.matrix` runs the comparison. It fails if the mean error exceeds "
+            f"{MEAN:.1%} or one error exceeds {WORST:.0%}. `llama3-8b/6` is Llama 3 8B with six layers. A job is given",
+            "as tokens per sequence x sequences per step · precision · backend.",
+            "",
             "Models: " + ", ".join(f"{name} {count}" for name, count in sorted(kinds.items())) + ".",
             "",
             "| model | layout | job | ranks | peak | off | stage | counts | s |",

@@ -1,4 +1,4 @@
-"""One process of a gloo world that writes what it does to a tape, with the recorder of the rehearsal.
+"""One process of a gloo world that writes what it does to a tape, with the recorder of the dry run.
 
     operation of torch → recorder → real tensors            message → recorder → a copy of it ⇢ gloo
 
@@ -104,7 +104,7 @@ _THREAD = ThreadPoolExecutor(1)
 def sent(func: Any, args: Any) -> Callable[[], None]:
     """Start a collective; what is returned waits for it.
 
-    Gloo's threads let go late of what they were given, and of what was set up in the thread that gave it: modes, the
+    Gloo's threads free late what they were given, and what was set up in the thread that gave it: modes, the
     hooks of a recomputation. So they get copies, from a thread that has nothing. What gloo makes is not seen.
     """
     copies = tree_map_only(Tensor, torch.clone, args)

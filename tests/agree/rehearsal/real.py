@@ -1,9 +1,9 @@
-"""The rehearsal against the run: each process of a gloo world writes a tape of its own, under the same recorder.
+"""Compare the dry run with a run: each process of a gloo world writes a tape of its own, under the same recorder.
 
-    rehearsed   SCOPE · ALLOC 7 4096 · KERNEL matmul · START reduce_scatter · WAIT · FREE 7 · …
+    dry run     SCOPE · ALLOC 7 4096 · KERNEL matmul · START reduce_scatter · WAIT · FREE 7 · …
     run         SCOPE · ALLOC 7 4096 · KERNEL matmul · START reduce_scatter · WAIT · FREE 7 · …        all equal
 
-A third step runs under ``trainer/measure/meter.py``: its peak, FLOPs and messages are those of the rehearsed tape.
+A third step runs under ``trainer/measure/meter.py``: its peak, FLOPs and messages are those of the dry run's tape.
 
     python -m tests.agree.rehearsal.real --markdown docs/explanation/measurements/006-dry-run-against-run.md
 """
@@ -50,7 +50,7 @@ ALIGNED = {
 
 
 class Case(NamedTuple):
-    """One layout. ``every``: each rank is rehearsed, else those that stand for the others."""
+    """One layout. ``every``: each rank is dry-run, else those that represent the others."""
 
     name: str
     layout_text: str
@@ -131,11 +131,11 @@ MORE = (
 )
 
 
-# What was rehearsed against what was run
+# The dry run compared with the run
 
 
 class Verdict(NamedTuple):
-    """``unequal``: one line for each difference. All else is of the rehearsed ranks' steady step, summed or at most."""
+    """``unequal``: one line for each difference. All else is of the ranks' steady step, summed or maximal."""
 
     unequal: tuple[str, ...]
     ranks: int
@@ -148,7 +148,7 @@ class Verdict(NamedTuple):
 
 
 def run(case: Case) -> Verdict:
-    """Run it on processes, rehearse, compare."""
+    """Run the case on processes, dry-run it, and compare."""
     model, layout, job = case.model, case.layout, case.job
     torch.set_num_threads(1)
     ran: list[Told] = forked(layout.world, play, model, layout, job)

@@ -52,7 +52,7 @@ def draw_cases(seed: int) -> Iterator[Case]:
 
 
 def error(case: Case) -> float:
-    """Return planned over rehearsed bytes, less one, of the rank that reserves most."""
+    """Return planned over dry-run bytes, less one, of the rank that reserves most."""
     planned = Planner(model=case.model, machine=case.machine, job=case.job).step(case.layout).memory.reserved_bytes
     assert planned is not None
     results = []

@@ -20,7 +20,7 @@ from tests.selection import one_in
 
 pytestmark = pytest.mark.slow
 
-FEW = (2, 2, 3, 4)  # ranks, each of which is rehearsed
+FEW = (2, 2, 3, 4)  # ranks, each of which is dry-run
 MIXTURE = Model(
     name="mixture",
     layers=2,
@@ -157,7 +157,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
 
 
 def test_every_pair_of_features_is_drawn() -> None:
-    """Of models, and of a model and a layout or job: the last faults were pairs that nobody drew."""
+    """Pairs of features of models, and of a model and a layout or job: the last faults were pairs never drawn."""
     met = set[tuple[str, str]]().union(*map(pairs_of, itertools.islice(draw_cases(0), 3000)))
     every = {*itertools.combinations(FEATURES, 2), *itertools.product(FEATURES, AXES)}
     assert every - met == {(one, other) for one, others in IMPOSSIBLE.items() for other in others}

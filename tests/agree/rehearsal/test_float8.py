@@ -1,4 +1,4 @@
-"""Planner against rehearsal where products are made in eight bits: casts are temporaries of both."""
+"""Planner and dry run agree where products are computed in eight bits: casts are temporaries of both."""
 
 from __future__ import annotations
 

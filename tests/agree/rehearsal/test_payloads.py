@@ -1,4 +1,4 @@
-"""Gathers and dispatches in fp8: planner against rehearsal, under each axis that sends them."""
+"""Planner and dry run agree on gathers and dispatches in fp8, under each axis that sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planner against rehearsal on a few of the cases; ``matrix.py`` runs them all."""
+"""Planner and dry run agree on a few of the cases; ``matrix.py`` runs them all."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ CASES = (
     Case("clamped", 4, "dp4 ep2 pp4 zb2p zero2 mbs1", 16, 48),
     Case("clamped", 4, "dp2 pp2 zb1p zero1 mbs1", 64, 8),
     Case("deepseek-v2-lite", 4, "dp4 ep2 pp2 zb1p zero2 mbs1", 64, 16),
-    # the head's weights, gathered from a forward to its backward, beside the forwards in between; and its own copy of a
+    # the head's weights, gathered from a forward to its backward, with the forwards in between; and its own copy of a
     # table, which is reduced before W has ended
     Case("llama3-405b", 4, "dp8 tp2 pp4 zero3 gpipe mbs1 ac=selective nosp", 768, 40, "bf16-grad16", "gloo"),
     Case("llama3.2-1b", 5, "dp2 tp8 pp2 zero3 zb2p mbs1 ac=full", 4096, 4),

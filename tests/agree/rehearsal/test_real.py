@@ -1,4 +1,4 @@
-"""Ten layouts, each event of whose rehearsal is one of the run; ``real.py`` has them all."""
+"""Ten layouts for which each event of the dry run is one of the run; ``real.py`` has them all."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.selection import one_in
 
 pytestmark = pytest.mark.slow
 
-# From short sequences to those whose logits are most of the memory, with and without room beside the logits.
+# From short sequences to those whose logits are most of the memory, with and without memory left by the logits.
 CASES = (
     (Case("gemma3-4b", 6, "dp64 zero1 mbs1 ac=full", 131_072, 64), 0.1),
     (Case("qwen3-0.6b", 12, "dp4 tp2 zero1 mbs1 ac=full", 131_072, 4), 0.1),

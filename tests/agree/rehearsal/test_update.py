@@ -1,4 +1,4 @@
-"""The update of every optimizer: what the planner says it sends, multiplies, keeps and holds, against the rehearsal."""
+"""The update of every optimizer: the planner's messages, products, states and memory equal those of the dry run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAYOUTS = (
 
 
 def scratch(tape: Tape) -> int:
-    """The most that is born and lives in the update."""
+    """Return the most bytes that the update allocates and holds."""
     sizes: dict[int, int] = {}
     live = start = most = 0
     updating = False
@@ -57,7 +57,7 @@ def test_the_planner_counts_the_update(case: Case, kind: Literal["muon", "adafac
     model, layout, job = case.model, case.layout, case.job.replace(optimizer=Optimizer(kind=kind))
     planner = Planner(model=model, machine=case.machine, job=job)
     step, first = planner.step(layout), representatives(layout)
-    tapes = {  # Muon's ranks do not multiply alike: some have no matrix in the last round
+    tapes = {  # Muon's ranks differ in their products: some have no matrix in the last round
         rank: rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams).steady
         for rank in (range(layout.world) if kind == "muon" else first)
     }

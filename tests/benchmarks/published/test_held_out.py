@@ -1,4 +1,4 @@
-"""Half of a new source's rows are kept out of every fit; printed collectives are scored beside steps."""
+"""Half of a new source's rows are kept out of every fit; printed collectives are scored next to steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZeRO-3 of DeepSpeed until 2021, against its hooks played out: gather what is missing, use it, let go what is far."""
+"""ZeRO-3 of DeepSpeed until 2021 equals its simulated hooks: gather what is missing, use it, free what is far."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(reuse: int = 40_000, **facts: object) -> Job:
 
 
 def simulate(reuse: int, *, full: bool) -> Counter[int]:
-    """How often weights of so many elements are gathered, over all blocks of a micro-batch, in DeepSpeed's hooks."""
+    """Count by size how often weights are gathered, over all blocks of a micro-batch, in DeepSpeed's hooks."""
     block = [QKV, OUT, UP, DOWN]
     uses = [(layer, at) for layer in range(3) for at in range(4)] + [(-1, 0)]  # the head between
     for layer in reversed(range(3)):

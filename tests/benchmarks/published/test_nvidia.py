@@ -60,7 +60,7 @@ def test_nemo_counts_the_whole_square() -> None:
 def test_dgx_cloud_flops_are_ours_but_for_three_named_conventions() -> None:
     """Of one sequence. Nemotron before v25.04 ignores GQA, 405B counts 16 query groups, Grok is causal.
 
-    Of models with fewer layers the page prints the whole one's; the rate and the MFU tell their own.
+    Of models with fewer layers the page prints the full model's; the rate and the MFU show their own.
     """
     printed = {row["row_id"]: row for row in rows("dgxc_benchmarking")}
     for name, case in cases("dgxc_benchmarking").items():

@@ -147,7 +147,7 @@ def test_every_printed_cell_of_a_scored_row_is_scored_or_listed(source: str) -> 
     for item in reader(source)():
         if isinstance(item, Case) and item.quantity == "peak":
             row, listed = printed[item.row], dict(item.left_out)
-            time = any(row.get(key) for key in TIMES) or " h / " in row.get("value", "")  # hours of so many tokens
+            time = any(row.get(key) for key in TIMES) or " h / " in row.get("value", "")  # hours for a number of tokens
             memory = any(row.get(key) for key in MEMORIES)
             assert (item.step_seconds is not None) + ("time" in listed) == time, item.row
             assert (item.memory_bytes is not None) + ("peak" in listed) == memory, item.row

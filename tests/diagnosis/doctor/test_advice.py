@@ -62,7 +62,7 @@ def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
     proved = examine(lambda: with_these(advice.modules), loss)
     assert proved.peak_bytes == advice.peak_bytes <= budget
     assert proved.recomputed_flops == advice.extra_flops > 0
-    # no choice of whole blocks and of their mlps does it with fewer FLOPs
+    # no choice of full blocks and of their mlps does it with fewer FLOPs
     for count in range(len(advice.modules)):
         for blocks in combinations(range(LAYERS), count):
             for inside in ("", ".mlp"):
@@ -129,7 +129,7 @@ def test_advice_names_what_cannot_run_twice() -> None:
         model.blocks = nn.ModuleList(Counting() for _ in range(LAYERS))
         return model
 
-    advice = examine(make, loss, budget_bytes=1000).advice  # the least is asked for: whole blocks are tried first
+    advice = examine(make, loss, budget_bytes=1000).advice  # the smallest change is wanted: full blocks are tried first
     assert advice is not None
     assert len(advice.not_recomputable) == 1
     assert advice.not_recomputable[0].startswith("blocks.* cannot be recomputed: ")

@@ -77,7 +77,7 @@ def test_saved_bytes_of_an_mlp_match_a_manual_count() -> None:
     # for the square; the loss, and the 1 that its backward begins with
     assert result.kept_bytes == 4 * 16 * (64 + 48 + 8) + 4 + 4
     assert result.forward_flops == 2 * 16 * (32 * 64 + 64 * 48 + 48 * 8)
-    assert result.backward_flops == 2 * result.forward_flops - 2 * 16 * 32 * 64  # nobody asks for the input's gradient
+    assert result.backward_flops == 2 * result.forward_flops - 2 * 16 * 32 * 64  # the input's gradient is not needed
     kept = {part.module: part.kept_bytes for part in result.parts}
     assert (kept["1"], kept["3"], kept["0"] + kept["2"]) == (4 * 16 * 64, 4 * 16 * 48, 0)
 
@@ -199,7 +199,7 @@ def test_ones_own_checkpointing_is_seen() -> None:
     assert again.backward_flops == plain.backward_flops
     layer = next(part for part in plain.parts if part.module == "body.layers.0")
     assert again.kept_bytes < plain.kept_bytes - layer.kept_bytes
-    # the last product of a layer need not be run again: nobody keeps what it makes
+    # the last product of a layer is not recomputed: its output is not kept
     assert again.recomputed_flops == 2 * (layer.forward_flops - 2 * 48 * 64 * 32)
 
 

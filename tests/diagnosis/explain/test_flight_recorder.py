@@ -106,7 +106,7 @@ def _out(name: str, size: int, group: str) -> int:
 
 
 def simulate(programs: dict[int, list[tuple[str, str, int]]]) -> dict[int, dict[str, Any]]:
-    """Run the ranks' programs by hand: a collective ends once all of its group call it, alike."""
+    """Run the ranks' programs by hand: a collective ends once all of its group have made the same call."""
     places, numbers = dict.fromkeys(programs, 0), {(r, g): 0 for r in programs for g in GROUPS}
     calls: dict[int, list[tuple[str, int, str, int, bool]]] = {rank: [] for rank in programs}
     for rank, program in programs.items():

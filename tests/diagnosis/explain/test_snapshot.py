@@ -1,4 +1,4 @@
-"""Snapshots of a step with real stacks, of torch's own writer and of a rehearsal, against what is known of each."""
+"""Snapshots of a step with real stacks, of torch's own writer and of a dry run, compared with what is known of each."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def real_step(
         weights = sum(p.nbytes for p in model.parameters())
         moments = sum(t.nbytes for s in optimizer.state.values() for t in s.values())
         kept = 2 * rows * (4 * 64 + 64) * 8  # of each block what ReLU gives, and its output
-        trace = list(history.trace)  # before all is let go
+        trace = list(history.trace)  # before everything is freed
         return (
             trace,
             history.peak,

@@ -19,7 +19,7 @@ SITE = Site("blocks.3.mlp", "fivefold/trainer/model/mlp.py:31 Mlp.forward", "ate
 
 
 def tape(*sizes: int, living: dict[int, int] | None = None) -> Tape:
-    """A positive number is the birth of so many bytes, numbered from 0 (after ``living``); −n the death of n."""
+    """A positive number n is the allocation of n bytes, numbered from 0 (after ``living``); −n frees number n."""
     made, born = Tape(rank=5), len(living or {})
     made.add(SCOPE, made.scope(Scope("start")))
     for storage, size in (living or {}).items():
@@ -157,7 +157,7 @@ def test_residents_live_besides() -> None:
 # What holds for all
 
 SIZES = st.one_of(st.integers(1, MIB), st.integers(MIB, 12 * MIB), st.integers(12 * MIB, 80 * MIB))
-MOVES = st.lists(st.one_of(SIZES, st.floats(0, 1, exclude_max=True)), max_size=60)  # a fraction: which one dies
+MOVES = st.lists(st.one_of(SIZES, st.floats(0, 1, exclude_max=True)), max_size=60)  # a fraction: which one is freed
 
 
 def rounded(sizes: Iterable[int]) -> int:
@@ -199,7 +199,7 @@ def test_blocks_tile_segments(moves: list[int | float], expandable: bool, capaci
         before = blocks.reserved_bytes
         if isinstance(move, int):
             made = blocks.allocate(move)
-            if made is None:  # and there is no whole segment left to give back
+            if made is None:  # and there is no complete segment left to release
                 assert limit is not None
                 assert expandable or blocks.reserved_bytes + segment(rounded([move])) > limit
                 assert expandable or all(len(run) > 1 or run[0].state == USED for run in blocks.segments())

@@ -68,7 +68,7 @@ def simulate(*tapes: Tape, streams: bool = True, each: list[Costs] | None = None
     ("text", "seconds"),
     [
         ("kskkkkw", 5.0),  # all hidden
-        ("kskw", 4.0),  # kernel, then the message beside the second
+        ("kskw", 4.0),  # kernel, then the message concurrent with the second
         ("ksswkw", 7.0),  # two on one stream: 1 + 3 + 3
         ("kswksw", 8.0),
     ],
@@ -190,7 +190,7 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
     assert pricer.host == 0.0
 
 
-# Whole steps
+# Full steps
 
 
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])

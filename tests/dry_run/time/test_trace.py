@@ -44,7 +44,7 @@ def test_kernels_messages_scopes_and_memory(played: Played, tmp_path: Path) -> N
         on = {line: [e for e in mine if e["ph"] == "X" and e["tid"] == tid] for line, tid in lines.items()}
         assert len(on["compute"]) == sum(kind == KERNEL for kind, *_ in tape)
         assert sum(len(on[line]) for line in list(lines)[3:]) == sum(kind == START for kind, *_ in tape)
-        for line in on.values():  # nothing runs beside itself
+        for line in on.values():  # nothing overlaps with itself
             assert all(one["ts"] + one["dur"] <= two["ts"] + 2e-3 for one, two in pairwise(line))
         names = [event["name"] for event in on["scopes"]]
         assert names[-1] == "update"

@@ -130,7 +130,7 @@ def test_configs_written_by_the_reference_are_read_silently(kind: str) -> None:
     assert remark(written, name="x") is None
 
 
-PUBLISHED = {  # what the files of these models hold beside what their families read
+PUBLISHED = {  # what the files of these models hold in addition to what their families read
     "qwen3_moe": {"max_window_layers": 48, "transformers_version": "4.51.0", "rope_scaling": None},
     "deepseek_v3": {
         "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "ep_size": 1, "seq_aux": True,

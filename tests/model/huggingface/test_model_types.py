@@ -1,4 +1,4 @@
-"""``model_type`` beside ``architectures``: what transformers builds, what is refused, what is read of remote code."""
+"""``model_type`` and ``architectures``: what transformers builds, what is invalid, what is read of remote code."""
 
 from __future__ import annotations
 

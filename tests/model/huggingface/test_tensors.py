@@ -1,4 +1,4 @@
-"""Names and shapes of whole published models, and the order of rotary rows."""
+"""Names and shapes of full published models, and the order of rotary rows."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ LIKE = {
     "deepseek_ocr2_text": "deepseek_v2",
     "granite4_vision_text": "granite",
 }
-# What the class of a wrapper needs beside its text model.
+# What the class of a wrapper needs in addition to its text model.
 NEEDED: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": {"model_type": "siglip_vision_model", "hidden_size": 16, "num_attention_heads": 2}},
     "granite_docling": {"vision_config": {"out_hidden_size": PLAIN["hidden_size"]}},
@@ -45,7 +45,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "emu3": {"vocabulary_map": {"<image>": 1}},
     "ovis2": {"hidden_size": PLAIN["hidden_size"], "vocab_size": PLAIN["vocab_size"]},
 }
-# What the small text model of a wrapper needs beside the keys of its family.
+# What the small text model of a wrapper needs in addition to the keys of its family.
 TEXT_NEEDED: dict[str, dict[str, Any]] = {
     "cosmos3_edge_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},

@@ -31,7 +31,7 @@ def job(micro_batches: int = 1, **facts: object) -> Job:
 
 
 def sent(text: str, asked: Job) -> Counter[tuple[str, int]]:
-    """How often each collective of so many elements is sent over dp."""
+    """Count how often each collective of each size is sent over dp."""
     result: Counter[tuple[str, int]] = Counter()
     for message in messages(Counts(MODEL, asked), Layout.parse(text)):
         if message.axis == "dp":

@@ -1,4 +1,4 @@
-"""What one rank holds, keeps and computes, against closed forms and against the whole model."""
+"""What one rank holds, keeps and computes, compared with closed forms and with the full model."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ KORTHIKANTI = {
 @settings(deadline=None, max_examples=10)
 @given(B=st.integers(1, 3), T=st.integers(1, 6))
 def test_a_layer_keeps_what_korthikanti_counts(technique: str, tp: int, B: int, T: int) -> None:
-    """To the byte; beside the formula only two fp32 statistics per row and norm, where norms are not recomputed."""
+    """Equal to the byte but for two fp32 statistics per row and norm, where norms are not recomputed."""
     text, whole, cut, squares = KORTHIKANTI[technique]
     if (tp == 1) != (technique == "none"):
         return
@@ -238,7 +238,7 @@ def held_by_a_replica(model: Model, layout: Layout) -> int:
 def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[Model, Layout]) -> None:
     model, layout = pair
     expected = sum(
-        # a bias of an expert's down-projection is added once, and so whole on every rank of etp
+        # a bias of an expert's down-projection is added once, and so is full on every rank of etp
         weight.numel * (layout.etp if weight.name.endswith("experts.down_bias") else 1)
         if weight.kind.startswith("expert")
         else weight.numel * copies(weight, model=model, tp=layout.tp)

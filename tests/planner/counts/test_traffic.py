@@ -47,7 +47,7 @@ NORMS = Counter({("all_reduce", 2 * D * 4): L, ("all_reduce", D * 4): 1})
 @pytest.mark.parametrize("tp", [2, 4, 8])
 @pytest.mark.parametrize("cp", [1, 2])
 def test_sequence_parallelism_gathers_and_scatters_twice_a_layer_each_way(tp: int, cp: int) -> None:
-    """And once more what was let go; the embedding scatters, the head gathers; the loss sends three numbers a token."""
+    """Freed weights are gathered again; the embedding scatters, the head gathers; the loss sends 3 numbers a token."""
     B, m = 2, 4
     stream = B * T // cp * D * 2
     forward, backward, again = 2 * L + 1, 2 * L + 1, 2 * L + 1  # gathers: backward, of what the forward scattered
@@ -101,7 +101,7 @@ def test_recomputed_layers_say_their_forward_twice() -> None:
 
 @pytest.mark.parametrize("text", ["tp4", "tp4 nosp", "dp2 tp4 zero1"])
 def test_gradients_of_what_tensor_ranks_hold_alike_are_added_up(text: str) -> None:
-    """Norms of single heads and copied key heads always, all else that is whole under sequence parallelism alone."""
+    """Norms of single heads and copied key heads always; other replicated weights under sequence parallelism only."""
     model = DENSE.replace(kv_heads=2, qk_norm="head", qkv_bias=True, out_bias=True, mlp_bias=True, norm="layernorm")
     layout = Layout.parse(text)
     shards = layout.shards
@@ -201,7 +201,7 @@ def test_rows_go_out_to_experts_in_a_byte_with_a_scale_a_tile_and_come_home_in_t
 
 
 def test_recomputed_experts_travel_again_but_are_announced_again_only_with_the_whole_layer() -> None:
-    """And what they have made need not come home a second time."""
+    """Their outputs are not combined back a second time."""
     routed, numbers = T * D * 2 * 2, ("all_to_all", 8 * 8)
     for ac, again, told in (("", 0, 1), ("ac=moe", 1, 1), ("ac=full", 1, 2)):
         result = count_messages(f"dp2 ep2 {ac}", axis="ep", model=EXPERTS)

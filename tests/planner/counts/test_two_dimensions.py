@@ -1,4 +1,4 @@
-"""2D tensor parallelism: a layer played rank by rank against the whole, and every count against what it has sent.
+"""2D tensor parallelism: a layer simulated rank by rank equals the full layer, and every count what it has sent.
 
 tp = x·y: what a layer makes is cut over x, the stream's width over y (2D weight-stationary: arXiv:2211.05102 §3.2.2;
 arXiv:2104.05343 cuts matmuls so too). Formulas: docs/explanation/decisions/013.

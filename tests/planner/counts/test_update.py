@@ -1,4 +1,4 @@
-"""What the update costs, in worked numbers; ``tests/agree/rehearsal/test_update.py`` holds it to the rehearsal."""
+"""What the update costs, in worked numbers; ``tests/agree/rehearsal/test_update.py`` compares it with the dry run."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_the_largest_degree_is_where_hiding_ends(name: str, chips: str, layout: 
 @pytest.mark.parametrize("link", [0, 1])
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b"])
 def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) -> None:
-    """At the width or top-k named the whole layer outlasts the all-to-alls of a very large ep; one step off not."""
+    """At the given width or top-k the layer takes longer than all-to-alls of a very large ep; one step less not."""
     model, hardware, job = build_model(name), machine("h100:512"), Job(sequence=4096, global_batch=512)
     assert model.moe is not None
     tier = hardware.links[link]

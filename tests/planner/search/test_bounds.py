@@ -78,7 +78,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
         ), layout
         tight.append((sizes[at] / result.peak_bytes, seconds[at] / result.step_time.seconds))
     assert parts.shape == (len(tight), len(TIME_PARTS))
-    few = job.global_batch < 32  # micro-batches: how many live beside which sums is known of many alone
+    few = job.global_batch < 32  # micro-batches: which sums are held with how many is known only for many
     assert np.median(tight, axis=0).min() > (0.69 if few else 0.88)  # and they are worth having
 
 
@@ -95,7 +95,7 @@ def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() ->
 
 
 def test_bound_includes_slowdown_by_overlapped_messages() -> None:
-    """ZeRO-3 gathers beside all compute, which loses a share of that time."""
+    """ZeRO-3 gathers concurrently with all compute, which loses a share of that time."""
     model, machine, job = (
         build_model("llama3-70b"),
         resolve("h100:64", local=NOWHERE),

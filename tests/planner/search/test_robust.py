@@ -58,7 +58,7 @@ def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, .
     first = result.robust.rows[0]
     assert (first.worst, first.expected) == key
     assert result.best[0].step.layout == first.layout
-    for row in result.robust.rows:  # whatever is shown is told as it is
+    for row in result.robust.rows:  # whatever is shown is correct
         mine = regrets[Layout.parse(row.layout)]
         assert row.worst == (None if max(mine) == inf else max(mine))
         assert row.worst_scenario == told[mine.index(max(mine))].name

@@ -128,7 +128,7 @@ def test_no_more_layouts_are_estimated_than_allowed() -> None:
 
 @pytest.mark.slow
 def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints() -> None:
-    """Each term once, beside two others."""
+    """Return each term once, together with two others."""
     machine, job, every = tight(4, gib=1.0), SHORT, all_layouts(SHALLOW)
     terms = random.Random(5).sample(TERMS, len(TERMS))
     for first in range(5):

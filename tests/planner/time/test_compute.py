@@ -153,7 +153,7 @@ def test_odd_heads_make_odd_products() -> None:
 
 
 def test_a_loss_in_chunks_is_all_backward() -> None:
-    """No product more than with whole logits; each chunk reads and writes dW besides. Llama-3 8B, 8192 rows."""
+    """No more products than with full logits; each chunk also reads and writes dW. Llama-3 8B, 8192 rows."""
     times: dict[str, UnitTime] = {}
     for loss in ("fused", "chunked"):
         counts = Counts(model("llama3-8b"), Job(sequence=8192, global_batch=8, loss=loss))

@@ -27,7 +27,7 @@ def planner(job: Job = JOB, machine: str = "a100:64") -> Planner:
 
 
 def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
-    """One sequence a rank on slow links: the last backward has no room left beside ZeRO-3's gathers."""
+    """One sequence a rank on slow links: the last backward is fully used by ZeRO-3's gathers."""
     plan, layout = planner(JOB.replace(sequence=1024)), Layout.parse("dp64 zero3")  # one micro-batch
     trips = {run.name: plan.units.gather_reduce(layout, run.name) for run, _ in plan.counts.stage_work(layout)[0]}
     units = {run.name: plan.units.unit(layout, run) for run, _ in plan.counts.stage_work(layout)[0]}
@@ -56,7 +56,7 @@ def test_reductions_after_every_backward_are_paid_every_time(zero: int) -> None:
 
 
 def test_the_last_reduction_hides_behind_nothing() -> None:
-    """Nor does the first gather; each other one is under way beside the unit before it."""
+    """Nor does the first gather; each other one runs concurrently with the unit before it."""
     layout = Layout.parse("dp8 zero2")
     for stack in ("fivefold", "fsdp2"):
         plan = planner(JOB.replace(stack=named_stack(stack).replace(reduce="micro_batch", zero2_shards="view")))
@@ -73,7 +73,7 @@ def test_the_last_reduction_hides_behind_nothing() -> None:
 
 
 def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
-    """In our engine, where that has room; the others beside the backward of another unit, or not at all."""
+    """In our engine, where that takes longer; the others during the backward of another unit, or not at all."""
     plan = planner(JOB.replace(reduce="micro_batch"))
     layout = Layout.parse("dp8 zero2")
     stage = stage_seconds(plan.units, layout).times[0]
@@ -100,7 +100,7 @@ def test_reduction_over_tp_depends_on_sequence_parallelism() -> None:
 
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_equal_messages_hide_together_as_one_by_one(chunks: int) -> None:
-    """Drawn runs of equal messages beside runs of equal units; the other stages hide theirs wholly."""
+    """Random runs of equal messages, concurrent with runs of equal units; the other stages overlap theirs fully."""
     some = random.Random(4)
     for _ in range(300):
         messages = [

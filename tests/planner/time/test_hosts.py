@@ -1,4 +1,4 @@
-"""Steps over links between hosts without GPUs: what travels hides beside compute, what keeps a core busy does not."""
+"""Steps over links between hosts without GPUs: time on the wire overlaps with compute, time on a core does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"
 
 
 def hosts(rate: float, *, busy: float = 1e-12, nodes: int = 2) -> Machine:
-    """Two ranks on so many hosts: a message takes its bytes over ``rate``, and a core ``busy`` s a byte of it."""
+    """Two ranks on ``hosts`` hosts: a message takes its bytes over ``rate``, and a core ``busy`` seconds per byte."""
     points = tuple(
         CollectivePoint.model_validate(
             {
@@ -71,7 +71,7 @@ def test_messages_hide_between_hosts_and_not_within_one(layout: str) -> None:
     free = seconds(layout, hosts(1e15))
     (travels,), (works,) = ([seconds(layout, hosts(1e9, nodes=nodes)) - free] for nodes in (2, 1))
     assert 0 < travels < 0.7 * works
-    # what keeps the core busy the whole time hides nothing
+    # what keeps the core busy all the time overlaps with nothing
     assert seconds(layout, hosts(1e9, busy=1e-9)) - free == pytest.approx(works, rel=0.2)
 
 

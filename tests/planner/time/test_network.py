@@ -40,14 +40,14 @@ def round_machine(backend="nccl", calibration=None, near=400e9, far=40e9, reduct
 
 
 # Single figures of the published curves: the single-node ones and issue 1229 set the constants, the others were only
-# held beside them. Bus bandwidth in GB/s.
+# compared with them. Bus bandwidth in GB/s.
 @pytest.mark.parametrize(
     ("machine", "collective", "ranks", "gib", "bus", "error"),
     [
         ("a100", "all_reduce", 8, 16, 234.89, 0.01),  # stas00/ml-engineering@744d01e:network/README.md#L1241
         ("a100", "all_reduce", 8, 1 / 16, 171.54, 0.10),  # #L1233
         ("h200", "all_reduce", 8, 1, 463.58, 0.01),  # #L1272
-        ("h200", "all_reduce", 5, 8, 414.2, 0.03),  # #L926, and a ring is quicker on four GPUs:
+        ("h200", "all_reduce", 5, 8, 414.2, 0.03),  # #L926, and a ring is faster on four GPUs:
         ("h200", "all_reduce", 4, 8, 363.3, 0.02),  # #L925
         ("h200", "all_gather", 8, 16, 361.4, 0.01),  # #L980
         ("b200", "all_reduce", 8, 1, 723.34, 0.02),  # #L1419

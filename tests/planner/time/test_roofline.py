@@ -165,7 +165,7 @@ def test_alignment_of_a_matmul():
         ("a100", "flash", False, [(64, 4096, 128, 185.2), (32, 4096, 128, 176.6), (8, 4096, 128, 121.2)], 0.1, 0.15),
         ("a100", "flash", True, [(64, 4096, 128, 156.8), (32, 4096, 128, 152.3), (8, 4096, 128, 119.0)], 0.06, 0.1),
         ("b200", "flash", False, [(128, 4096, 128, 1121), (64, 4096, 128, 980), (16, 32768, 128, 1311)], 0.28, 0.34),
-        # whole squares, so of long sequences, of which the diagonal is little: tritonbench pull request 171
+        # full squares, so of long sequences, of which the diagonal is a small part: tritonbench pull request 171
         ("b200", "flash2", False, [(128, 8192, 128, 362), (128, 16384, 128, 331)], 0.07, 0.1),
         ("b200", "flash", True, [(128, 4096, 128, 936), (64, 4096, 128, 821), (16, 32768, 128, 981)], 0.22, 0.26),
     ],

@@ -27,7 +27,7 @@ LAYOUTS = [
     ("dp4 tp4 cp2 zero2", {}),
     ("dp32 zero3 ac=full", {"overlap": ()}),
     *((f"dp4 tp2 pp4 {schedule}", {}) for schedule in PIPELINES),
-    ("dp4 tp2 pp4 v2 zero1 interleaved ac=full", {"gbs": 52}),  # 13 micro-batches: not whole rounds
+    ("dp4 tp2 pp4 v2 zero1 interleaved ac=full", {"gbs": 52}),  # 13 micro-batches: not a multiple of a round
     ("dp4 tp2 pp4 zero1", {"overlap": ()}),  # sends block, reductions wait
     ("dp4 tp2 pp4 v2 zero3 dualpipev", {"overlap": ("tp",)}),
     ("dp1 tp4 pp8", {"gbs": 256}),  # the timeline continues it in a straight line from its 32nd micro-batch on
@@ -77,7 +77,7 @@ def test_a_tail_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("schedule", PIPELINES)
 def test_a_long_step_is_drawn_by_a_shorter_one(schedule: str) -> None:
-    """Rounds left out take the same time each: the straight line through two shorter ones meets the whole."""
+    """Rounds that are left out take the same time each: the line through two shorter schedules meets the full one."""
     plan, layout = planner(gbs=256), Layout.parse(f"dp4 tp2 pp4 {schedule}")
     counts = [count_simulated(layout, micro_batches=64, limit=limit) for limit in (16, 20, None)]
     assert counts == [16, 20, 64]

@@ -156,7 +156,7 @@ def test_a_better_machine_and_less_recomputation_are_never_slower(text):
     # in an order that stands, a rank may wait longer for what became faster less than its own work did
     assert planner(machine="b200:256").estimate(layout).step_time.seconds <= time * 1.005
     assert planner(JOB.replace(early_stop=True)).estimate(layout).step_time.seconds <= time
-    if layout.zero < 3:  # ZeRO-3 may wait for gathers, beside which recomputation is free
+    if layout.zero < 3:  # ZeRO-3 may wait for gathers, during which recomputation is free
         assert planner().estimate(layout.replace(ac="none")).step_time.seconds <= time * (1 + 1e-9)
 
 

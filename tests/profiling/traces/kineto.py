@@ -1,7 +1,7 @@
 """Draws jobs on GPUs and writes them as PyTorch's profiler would: events as in pytorch/kineto's output_json.cpp.
 
 Hosts launch kernels and copies on streams, collectives begin on each rank when it is ready and end together. All times
-are whole nanoseconds, so that another reading of the file can be held against ours to the last one.
+are integer nanoseconds, so that another reading of the file can be held against ours to the last one.
 """
 
 from __future__ import annotations

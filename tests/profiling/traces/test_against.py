@@ -1,4 +1,4 @@
-"""A predicted step beside the traces: torch.profiler recorded exactly the messages that the planner has predicted."""
+"""A predicted step compared with traces: torch.profiler recorded exactly the messages that the planner predicts."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_a_cut_file_gives_what_came_before(
         assert stream.broken == 0
         assert stream.cut
         assert result == events[: len(result)]
-        if not zipped:  # no event that was whole is lost
+        if not zipped:  # no complete event is lost
             assert len(result) >= text[:at].count(b"}},\n") - 1
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is written beside the training is, to the byte, the one for which the training had waited."""
+"""A checkpoint that is written during training is, to the byte, the one for which training waits."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_told_by_the_next_call(forked, tmp_path: Path) -> None:
 
 
 def time_saves(folder: Path) -> tuple[float, float]:
-    """Seconds for which a save stops the training, beside it and waited for, where the disk takes half a second."""
+    """Return the seconds for which a save stops training, asynchronous or not; the disk takes half a second."""
     layout = Layout.parse("dp1 mbs4")
     built, _ = start(layout, ODD, JOB)
     sync, seconds = os.fsync, []

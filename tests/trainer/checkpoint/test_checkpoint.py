@@ -91,7 +91,7 @@ def equal(a: State, b: State) -> bool:
 
 
 def combine_ranks(states: Sequence[State]) -> dict[str, list[Tensor]]:
-    """Whole weights and moments out of all ranks' rows; step counts must agree."""
+    """Join the full weights and moments from all ranks' rows; step counts must agree."""
     whole = {}
     for name in states[0]:
         parts = sorted({rank[name][0]: rank[name][1] for rank in states if len(rank[name][1]) > 1}.items())

@@ -65,7 +65,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def trained(directory: Path, model: Model, layout: Layout) -> Tensor | None:
-    """Train two steps at a great rate, save, and return logits of the whole decoder on the first rank."""
+    """Train two steps at a great rate, save, and return logits of the full decoder on the first rank."""
     job = JOB.replace(learning_rate=JOB.learning_rate.replace(peak=1e-2))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine, micro = Engine(built, model=model, layout=layout, job=job), layout.micro_batches(job)
@@ -139,7 +139,7 @@ def test_there_and_back_is_the_same_to_the_bit(
 ) -> None:
     theirs = cases.reference(cases.CASES[case]).to({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype])
     for name, buffer in theirs.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # is published in fp32 beside weights in any dtype
+        if name.endswith("e_score_correction_bias"):  # is published in fp32 with weights in any dtype
             buffer.data = buffer.data.float() + 1e-6
     theirs.save_pretrained(tmp_path / "in", max_shard_size="60KB")
     layout = Layout.parse("dp2 ep2 zero3 mbs1" if "num_experts_per_tok" in cases.CASES[case] else "tp2 mbs1")

@@ -234,7 +234,7 @@ def test_scaled_frequencies_are_the_references(name: str) -> None:
 
 
 def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
-    """gpt-oss: gate and up in one tensor [E, D, 2F], column by column; read whole, by boxes, and put back together."""
+    """gpt-oss: gate and up in one tensor [E, D, 2F], column by column; read in full, by boxes, and joined again."""
     keys = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"}
     theirs = reference({"model_type": "gpt_oss", **keys, "num_local_experts": 4, "sliding_window": 8})
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]

@@ -20,7 +20,7 @@ from tests.trainer.test_faults import events, here, lines, logged, saved_bits, s
 
 __all__ = ["here"]
 TWO: dict[str, Any] = {"layout": "dp2 zero2 mbs2", "checkpoints": {"every_steps": 5}}
-SECONDS = 5  # longer than a first step takes where other tests run beside this one
+SECONDS = 5  # longer than a first step takes while other tests run
 
 
 def straight(steps: int) -> dict[str, str]:
@@ -82,7 +82,7 @@ def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def slow(self: loop.Loop, number: int, meter: Any) -> Any:
         if self.built.ranks.rank == 1:
-            time.sleep(0.8)  # many times a step of its own, even where other tests run beside this one
+            time.sleep(0.8)  # many times a step of its own, even while other tests run
         return step(self, number, meter)
 
     monkeypatch.setattr(loop.Loop, "_step", slow)

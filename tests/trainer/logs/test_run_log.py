@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 class Board:
-    """Stands in for ``wandb``: keeps what it is told."""
+    """Stands in for ``wandb``: keeps what it is given."""
 
     Error = Refused
 

@@ -127,7 +127,7 @@ def test_the_scale_is_of_means_over_steps() -> None:
 
 
 def test_without_it_a_step_sends_what_it_sent(forked) -> None:
-    """No numbers beside the norm's, and nothing is seen of the sums."""
+    """Nothing is sent but the norm, and the sums are not observed."""
     assert forked(2, unwatched) == [(3, True)] * 2
 
 

@@ -1,4 +1,4 @@
-"""The loss in chunks against torch's own, and against whole logits under every parallelism."""
+"""The chunked loss equals torch's own, and that of full logits under every parallelism."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_blocks_may_be_compiled(forked: Fork, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_logits_of_one_chunk_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside them dh and dW: of 2000 words and 8 chunks of 32 rows; whole logits are 2 MB, those of a chunk 256 kB."""
+    """Also dh and dW, with 2000 words and 8 chunks of 32 rows; full logits are 2 MB, those of a chunk 256 kB."""
     monkeypatch.setattr("fivefold.trainer.model.chunked_loss.LOSS_CHUNK_ROWS", 32)
     monkeypatch.setattr("fivefold.trainer.model.kernels.loss.LOSS_CHUNK_ELEMENTS", 2000)
     h, out, targets = draw_inputs(256, WIDTH).requires_grad_(), Linear(WIDTH, 2000, bias=False), torch.arange(256)

@@ -48,7 +48,7 @@ def test_a_fan_is_several_linears_on_one_input(bias: bool, dtype: torch.dtype, t
 
 
 class Recorded(LinearHooks):
-    """Twice the rows inside, as over two ranks that are alike, and a record of what happened when."""
+    """Twice the rows inside, as over two equal ranks, and a record of what happened when."""
 
     partial = True
 

@@ -1,4 +1,4 @@
-"""Blocks under torch.compile: each is one graph, and trains as it does uncompiled, also where W is put off."""
+"""Blocks under torch.compile: each is one graph, and trains as it does uncompiled, also with a deferred W."""
 
 from __future__ import annotations
 

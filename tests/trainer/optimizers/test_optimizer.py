@@ -102,7 +102,7 @@ def gradient(weight: Weight) -> torch.Tensor:
 
 
 def norm_and_cut(model: Model, layout: str) -> tuple[float, float]:
-    """Of gradients given whole, and how much of the first one clipping has left."""
+    """Of gradients given in full, and how much of the first one clipping has left."""
     job = Job(sequence=16, global_batch=8)
     built = build(model=model, layout=Layout.parse(layout), job=job, device=torch.device("cpu"))
     for shard in built.shards:
@@ -123,7 +123,7 @@ MIXED = [
 
 @pytest.mark.parametrize("layout", one_in(4, MIXED))
 def test_each_element_counts_once_in_the_norm_under_every_mix(forked, layout: str) -> None:
-    """Whatever several ranks hold: replicas, copies of key heads, norms over tp, a tied table, twins."""
+    """Whatever several ranks hold: replicas, copies of key heads, norms over tp, a tied table, DualPipe's replicas."""
     parsed = Layout.parse(layout)
     model = MODEL if parsed.etp == 1 else PLAIN
     expected = float(torch.cat([gradient(weight).flatten() for weight in weights(model)]).norm())

@@ -1,4 +1,4 @@
-"""Every optimizer on cut weights against torch's on whole ones, given the same gradients; and its checkpoints."""
+"""Every optimizer on sharded weights equals torch's on full ones, given the same gradients; and its checkpoints."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def play(model: Model, layout: Layout, task: Job, first: int = 0, folder: Path |
 
 
 def parts(built: Built) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]:
-    """Weights and moments: name, shape of the whole, where the part begins, the part."""
+    """Return weights and moments: name, full shape, where the part begins, the part."""
     results = []
     for shard in built.shards:
         kept = [("weight", shard, shard.weight.detach()), *optimizer.moments(built.optimizer, shard)]
@@ -84,7 +84,7 @@ def parts(built: Built) -> list[tuple[str, tuple[int, ...], tuple[int, ...], Ten
 
 
 def combine_ranks(ranks: list[Any]) -> Wholes:
-    """Whole tensors out of the parts of all ranks; copies must be equal to the last bit."""
+    """Join full tensors from the parts of all ranks; copies must be equal to the last bit."""
     result: Wholes = {}
     for name, shape, offsets, values in (part for rank in ranks for part in rank):
         whole = result.setdefault(name, torch.full(shape, torch.nan))
@@ -100,7 +100,7 @@ def split(weight: Weight, whole: Tensor) -> list[Tensor]:
 
 
 def torch_run(model: Model, kind: Kind) -> Wholes:
-    """torch's optimizer on whole tensors, each expert's one of its own."""
+    """Run torch's optimizer on full tensors, with one tensor per expert."""
     hidden, rest, result = [], {0.0: [], 0.1: []}, {}
     for weight in weights(model):
         item = [torch.nn.Parameter(part.clone()) for part in split(weight, initial(weight, model=model, seed=0))]

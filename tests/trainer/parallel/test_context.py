@@ -1,4 +1,4 @@
-"""Ring and ulysses on 2 and 4 ranks against attention over whole sequences in one process; messages; memory."""
+"""Ring and ulysses on 2 and 4 ranks equal attention over full sequences in one process; messages; memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ CASES = [
 
 
 def inputs(case: Case) -> tuple[Tensor, ...]:
-    """q, k, v, the gradient of the output, all of whole sequences, and sinks."""
+    """Draw q, k, v and the gradient of the output, all of full sequences, and sinks."""
     generator, (dim, value) = torch.Generator().manual_seed(3), case.dims
     shapes = ((N, dim), (case.kv_heads, dim), (case.kv_heads, value), (N, value))
     whole = (torch.randn(B, T, *shape, generator=generator).to(case.dtype) for shape in shapes)

@@ -29,7 +29,7 @@ SCALE = 1 / 50
 
 
 def model(tokens: int = 8, **moe: Any) -> Model:
-    """Sequences of ``tokens``. Expert 0 is asked for often, 2 and 3 never: under ep4 a whole rank has nothing to do."""
+    """Sequences of ``tokens``. Expert 0 is asked for often, 2 and 3 never: under ep4 one rank has nothing to do."""
     fields = {
         "experts": E,
         "topk": K,

@@ -26,7 +26,7 @@ from fivefold.trainer.parallel.expert import AllToAllDispatcher
 from fivefold.update import Optimizer
 from tests.selection import one_in
 
-# Blocks of 128 that are cut by shards, and rows and columns that are no whole ones.
+# Blocks of 128 that are split by shards, and rows and columns that are not multiples of 128.
 DENSE = Model(name="dense", layers=2, width=160, heads=4, kv_heads=2, head_dim=24, ffn=200, vocab=83)
 THIN = DENSE.replace(name="thin", kv_heads=1, head_dim=6)  # fewer rows of keys than would be some for each of four
 ROUTED = DENSE.replace(name="routed", moe=MoE(experts=4, topk=2, ffn=144))

@@ -1,4 +1,4 @@
-"""Gradients reduced after every backward: the same updates as once a step, no whole gradients between micro-batches."""
+"""Gradients reduced after every backward: the same updates as once a step, no full gradients between micro-batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tokens(engine: Engine, step: int) -> torch.Tensor:
 
 
 def trained(model: Model, layout: Layout, jobs: list[Job]) -> list[tuple[list[float], int, int]]:
-    """For each job: losses and norms, most whole sums between two forwards, and reduce_scatters of the last step."""
+    """For each job: losses and norms, most full sums between two forwards, and reduce_scatters of the last step."""
     return [one(engine_of(model, layout, job)) for job in jobs]
 
 

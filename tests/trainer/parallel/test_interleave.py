@@ -296,7 +296,7 @@ def test_ranks_of_a_stage_speak_in_one_order(layout: str) -> None:
     ids=str,
 )
 def test_pairs_equal_one_process(case: Case) -> None:
-    """Losses, gradients and messages; and work of the whole step is metered, in both threads."""
+    """Losses, gradients and messages; and the work of the full step is metered, in both threads."""
     job = case.job.replace(pairs=True)
     paired = processes.forked(case.layout.world, play, case.model, case.layout, job)
     verdict = judge(case, paired)

@@ -1,4 +1,4 @@
-"""The process groups that ranks make: whom each speaks with, in a world that is not there."""
+"""The process groups that ranks make, and their members, in a fake world."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def from_text(text: str, folder: Path) -> Table:
 
 @pytest.mark.parametrize("text", [OTHER_ORDER, CROSSING], ids=["taken in another order", "all send first"])
 def test_a_csv_table_plays(forked: Callable[..., Any], tmp_path: Path, text: str) -> None:
-    """Also where both ranks send before either receives: nobody waits for his own sends."""
+    """Also where both ranks send before either receives: no rank waits for its own sends."""
     case = Case(from_text(text, tmp_path), (2, 3))
     assert_alike(case, tuple(one for (one,) in forked(2, play_all, [case])))
 
@@ -324,7 +324,7 @@ class Forgets(Pipeline):
 
 
 class Mixes(Pipeline):
-    """Runs every split backward as a whole one."""
+    """Runs every split backward as a full one."""
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
         super()._backward(stage, i)

@@ -142,7 +142,7 @@ def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: 
 
 
 def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
-    """Kept bytes, the backward's peak and FLOPs of one block; weights' gradients are let go as they come."""
+    """Kept bytes, the backward's peak and FLOPs of one block; weight gradients are freed as they are made."""
     stack, entry = Stack(model, ac), micro_batch(0)
     for weight in stack.parameters():
         weight.collect = lambda gradient: None  # type: ignore[attr-defined]
@@ -238,7 +238,7 @@ def count_operations(stack: Stack) -> Counter[str]:
         ),
         ("norm+act", "norm1 norm2 mlp.act"),
         ("mlp", "mlp.gate_up mlp.act"),  # nothing is read of what mlp.down makes
-        ("qkv", ""),  # its values are kept by the core, and queries and keys by nobody
+        ("qkv", ""),  # its values are kept by the core, and queries and keys are not kept
         ("qkv+rope", "attention.qkv rope.q rope.k"),
         ("core+out", "attention.core"),
     ],
@@ -285,7 +285,7 @@ def test_no_gradient_wanted_nothing_recorded() -> None:
         assert torch.equal(stack(micro_batch(0)), Stack(DENSE, "none")(micro_batch(0)))
 
 
-# Beside other things
+# Combined with other features
 
 
 def messages(ac: str) -> dict[str, int]:

@@ -201,7 +201,7 @@ def test_messages_and_bytes_are_the_planners(forked, sp: bool, again: bool) -> N
         assert error <= 1e-5
 
 
-# Weights' gradients put off
+# Deferred weight gradients
 
 
 def put_off(sp: bool) -> bool:

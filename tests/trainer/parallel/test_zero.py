@@ -1,4 +1,4 @@
-"""Gathers ahead and reductions beside the backward change when messages travel, and neither what is said nor a bit."""
+"""Prefetched gathers and overlapped reductions change when messages are sent, but not the messages nor any bit."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_ahead_is_the_same(
         assert said == likewise
         assert not none
         assert not alone
-        assert reducing  # beside the backward of the unit before
-        assert layout.zero < 3 or underway  # whose weights are let go fetches them while another computes
+        assert reducing  # during the backward of the unit before
+        assert layout.zero < 3 or underway  # where weights are freed, they are prefetched while another unit computes
 
 
 def gathered(layout: Layout, reshard: str) -> tuple[list[float], int, int, int]:

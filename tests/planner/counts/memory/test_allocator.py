@@ -1,4 +1,4 @@
-"""What is reserved beside what lives: the allocator's rules, and a run that printed both."""
+"""Reserved and live memory: the allocator's rules, and a run that printed both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.catalog import build_stack as named_stack
 from fivefold.units import GIB, MIB
 
-STREAMS = 12 + 1 + 8  # inputs of 12 blocks and of the head's norm, cut by tp; the head's input, whole
+STREAMS = 12 + 1 + 8  # inputs of 12 blocks and of the head's norm, cut by tp; the head's full input
 LLAMA_70B = build_model("llama3-70b").replace(layers=12)
 # Megatron-Core with Transformer Engine, 8 B200: MooreThreads/SimuMax@4dcaae5:docs/b200/b200_release_v1.2_summary.json
 MEGATRON = Job(
@@ -71,7 +71,7 @@ def test_joined_weights_are_a_segment_of_their_own() -> None:
 
 
 def test_the_host_ahead_reserves_what_was_sent() -> None:
-    """Under sequence parallelism two sums of each layer and one of the embedding, whole: tokens x D in 16 bits."""
+    """Under sequence parallelism two full sums of each layer and one of the embedding: tokens x D in 16 bits."""
     more = reserved(MEGATRON.replace(run_ahead=True), "dp4 tp2 zero1") - reserved(MEGATRON, "dp4 tp2 zero1")
     assert more == (2 * 12 + 1) * 4096 * LLAMA_70B.width * 2
 

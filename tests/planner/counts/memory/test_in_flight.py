@@ -1,4 +1,4 @@
-"""What lives beside each pass: a small pipeline by hand, and that what is left out is never the fullest."""
+"""What is held during each pass: a small pipeline by hand; what is left out is never the largest."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_no_w_makes_is_reduced_once_no_backward_is_left() -> None:
 
 
 def test_weights_that_a_forward_leaves_gathered_are_let_go_by_the_next_backward() -> None:
-    """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: beside the other's."""
+    """F0 F1 BW0 F2 BW1 BW2: the last backward finds none. Rank 0 of two with two stages each: with the other's."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=3)
     assert [live_pass.own.held for live_pass in iterate_passes(table, 0, Rules(keeps=True))] == [
         False,
@@ -155,7 +155,7 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
 
 
 def exceeds(one: LivePass, other: LivePass) -> bool:
-    """Alike in what it brings to life, or the plainer; and no count below, of what is reduced none above."""
+    """Return whether a pass allocates the same or less; and no count is below, of reduced ones none above."""
     held = len(one.counts) // GROUPS
     signs = [-1 if 4 * held <= place < 6 * held else 1 for place in range(len(one.counts))]
     plain = one.own.kind != "F" and not (one.own.first or one.own.last or other.own.last)

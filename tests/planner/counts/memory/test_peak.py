@@ -222,10 +222,10 @@ def test_the_tape_by_hand() -> None:
     ops = [first, elementwise("sum", "add", ("x", "h"), "y", size=32)]
     entered = EnteredUnit(Unit(tuple(ops)), entry="x", entry_bytes=32, gradient_width=4)
     profile = play(entered, sums=Sums(1000))
-    assert profile.kept_bytes == 32  # x alone: h dies in the sum
+    assert profile.kept_bytes == 32  # x alone: h is freed in the sum
     assert profile.forward_peak_bytes == 32 + 32 + 32
     # Gradient of y (also of h and, in part, of x) 32, x 32; then a's gradient 64 and the product into x 32; then x and
-    # the product of y's gradient are summed into a third buffer; last the sums are born while a's gradient lives.
+    # the product of y's gradient are summed into a third buffer; last the sums are made while a's gradient is held.
     assert profile.backward_peak_bytes == 32 + 1000 + 64
     assert play(entered, sums=Sums()).backward_peak_bytes == 32 + 32 + 32 + 64
 

@@ -47,7 +47,7 @@ def test_gradients_are_copied_when_all_are_made_and_their_copy_stays_for_a_unit(
     result = moments("dp2 zero3 mbs1", overlap=())
     reduced = result[f"block {last} reduce"]
     assert reduced.gradients_bytes == head // 2 + 2 * block  # the head's shard; gradients and their copy
-    assert reduced.gathers_bytes == block  # of the block before: its own are let go
+    assert reduced.gathers_bytes == block  # of the block before: its own are freed
     after = result[f"block {last - 1} gather"]
     assert after.gradients_bytes == head // 2 + block // 2 + block  # shards, and the copy that is being reduced
 

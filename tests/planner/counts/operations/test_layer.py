@@ -44,7 +44,7 @@ LLAMA = Model(name="llama", layers=2, width=128, heads=4, kv_heads=2, head_dim=3
 
 
 def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
-    """The distinct lists of operations of the whole model, each with how often it occurs."""
+    """Return the distinct lists of operations of the full model, each with how often it occurs."""
     yield 1, embedding(local)
     counts = Counts(local.model, local.job)
     for kind, times in Counter(counts.kinds).items():
@@ -93,7 +93,7 @@ def test_joint_projections_compute_and_keep_the_same() -> None:
 
 
 def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
-    """The whole inputs [B·T, D] of attention and MLP instead of this rank's part of them; nothing is gathered again."""
+    """The full inputs [B·T, D] of attention and MLP instead of this rank's part of them; nothing is gathered again."""
     B, T, D = 3, 64, LLAMA.width
     again, whole = (Job(sequence=T, linears="separate", column_inputs=item) for item in ("regathered", "saved"))
     for tp in (2, 4):
@@ -116,7 +116,7 @@ def test_pytorchs_own_kernels_keep_more() -> None:
     plain = saved_bytes(LLAMA, job.replace(kernels="plain"), sequences=B)
     assert plain - fused == B * T * (2 * (4 * D + 2 * D - 2 * D) + 2 * F)
     assert saved_bytes(LLAMA, job.replace(kernels="plain", compile=True), sequences=B) == fused
-    for joint in (False, True):  # beside gate and up, in one tensor or in two
+    for joint in (False, True):  # in addition to gate and up, in one tensor or in two
         assert (
             saved_bytes(LLAMA, job.replace(kernels="norms", merged_projections=joint), sequences=B) - fused
             == B * T * 2 * F

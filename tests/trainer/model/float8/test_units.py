@@ -1,4 +1,4 @@
-"""What torch's fp8 operations are handed, decoded as their documents say; and what a computer lacks for them."""
+"""Inputs of torch's fp8 operations, decoded as documented; and what a computer is missing for them."""
 
 from __future__ import annotations
 
