@@ -35,6 +35,7 @@ def norm_programs(rows: int, width: int) -> int:
 
 
 Offloaded = Literal["optimizer", "activations"]
+Objective = Literal["pretrain", "sft"]
 Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]
 # Elements that share one scale, in fp32 (in blocks, of one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128);
 # OCP MX (1x32); NVFP4 (1x16, and an fp32 scale of the full matrix: arXiv:2509.25149).
@@ -275,7 +276,10 @@ class Job(Record):
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]  # name of a recipe such as ``bf16`` or ``fp8-tiles``
-    # separate: tokens do not attend to other documents packed into the same sequence; the planner counts both equally
+    # what is trained. pretrain: every token; sft: the tokens that the data marks, such as the replies of conversations
+    objective: Objective = "pretrain"
+    # separate: tokens do not attend to other documents packed into the same sequence; the planner counts both equally.
+    # The default is joined for pretrain, and separate for sft
     documents: Literal["joined", "separate"] = "joined"
     # emulate fp8, fp4 and tf32 on devices without kernels for them: operands are cast, then multiplied in fp32
     emulate: bool = False
@@ -306,6 +310,8 @@ class Job(Record):
                 )
             elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
                 values["precision"] = RECIPES[name].model_dump() | precision
+            if values.get("objective", "pretrain") != "pretrain":
+                values.setdefault("documents", "separate")
             if isinstance(adapter := values.get("adapter"), str):
                 values["adapter"] = parse_adapter(adapter)
         except UserError as error:
@@ -319,6 +325,13 @@ class Job(Record):
         if self.ramp is not None and (sizes := len(self.ramp.sizes(self.global_batch))) > RAMP_SIZES:
             raise ValueError(f"ramp.step={self.ramp.step} makes {sizes} sizes of the batch, more than {RAMP_SIZES}")
         return self
+
+    def row_tokens(self, predicted: int = 0) -> int:
+        """Return the int64 elements of a sequence in a batch: its tokens and the last target, for sft all targets.
+
+        ``predicted``: the number of further tokens that modules of multi-token prediction predict.
+        """
+        return 2 * self.sequence if self.objective == "sft" else self.sequence + 1 + predicted
 
     @property
     def activation_bytes(self) -> int:

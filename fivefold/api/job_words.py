@@ -25,6 +25,7 @@ class JobWords(TypedDict, total=False):
     attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] | None
     sequence: int
     global_batch: int
+    objective: Literal["pretrain", "sft"]
     documents: Literal["joined", "separate"]
     emulate: bool
     imbalance: float

@@ -145,7 +145,7 @@ def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], 
     if _sends(order):
         clock.follow(engine)
     draw = torch.Generator().manual_seed(order.rank)
-    shape = layout.micro_batches(job), layout.mbs, job.sequence + 1 + order.model.predicted
+    shape = layout.micro_batches(job), layout.mbs, job.row_tokens(order.model.predicted)
     tokens = torch.randint(0, order.model.vocab, shape, generator=draw)
 
     def step() -> UnitSeconds:

@@ -34,7 +34,8 @@ def prepare_corpus(run: Run, model: Model) -> Index:
             tokenizer=run.data.tokenizer,
             directory=run.folder / "data",
             holdout=run.data.heldout,
-            key=run.data.key,
+            key=run.data.key or "text",
+            samples=run.samples(),
             progress=progress,
         )
     run.shards(model)

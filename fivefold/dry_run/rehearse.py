@@ -105,8 +105,8 @@ def _step(engine: Engine, recorder: Recorder) -> Tape:
     """Record one step on a new tape, which begins with an ALLOC of every live storage."""
     layout, job, built = engine.layout, engine.job, engine.built
     recorder.silent = True
-    length = job.sequence + 1 + engine.predicted
-    engine.tokens = torch.zeros(layout.micro_batches(job), layout.mbs, length, dtype=torch.long)
+    shape = layout.micro_batches(job), layout.mbs, job.row_tokens(engine.predicted)
+    engine.tokens = torch.zeros(shape, dtype=torch.long)
     recorder.silent = False
     recorder.name([engine.tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables], "inputs")
     recorder.name(built.gather_scales(), "fp8 scales")

@@ -113,6 +113,8 @@ def unfit(model: Model, job: Job) -> Iterator[str]:
             yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
         if job.stack.attention == "unfused":
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
+    if job.objective == "sft" and model.mtp is not None:
+        yield f"objective=sft does not train multi-token prediction ({model.name}); take a model without mtp"
     for kind in model.other_mixers:
         if job.documents == "separate":
             yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"

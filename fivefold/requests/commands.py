@@ -554,6 +554,11 @@ class DataOptions(JsonOption):
     command = "data"
     panel = "Run"
     run: Annotated[Path, Field(description="The run file (.toml) whose data is prepared."), Argument()]
+    samples: Annotated[
+        int,
+        Field(ge=0, description="Also print this many training samples, with what is trained in brackets."),
+        Option(("--show",)),
+    ] = 0
 
 
 class ShowOptions(JsonOption):

@@ -1,6 +1,9 @@
 """Runs one training step on this rank: run the pipeline schedule, reduce gradients, clip their norm, update the shards.
 
 tokens [micro-batches, mbs, T + 1] → F, B, W of this rank's stages → reductions → norm, clip, update
+
+A job with ``objective = "sft"`` gives T inputs and T targets of each sequence instead. A negative target has no loss:
+``LAST`` marks that of the last token of a document.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built
+from fivefold.trainer.data.packing import LAST
 from fivefold.trainer.measure.meter import StepObserver
 from fivefold.trainer.measure.noise_scale import Noise, NoiseScale
 from fivefold.trainer.model.dropout import sequence_keys
@@ -56,10 +60,12 @@ class Engine:
 
     def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
         """Set up the schedule. ``end``: id of the end-of-document token, if tokens attend only inside documents."""
-        if job.documents == "separate" and end is None:
+        self.has_targets = job.objective == "sft"  # the batch has them, and not only tokens
+        if job.documents == "separate" and end is None and not self.has_targets:
             raise ValueError("separate documents need the token that ends one")
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "separate" else None
+        self.counted: int | None = None  # targets with a loss in this step, over all ranks; None: all
         self.layers = stage_layers(model.layers, layout)
         self.sequences = job.global_batch  # of this step, over all ranks
         self.predicted = model.predicted
@@ -92,18 +98,25 @@ class Engine:
         self.pipeline.on_pass = self._pass_ended
 
     def step(
-        self, tokens: Tensor, *, stop: bool = False, judge: Callable[[float, float], bool] | None = None
+        self,
+        tokens: Tensor,
+        *,
+        counted: int | None = None,
+        stop: bool = False,
+        judge: Callable[[float, float], bool] | None = None,
     ) -> StepResult:
-        """Run one optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1].
+        """Run one optimizer step on this data rank's ``tokens`` [micro-batches, mbs, T + 1] (sft: [.., 2 T]).
 
         Every rank calls it. With multi-token prediction a sequence has one more token per module.
 
+        ``counted``: targets with a loss in the batches of all ranks, which divide the sum of losses; None: all targets.
         ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
         same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can fix.
         """
         scaler = self.built.scaler
         scale = 1.0 if scaler is None else scaler.scale
-        if scaler is not None or len(tokens) != self.pipeline.table.micro_batches:
+        if scaler is not None or self.has_targets or len(tokens) != self.pipeline.table.micro_batches:
+            self.counted = counted
             self._resize_schedule(len(tokens))
             self._scale_losses(scale)
         biases = [moe.bias.clone() for moe in self.routed.values()] if scaler is not None or judge is not None else []
@@ -167,10 +180,14 @@ class Engine:
         self.sequences = layout.dp * micro_batches * layout.mbs
 
     def _scale_losses(self, scale: float) -> None:
-        """Set the factor of a token's loss and of the aux loss to loss scale ``scale`` / tokens of the step."""
-        self.scale = scale / (self.sequences * self.job.sequence)
+        """Set the factor of a token's loss and of the aux loss to loss scale ``scale`` / tokens of the step.
+
+        The loss is a mean over the counted targets, and the aux loss over all tokens.
+        """
+        tokens = self.sequences * self.job.sequence
+        self.scale = scale / (tokens if self.counted is None else max(1, self.counted))
         for moe in self.routed.values():
-            moe.scale = self.scale
+            moe.scale = scale / tokens
 
     def backward(self, tokens: Tensor) -> Tensor:
         """Run forward and backward of all micro-batches, and reductions: every shard has its gradient afterwards.
@@ -247,10 +264,14 @@ class Engine:
         self._begin_forward(entry)
         module, tokens = self.built.module, self.tokens[micro_batch]
         predicted = self.predicted if torch.is_grad_enabled() else 0
-        length = tokens.shape[1] - 1 - predicted
-        n_further = predicted if stage == self.pipeline.last else 0
-        inputs, targets, *further = (tokens[:, shift : shift + length] for shift in range(2 + n_further))
-        documents = None if self.end is None else (inputs == self.end).cumsum(1) - (inputs == self.end).long()
+        further: list[Tensor] = []
+        if self.has_targets:
+            inputs, targets = tokens.chunk(2, dim=1)
+        else:
+            length = tokens.shape[1] - 1 - predicted
+            n_further = predicted if stage == self.pipeline.last else 0
+            inputs, targets, *further = (tokens[:, shift : shift + length] for shift in range(2 + n_further))
+        documents = self._documents(inputs, targets)
         if module.positions is not None:
             inputs, targets, *further = (ids[:, module.positions] for ids in (inputs, targets, *further))
         keys = self.keys[micro_batch] if self.drops else None
@@ -267,6 +288,13 @@ class Engine:
         if self._metered is not None:
             self._metered.phase = "backward"
         return out
+
+    def _documents(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return the number of the document of each token [mbs, T]; None if tokens attend to all earlier ones."""
+        if self.job.documents == "joined":
+            return None
+        ends = targets.eq(LAST) if self.has_targets else inputs.eq(self.end or 0)
+        return ends.cumsum(1) - ends.long()
 
     # Measurement
 

@@ -44,22 +44,20 @@ class Evaluator:
 
     def heldout_loss(self) -> float:
         """Return the mean loss in nats per token over the held-out rows of all ranks, by one all_reduce."""
-        ranks = self.built.ranks
-        rows = np.stack(
-            list(
-                heldout_batches(
-                    self.shards,
-                    sequence=self.run.job.sequence,
-                    rows=self.run.evaluate_sequences,
-                    mbs=self.layout.mbs,
-                    rank=ranks["dp"].rank,
-                    ranks=self.layout.dp,
-                )
-            )
+        ranks, loader = self.built.ranks, self.run.loader(self.shards, split="heldout")
+        batches = heldout_batches(
+            loader,
+            rows=self.run.evaluate_sequences,
+            mbs=self.layout.mbs,
+            rank=ranks["dp"].rank,
+            ranks=self.layout.dp,
         )
+        rows = np.stack(list(batches))
         total = self.engine.evaluate(torch.from_numpy(rows)).double()
         all_reduce(total, ranks["world"]).wait()
-        predicted_tokens = self.layout.dp * rows[..., 1:].size
+        sequences = self.layout.dp * rows.shape[0] * rows.shape[1]
+        counted = loader.count_targets(np.arange(sequences))
+        predicted_tokens = sequences * self.run.job.sequence if counted is None else max(1, counted)
         for unit in self.built.units:
             unit.drop()
         return total.item() / predicted_tokens

@@ -28,7 +28,6 @@ from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
 from fivefold.trainer.checkpoint.async_saver import Saver
 from fivefold.trainer.checkpoint.resume import set_aside, step_past
-from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.engine import Engine, StepResult
@@ -81,7 +80,7 @@ class Loop:
         self.ideal_seconds = ideal_seconds  # time of a step of the full batch at the chips' peak FLOP/s, for the MFU
         self.job: Job = run.job
         self.shards = shards
-        self.loader = Loader(shards, sequence=self.job.sequence, seed=self.job.seed, ahead=model.predicted)
+        self.loader = run.loader(shards, ahead=model.predicted)
         self.loader.check(global_batch=self.job.global_batch)
         self.prefetcher = Prefetcher(self._read, pinned=built.ranks.device.type == "cuda")
         self.signal = ""  # name of the last signal sent to this process
@@ -246,13 +245,14 @@ class Loop:
         optimizer.set_rate(built.optimizer, self.rate)
         self.batch = job.batch(self.samples)
         after = self.samples + self.batch
+        counted = self.loader.count_targets(np.arange(self.samples, after))
         tokens, self.samples = self.prefetcher.take(self.samples, following=after), after
         if meter and built.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         engine.meter, engine.number, self.bad_loss = meter, step, None
         judge = self._judge if self.run.faults.judges_first else None
         with meter or nullcontext():
-            result = engine.step(tokens, stop=bool(self.signal) or self.saver.failed, judge=judge)
+            result = engine.step(tokens, counted=counted, stop=bool(self.signal) or self.saver.failed, judge=judge)
         engine.meter = None
         if judge is None and not (
             result.skipped and result.loss_scale > MIN_SCALE

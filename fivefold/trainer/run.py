@@ -16,19 +16,29 @@ from fivefold.model.catalog import locate_model
 from fivefold.model.spec import Model
 from fivefold.record import Record, UserError, locate, read_file
 from fivefold.trainer.data.loader import Loader
-from fivefold.trainer.data.shards import Shards
+from fivefold.trainer.data.packing import Excess, PackedLoader, Packing
+from fivefold.trainer.data.shards import Shards, Split
+from fivefold.trainer.data.supervised import Format, LossOn, SampleFormat, sample_format
 from fivefold.trainer.faults.spikes import Faults
 
 KEYWORDS = ("stdlib", "bytes")  # values in [data] that are not paths: a corpus and a tokenizer
 
 
 class Data(Record):
-    """[data]: the text to train on. ``corpus``: ``stdlib`` (Python's own library), or a file or folder."""
+    """[data]: what to train on. ``corpus``: ``stdlib`` (Python's own library), or a file or folder."""
 
-    corpus: str = "stdlib"  # ``stdlib`` (Python's own library), or a file or folder of text
+    corpus: str = "stdlib"  # ``stdlib`` (Python's own library), or a file or folder of text or of samples
     tokenizer: str = "bytes"  # bytes, bpe:SIZE, or a tokenizer.json
-    key: str = "text"  # field of .jsonl, column of .parquet
+    # text; messages: conversations as a list of role and content, or ShareGPT's from and value; completions: a prompt
+    # and a completion. The last two need [job] objective = "sft"
+    format: Format = "text"
+    # field of .jsonl, column of .parquet. Default: text; messages or conversations; prompt,completion
+    key: str = ""
     heldout: float = Field(0.02, gt=0, lt=1)  # share of the documents
+    chat_template: Path | None = None  # a .jinja file; None: the tokenizer's own template
+    loss_on: LossOn = "replies"  # replies: what the assistant wrote, or the completion; all: every token
+    packing: Packing = "best-fit"  # best-fit: as many samples as fit into a sequence; none: one
+    excess: Excess = "truncate"  # a sample longer than the sequence loses its end (truncate), or is left out (drop)
 
 
 class Checkpoints(Record):
@@ -94,16 +104,16 @@ class Run(Record):
         data = {name: getattr(run.data, name) for name in ("corpus", "tokenizer")}
         for name, value in data.items():  # working directory first: a run's folder has a ``data`` too
             data[name] = value if value in KEYWORDS or Path(value).exists() else locate(value, beside=path)
-        weights, adapter, schedule = (
+        weights, adapter, schedule, template = (
             Path(locate(str(file), beside=path)) if file else None
-            for file in (run.start.weights, run.start.adapter, run.schedule)
+            for file in (run.start.weights, run.start.adapter, run.schedule, run.data.chat_template)
         )
         return run.replace(
             model=locate_model(run.model, beside=path),
             machine=locate_machine(run.machine, beside=path),
             schedule=schedule,
             start=run.start.replace(weights=weights, adapter=adapter),
-            data=run.data.replace(**data),
+            data=run.data.replace(**data, chat_template=template),
         )
 
     def check(self, layout: Layout) -> None:
@@ -111,10 +121,32 @@ class Run(Record):
         self.check_noise(layout)
         self.table(layout)
 
+    def check_data(self, model: Model) -> None:
+        """Raise ``UserError`` unless the objective is that of the data, and the model can read packed samples."""
+        is_text = self.data.format == "text"
+        counts_positions = (
+            model.position == "learned"
+            or (model.window is not None and model.window_kind == "chunks")
+            or any(map(model.tempers, range(model.layers)))
+        )
+        if not is_text and self.data.packing != "none" and counts_positions:
+            raise UserError(
+                f"model {model.name!r}: its positions count from the start of a sequence, not of a packed sample; "
+                'set [data] packing = "none"'
+            )
+        if is_text != (self.job.objective == "pretrain"):
+            wanted = "pretrain" if is_text else "sft"
+            raise UserError(
+                f'[data] format = "{self.data.format}" is for [job] objective = "{wanted}", not '
+                f'"{self.job.objective}"; change either'
+            )
+
     def check_noise(self, layout: Layout) -> None:
         """Raise ``UserError`` if the noise scale is to be measured and no rank has a gradient of part of the batch."""
         if not self.noise_scale:
             return
+        if self.job.objective != "pretrain":
+            raise UserError("noise_scale: is measured of a mean over all tokens; drop it, or take objective pretrain")
         if self.job.adapter is not None:
             raise UserError("noise_scale: is not measured of adapters yet; drop it, or [job] adapter")
         if layout.cp > 1:
@@ -135,12 +167,37 @@ class Run(Record):
             raise UserError(f"{self.schedule}: has {has}, but layout {str(layout)!r} needs {needs}; change either")
         return table
 
+    def samples(self) -> SampleFormat | None:
+        """Return how the records of the corpus become samples; None for text."""
+        data = self.data
+        return sample_format(
+            data.format,
+            key=data.key,
+            loss_on=data.loss_on,
+            tokenizer=data.tokenizer,
+            chat_template=data.chat_template,
+        )
+
+    def loader(self, shards: Shards, *, split: Split = "train", ahead: int = 0) -> Loader:
+        """Return the loader of a split; ``ahead``: further tokens, for multi-token prediction."""
+        job, data = self.job, self.data
+        seed = job.seed if split == "train" else 0  # of the held-out samples: the same for every run
+        if job.objective == "sft":
+            return PackedLoader(
+                shards, split=split, sequence=job.sequence, seed=seed, packing=data.packing, excess=data.excess
+            )
+        return Loader(shards, split=split, sequence=job.sequence, seed=seed, ahead=ahead)
+
+    def describe_excess(self, model: Model) -> str | None:
+        """Return a line about the samples that are longer than the sequence; None if there are none, as in text."""
+        loader = self.loader(self.shards(model))
+        return loader.describe_excess() if isinstance(loader, PackedLoader) else None
+
     def shards(self, model: Model) -> Shards:
         """Open the prepared corpus; raises ``UserError`` if a split or the vocabulary of ``model`` is too small."""
-        shards, job = Shards.open(self.folder / "data"), self.job
-        train = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
-        train.check(global_batch=job.global_batch)
-        Loader(shards, split="heldout", sequence=job.sequence, seed=job.seed)  # raises if it holds no sequence
+        shards = Shards.open(self.folder / "data")
+        self.loader(shards, ahead=model.predicted).check(global_batch=self.job.global_batch)
+        self.loader(shards, split="heldout")  # raises if it holds no sequence
         if (needed := shards.tokenizer.vocab) > model.vocab:
             raise UserError(
                 f"tokenizer {self.data.tokenizer!r} has {needed} tokens, but {model.name} only vocab={model.vocab}; "

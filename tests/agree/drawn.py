@@ -64,7 +64,7 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
         chance = random.Random(f"{seed} {number}")
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
         case = next(filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None))))
-        yield _adapted(case, random.Random(f"{seed} {number} adapter"))
+        yield _masked(_adapted(case, random.Random(f"{seed} {number} adapter")), random.Random(f"{seed} {number} sft"))
 
 
 # Features of models and of layouts with their jobs; a draw is wide if any two that can go together are drawn together.
@@ -133,6 +133,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
     "unfused": lambda _, job: job.stack.attention == "unfused",
     "adapters": lambda _, job: job.adapter is not None,
+    "sft": lambda _, job: job.objective == "sft",
 }  # fmt: skip
 
 
@@ -200,6 +201,14 @@ def _adapted(case: Drawn, chance: random.Random) -> Drawn:
     if chance.random() < 0.5 and _is_supported(case.layout, quantized, model=case.model):
         return case._replace(job=quantized)
     return case._replace(job=case.job.replace(adapter=adapter))
+
+
+def _masked(case: Drawn, chance: random.Random) -> Drawn:
+    """Every third case with a loss on some of the targets, if that is legal."""
+    job = case.job.replace(objective="sft")
+    return (
+        case._replace(job=job) if chance.random() < 0.33 and _is_supported(case.layout, job, model=case.model) else case
+    )
 
 
 def _is_supported(layout: Layout, job: Job, *, model: Model) -> bool:

@@ -12,14 +12,21 @@ from fivefold.requests.commands import DataOptions
 def data(request: DataOptions) -> None:
     """Read, tokenize and pack a corpus into the run's folder; `train` does it too, if it has not been done."""
     from fivefold.model.catalog import resolve
+    from fivefold.trainer.data.samples import describe_split, show_sample
+    from fivefold.trainer.data.shards import SPLITS
     from fivefold.trainer.run import Run
 
     settings = Run.load(request.run)
+    model = resolve(settings.model)
+    settings.check_data(model)
     with hold_folder(settings.folder):
-        index = prepare_corpus(settings, resolve(settings.model))
+        index = prepare_corpus(settings, model)
     if request.as_json:
         show(index.model_dump_json(indent=2))
         return
-    for split in ("train", "heldout"):
-        part = index.part(split)
-        show(f"{split:8} {part.documents:>9,} documents {part.tokens:>14,} tokens")
+    shards = settings.shards(model)
+    for split in SPLITS:
+        show(describe_split(settings.loader(shards, split=split)))
+    for number in range(min(request.samples, index.train.documents)):
+        show("")
+        show(show_sample(shards, number, sequence=settings.job.sequence))

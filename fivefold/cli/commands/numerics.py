@@ -37,6 +37,8 @@ def numerics(request: NumericsOptions) -> None:
         job = type(job).read(job.model_dump() | {"precision": precision}, origin="--precision")
     if sequences > job.global_batch or job.global_batch % sequences:
         raise UserError(f"--sequences {sequences} does not divide the run's global_batch={job.global_batch}; take 1")
+    if job.objective != "pretrain":
+        raise UserError('numerics: compares losses of all tokens; take [job] objective = "pretrain"')
     if job.adapter is not None:
         raise UserError("numerics: does not compare adapters yet; take [job] adapter out of the run file")
     source = _source(settings, request.weights, model=model)

@@ -52,6 +52,7 @@ def train(request: TrainOptions) -> None:
             _must_be_this_host(settings, layout, machine=chips, file=request.run)
         settings = settings.replace(job=_on_this_chip(settings.job, model=model))
     settings.check(layout)
+    settings.check_data(model)
     if launcher() is None and not force:
         _must_fit(settings, layout, model=model, machine=chips, here=not slurm)
     options = ["--machine", request.machine] if request.machine is not None else []
@@ -64,6 +65,8 @@ def train(request: TrainOptions) -> None:
         # The launcher prepares it before it starts ranks; under torchrun the first rank does it while the others wait.
         if launcher() is None:
             prepare_corpus(settings, model)
+            if line := settings.describe_excess(model):
+                say(f"fivefold: {line}")
         if layout.world > 1 and "RANK" not in os.environ:
             options += ["--json"] if request.as_json else []
             options += ["--trace", str(request.trace)] if request.trace else []

@@ -12,11 +12,12 @@ import os
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from fivefold.record import UserError
 from fivefold.units import KIB, MIB
@@ -24,6 +25,7 @@ from fivefold.units import KIB, MIB
 STDLIB = "stdlib"
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", ".parquet")
+RECORD_SUFFIXES = (".jsonl", ".parquet")  # whose documents are records of named fields
 DOCUMENT_BYTES = 64 * KIB  # longest document of a text file, give or take a line
 LINES_BYTES = MIB  # slice of a .jsonl file
 # Folders skipped under the standard library: tests, of which some are not UTF-8 on purpose and which some systems
@@ -136,17 +138,28 @@ def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
 
     Raises ``UserError`` for a file that cannot be read, is not UTF-8 or has no ``key``.
     """
-    if piece.path.suffix == ".parquet":
-        yield from _read_rows(piece, key)
-        return
-    try:
-        start, data = _read_bytes(piece)
-    except OSError as error:
-        raise UserError(f"{piece.path}: cannot be read: {error.strerror}") from None
-    if piece.path.suffix == ".jsonl":
-        yield from _read_lines(piece.path, start, data, key)
+    if piece.path.suffix in RECORD_SUFFIXES:
+        yield from read_records(piece, parse=partial(_field, key=key), columns=(key,))
     else:
-        yield _utf8(piece.path, start, data)
+        yield _utf8(piece.path, *_read_bytes(piece))
+
+
+Parsed = TypeVar("Parsed")
+
+
+def read_records(
+    piece: FileSlice, *, parse: Callable[[Mapping[str, Any]], Parsed], columns: tuple[str, ...] | None = None
+) -> Iterator[Parsed]:
+    """Yield ``parse`` of each record of a slice of .jsonl or .parquet; ``columns``: those that it needs, None: all.
+
+    Raises ``UserError`` for a file that cannot be read. A ``ValueError`` of ``parse`` becomes one that says where.
+    """
+    if piece.path.suffix == ".parquet":
+        yield from _read_rows(piece, parse, columns)
+    elif piece.path.suffix == ".jsonl":
+        yield from _read_lines(piece.path, *_read_bytes(piece), parse)
+    else:
+        raise UserError(f"{piece.path}: holds text; records are read from files in {' and '.join(RECORD_SUFFIXES)}")
 
 
 def clean(text: str) -> str:
@@ -163,11 +176,15 @@ def read_documents(files: Iterable[File], *, key: str = "text") -> Iterator[str]
 
 
 def _read_bytes(piece: FileSlice) -> tuple[int, bytes]:
-    with piece.path.open("rb") as file:
-        limit = DOCUMENT_BYTES if piece.path.suffix in TEXT_SUFFIXES else -1
-        start, stop = _document_end(file, piece.start, limit), _document_end(file, piece.stop, limit)
-        file.seek(start)
-        return start, file.read(stop - start)
+    """Return the offset of a slice's first document, and its bytes."""
+    try:
+        with piece.path.open("rb") as file:
+            limit = DOCUMENT_BYTES if piece.path.suffix in TEXT_SUFFIXES else -1
+            start, stop = _document_end(file, piece.start, limit), _document_end(file, piece.stop, limit)
+            file.seek(start)
+            return start, file.read(stop - start)
+    except OSError as error:
+        raise UserError(f"{piece.path}: cannot be read: {error.strerror}") from None
 
 
 def _document_end(file: BinaryIO, offset: int, limit: int) -> int:
@@ -192,33 +209,35 @@ def _utf8(path: Path, start: int, data: bytes) -> str:
         ) from None
 
 
-def _read_lines(path: Path, start: int, data: bytes, key: str) -> Iterator[str]:
+def _read_lines(path: Path, start: int, data: bytes, parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
     for line in data.split(b"\n"):
         if line.strip():
+            text = _utf8(path, start, line)
             try:
-                yield _field(_utf8(path, start, line), key)
-            except (json.JSONDecodeError, _LineError, RecursionError) as error:
+                yield parse(_record(text))
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"{path}:{_line_number(path, start)}: {error}") from None
         start += len(line) + 1
 
 
-class _LineError(ValueError):
-    """An error in one line of .jsonl; ``_read_lines`` adds the line number."""
-
-
-def _field(line: str, key: str) -> str:
+def _record(line: str) -> Mapping[str, Any]:
     record: Any = json.loads(line)
     if not isinstance(record, dict):
-        raise _LineError(f"is of type {type(record).__name__}, not an object with the key {key!r}")
+        raise ValueError(f"is of type {type(record).__name__}, not an object with named fields")
+    return record
+
+
+def _field(record: Mapping[str, Any], *, key: str) -> str:
+    """Return the text of a record."""
     if key not in record:
-        raise _LineError(f"has no key {key!r}; it has {', '.join(map(repr, record)) or 'none'}")
+        raise ValueError(f"has no key {key!r}; it has {', '.join(map(repr, record)) or 'none'}")
     text = record[key]
     if not isinstance(text, str):
-        raise _LineError(f"the value of {key!r} is of type {type(text).__name__}, not text")
+        raise ValueError(f"the value of {key!r} is of type {type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise _LineError(f"the value of {key!r} holds half of a surrogate pair, which is no character") from None
+        raise ValueError(f"the value of {key!r} holds half of a surrogate pair, which is no character") from None
     return text
 
 
@@ -229,16 +248,23 @@ def _line_number(path: Path, offset: int) -> int:
         return 1 + sum(block.count(b"\n") for block in blocks)
 
 
-def _read_rows(piece: FileSlice, key: str) -> Iterator[str]:
+def _read_rows(
+    piece: FileSlice, parse: Callable[[Mapping[str, Any]], Parsed], columns: tuple[str, ...] | None
+) -> Iterator[Parsed]:
+    """Yield ``parse`` of each row of a group, without the fields that are null in it."""
     with _parquet(piece.path) as parquet:
-        if key not in (names := parquet.schema_arrow.names):
-            raise UserError(f"{piece.path}: has no column {key!r}; it has {', '.join(map(repr, names))}")
-        for row, text in enumerate(parquet.read_row_group(piece.start, columns=[key])[key].to_pylist()):
-            if isinstance(text, str):
-                yield text
-            elif text is not None:
-                kind = type(text).__name__
-                raise UserError(f"{piece.path}: row {row} of group {piece.start}: {key!r} is of type {kind}, not text")
+        names = parquet.schema_arrow.names
+        for column in columns or ():
+            if column not in names:
+                raise UserError(f"{piece.path}: has no column {column!r}; it has {', '.join(map(repr, names))}")
+        rows = parquet.read_row_group(piece.start, columns=columns and list(columns)).to_pylist()
+        for number, row in enumerate(rows):
+            record = {name: value for name, value in row.items() if value is not None}
+            if record:
+                try:
+                    yield parse(record)
+                except (ValueError, RecursionError) as error:
+                    raise UserError(f"{piece.path}: row {number} of group {piece.start}: {error}") from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.record import RunFailure
-from fivefold.trainer.data.corpus import File, FileSlice, clean, file_slices, read_slice
+from fivefold.trainer.data.corpus import File, FileSlice, clean, file_slices, read_records, read_slice
 from fivefold.trainer.data.shards import SPLITS, Split
+from fivefold.trainer.data.supervised import Mask, Sample, SampleFormat
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
 from fivefold.units import MIB
 
@@ -37,11 +38,12 @@ TEXT_HASHES = 2**64
 class Rule:
     """The settings by which every document is processed.
 
-    ``key``: field or column of its text; ``tokenizer``: path; ``bound``: a document is held out if its ``text_hash`` is
-    below it.
+    ``key``: field or column of its text; ``samples``: how records become supervised samples, None for text;
+    ``tokenizer``: path; ``bound``: a document is held out if its ``text_hash`` is below it.
     """
 
     key: str
+    samples: SampleFormat | None
     tokenizer: Path
     fingerprint: str
     dtype: str
@@ -50,11 +52,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of one split: all tokens with end tokens [tokens], lengths [documents], UTF-8 bytes of text."""
+    """The documents of one split: all tokens with end tokens [tokens], lengths [documents], UTF-8 bytes of text.
+
+    ``trained`` [tokens]: of supervised samples, which tokens are targets with a loss.
+    """
 
     tokens: Tokens
     lengths: NDArray[np.int64]
     text_bytes: int
+    trained: Mask | None = None
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,8 @@ def _load(path: Path, fingerprint: str) -> Tokenizer:
 def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
     """Read, clean, tokenize and split the documents of one unit; runs in a worker."""
     tokenizer = _load(rule.tokenizer, rule.fingerprint)
+    if rule.samples is not None:
+        return _encode_samples(unit, rule, rule.samples, tokenizer)
     end = np.array([tokenizer.end], rule.dtype)
     nul_bytes, lowest = 0, TEXT_HASHES
     tokens: dict[Split, list[Tokens]] = {split: [end[:0]] for split in SPLITS}
@@ -146,6 +154,28 @@ def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
             text_bytes[split] += len(text.encode())
     splits = {split: _join(tokens[split], text_bytes[split]) for split in SPLITS}
     return Encoded(sum(piece.size_bytes for piece in unit), nul_bytes, lowest, splits)
+
+
+def _encode_samples(unit: list[FileSlice], rule: Rule, samples: SampleFormat, tokenizer: Tokenizer) -> Encoded:
+    """Encode and split the supervised samples of one unit."""
+    lowest = TEXT_HASHES
+    parts: dict[Split, list[Sample]] = {split: [] for split in SPLITS}
+    parse = partial(samples.encode, tokenizer=tokenizer)
+    for sample in chain.from_iterable(read_records(piece, parse=parse) for piece in unit):
+        lowest = min(lowest, document_hash := text_hash(sample.text))
+        parts["heldout" if document_hash < rule.bound else "train"].append(sample)
+    splits = {split: _join_samples(parts[split], rule.dtype) for split in SPLITS}
+    return Encoded(sum(piece.size_bytes for piece in unit), 0, lowest, splits)
+
+
+def _join_samples(samples: list[Sample], dtype: str) -> Documents:
+    tokens = [sample.tokens.astype(dtype) for sample in samples]
+    return Documents(
+        np.concatenate([np.empty(0, dtype), *tokens]),
+        np.array([len(sample.tokens) for sample in samples], np.int64),
+        sum(len(sample.text.encode()) for sample in samples),
+        np.concatenate([np.empty(0, bool), *(sample.trained for sample in samples)]),
+    )
 
 
 def _join(documents: list[Tokens], text_bytes: int) -> Documents:

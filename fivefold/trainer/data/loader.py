@@ -85,16 +85,28 @@ class Loader:
                 f"{self.sequence} need {needed}; add text or {fix}"
             )
 
-    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Read the samples at ``positions`` [rows] as tokens [rows, length]: inputs begin at 0, targets at 1."""
+    def count_targets(self, positions: NDArray[np.int64]) -> int | None:
+        """Return the targets with a loss in the samples at ``positions``; None: all are."""
+        return None
+
+    def select(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the windows of the samples at ``positions`` [rows]."""
         epochs, indices = np.divmod(positions, self.windows)
         windows = np.empty_like(positions)
         for epoch in np.unique(epochs):
             is_in_epoch = epochs == epoch
             windows[is_in_epoch] = permute(indices[is_in_epoch], size=self.windows, seed=self.seed, epoch=int(epoch))
+        return windows
+
+    def read_window(self, window: int) -> NDArray[np.int64]:
+        """Read the tokens [length] of a window: inputs begin at 0, targets at 1."""
+        return self.shards.read(self.split, start=window * self.sequence, count=self.length).astype(np.int64)
+
+    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Read the samples at ``positions`` [rows] as rows [rows, length]."""
         tokens = np.empty((len(positions), self.length), np.int64)
-        for row, window in zip(tokens, windows, strict=True):
-            row[:] = self.shards.read(self.split, start=int(window) * self.sequence, count=self.length)
+        for row, window in zip(tokens, self.select(positions), strict=True):
+            row[:] = self.read_window(int(window))
         return tokens
 
     def batch(
@@ -113,14 +125,13 @@ class Loader:
 
 
 def heldout_batches(
-    shards: Shards, *, sequence: int, rows: int, mbs: int, rank: int = 0, ranks: int = 1
+    loader: Loader, *, rows: int, mbs: int, rank: int = 0, ranks: int = 1
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield this rank's batches [mbs, sequence + 1] of at most ``rows`` held-out samples, equal at every evaluation.
+    """Yield this rank's batches [mbs, length] of at most ``rows`` held-out samples, equal at every evaluation.
 
     Every rank gets the same number of batches, at least one, as collectives in the forward pass require: ``rows`` is
     rounded down to a multiple of ranks · mbs, and a split that is shorter than one such batch is read repeatedly.
     """
-    loader = Loader(shards, split="heldout", sequence=sequence, seed=0)
     batch = ranks * mbs
     for step in range(max(1, min(rows, loader.windows) // batch)):
         yield loader.rows(step * batch + rank * mbs + np.arange(mbs))

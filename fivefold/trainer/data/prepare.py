@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -37,6 +37,7 @@ from fivefold.trainer.data.shards import (
     read_index,
     sync,
 )
+from fivefold.trainer.data.supervised import SampleFormat
 from fivefold.trainer.data.tokenizer import choose_dtype, load
 from fivefold.trainer.data.tokenizer import tokenizer as make_tokenizer
 from fivefold.units import MIB, show_bytes
@@ -54,6 +55,7 @@ def prepare(
     directory: Path,
     holdout: float = 0.01,
     key: str = "text",
+    samples: SampleFormat | None = None,
     workers: int | None = None,
     progress: Progress = lambda what, done, total: None,
     shard_tokens: int = 2**28,
@@ -61,7 +63,8 @@ def prepare(
     """Tokenize ``corpus`` (``stdlib``, a file or a folder) into shards in ``directory``, unless they exist already.
 
     ``tokenizer``: ``bytes``, ``bpe:N`` or a path. ``holdout``: the share of documents held out, at least one unless 0.
-    ``key``: field of .jsonl, column of .parquet. ``workers``: processes; the shards do not depend on it.
+    ``key``: field of .jsonl, column of .parquet. ``samples``: how records become supervised samples; None: documents
+    are text. ``workers``: processes; the shards do not depend on it.
     Raises ``UserError`` for a corpus that cannot be read and ``RunFailure`` for a full disk or a dead worker; neither
     leaves files behind.
     """
@@ -69,7 +72,7 @@ def prepare(
         raise UserError(
             f"holdout={holdout} is not a fraction of the documents; give a number from 0 to below 1, such as 0.01"
         )
-    plan = _Plan(corpus, list_files(corpus), tokenizer, holdout, key, shard_tokens)
+    plan = _Plan(corpus, list_files(corpus), tokenizer, holdout, key, shard_tokens, samples)
     directory = directory.absolute()
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +113,7 @@ class _Plan:
     holdout: float
     key: str
     shard_tokens: int
+    samples: SampleFormat | None
 
     @property
     def size_bytes(self) -> int:
@@ -127,6 +131,7 @@ class _Plan:
             [[str(file.path.absolute()), file.size_bytes, file.changed_ns] for file in self.files],
             self.tokenizer if self.is_built_in else load(Path(self.tokenizer)).fingerprint,
             [self.holdout, self.key, self.shard_tokens],
+            *([] if self.samples is None else [asdict(self.samples)]),
         ]
         return hashlib.sha256(json.dumps(determinants).encode()).hexdigest()
 
@@ -198,7 +203,9 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
     bound = round(plan.holdout * TEXT_HASHES)
     tokenizer = make_tokenizer(plan.tokenizer, texts=lambda: _training_texts(plan, bound, progress))
     append(folder / TOKENIZER, tokenizer.text.encode())
-    rule = Rule(plan.key, folder / TOKENIZER, tokenizer.fingerprint, str(choose_dtype(tokenizer.vocab)), bound)
+    rule = Rule(
+        plan.key, plan.samples, folder / TOKENIZER, tokenizer.fingerprint, str(choose_dtype(tokenizer.vocab)), bound
+    )
     index, lowest = _write(plan, folder, rule, workers=workers, progress=progress)
     if plan.holdout and index.train.documents and not index.heldout.documents:
         # In so small a corpus no hash may fall below the bound: write again, holding out the lowest one.
@@ -219,6 +226,11 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
 
 def _training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterator[str]:
     """Yield the documents that are not held out, to train the tokenizer on."""
+    if plan.samples is not None:
+        raise UserError(
+            f"tokenizer {plan.tokenizer!r}: is trained on text, and these are {plan.samples.kind}; "
+            "take the tokenizer of the base"
+        )
     done = 0
     for text in read_documents(plan.files, key=plan.key):
         progress("training the tokenizer", done := done + len(text.encode()), plan.size_bytes)
@@ -233,7 +245,12 @@ def _write(plan: _Plan, folder: Path, rule: Rule, *, workers: int, progress: Pro
     with closing(encode_all(plan.files, rule=rule, workers=workers)) as results:
         for encoded in results:
             for split, documents in encoded.splits.items():
-                writers[split].add(documents.tokens, lengths=documents.lengths, text_bytes=documents.text_bytes)
+                writers[split].add(
+                    documents.tokens,
+                    lengths=documents.lengths,
+                    text_bytes=documents.text_bytes,
+                    trained=documents.trained,
+                )
             nul_bytes, lowest = nul_bytes + encoded.nul_bytes, min(lowest, encoded.lowest)
             progress("tokenizing", done := done + encoded.size_bytes, plan.size_bytes)
     index = Index(

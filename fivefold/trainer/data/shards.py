@@ -3,7 +3,8 @@
     directory/  index.json  tokenizer.json  train-00000.bin …  train-ends.bin  heldout-00000.bin …  heldout-ends.bin
 
 A split is one array of tokens: its documents in the order of the corpus, each followed by the end-of-document token.
-``*-ends.bin`` holds, as int64, the offset of each document's end in tokens: one past its end token.
+``*-ends.bin`` holds, as int64, the offset of each document's end in tokens: one past its end token. Supervised samples
+have no end token of ours, and ``*-trained.bin`` holds a byte for each token: 1 if it is a target with a loss.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
 
 VERSION = 2
 INDEX, TOKENIZER = "index.json", "tokenizer.json"
-SHARD_NAME = re.compile(r"(train|heldout)-(\d{5,}|ends)\.bin")
+SHARD_NAME = re.compile(r"(train|heldout)-(\d{5,}|ends|trained)\.bin")
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
@@ -50,6 +51,8 @@ class Part(Record):
     sha256: str
     shards: tuple[Shard, ...]
     ends: str
+    trained: str | None = None  # file of the marks of supervised samples
+    trained_tokens: NonNegativeInt | None = None  # the targets with a loss; None: all
 
 
 class Index(Record):
@@ -83,6 +86,7 @@ class Shards:
     index: Index
     tokenizer: Tokenizer
     maps: Mapping[Split, tuple[Tokens, ...]]
+    marks: Mapping[Split, NDArray[np.uint8]]  # of supervised samples, by token
 
     @classmethod
     def open(cls, directory: Path, *, fingerprint: str | None = None) -> Self:
@@ -102,11 +106,16 @@ class Shards:
                 "prepare the corpus with the tokenizer that the model was trained with"
             )
         maps: dict[Split, tuple[Tokens, ...]] = {}
+        marks: dict[Split, NDArray[np.uint8]] = {}
         for split in SPLITS:
             part = index.part(split)
             _check_size(directory / part.ends, 8 * part.documents)
             maps[split] = tuple(_map(directory / shard.name, index.dtype, shard.tokens) for shard in part.shards)
-        return cls(directory, index, tokenizer, maps)
+            if part.trained is not None:
+                marks[split] = np.empty(0, np.uint8)
+                if part.tokens:
+                    marks[split] = _map(directory / part.trained, "uint8", part.tokens)
+        return cls(directory, index, tokenizer, maps, marks)
 
     def read(self, split: Split, *, start: int, count: int) -> Tokens:
         """Copy tokens ``start`` to ``start + count`` of ``split``, across shards; raises ``IndexError`` outside."""
@@ -169,13 +178,34 @@ class SplitWriter:
     text_bytes: int = 0
     digest: Any = field(default_factory=hashlib.sha256)  # over the tokens so far
 
+    trained_tokens: int | None = None  # None: documents without marks
+
     @property
     def ends_name(self) -> str:
         """Return the name of the file of document ends."""
         return f"{self.split}-ends.bin"
 
-    def add(self, tokens: Tokens, *, lengths: NDArray[np.int64], text_bytes: int) -> None:
-        """Append complete documents: their ``tokens``, ends included, and their ``lengths`` [documents]."""
+    @property
+    def trained_name(self) -> str:
+        """Return the name of the file of marks."""
+        return f"{self.split}-trained.bin"
+
+    def add(
+        self,
+        tokens: Tokens,
+        *,
+        lengths: NDArray[np.int64],
+        text_bytes: int,
+        trained: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Append complete documents: their ``tokens``, ends included, and their ``lengths`` [documents].
+
+        ``trained`` [tokens]: which tokens are targets with a loss, if not all are.
+        """
+        if trained is not None:
+            append(self.directory / self.trained_name, trained.astype(np.uint8).tobytes())
+            self.trained_tokens = (self.trained_tokens or 0) + int(trained.sum())
+            self.digest.update(trained.tobytes())
         append(self.directory / self.ends_name, (self.tokens + np.cumsum(lengths)).tobytes())
         self.documents += len(lengths)
         self.text_bytes += text_bytes
@@ -200,6 +230,8 @@ class SplitWriter:
             sha256=self.digest.hexdigest(),
             shards=tuple(shards),
             ends=self.ends_name,
+            trained=None if self.trained_tokens is None else self.trained_name,
+            trained_tokens=self.trained_tokens,
         )
 
 

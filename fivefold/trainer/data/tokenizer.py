@@ -53,8 +53,14 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Tokens:
         """Return the token ids [n] of ``text``, without the end of document."""
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+    def encode_with_offsets(self, text: str, *, special: bool = False) -> tuple[Tokens, NDArray[np.int64]]:
+        """Return the ids [n] of ``text``, in which special tokens are read as such, and their characters [n, 2].
+
+        ``special``: add the tokens that the tokenizer puts around a text, such as its beginning of sequence.
+        """
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD. ``special``: with special tokens."""
 
 
 def choose_dtype(vocab: int) -> np.dtype[np.unsignedinteger[Any]]:
@@ -82,7 +88,13 @@ class ByteTokenizer:
             raise UserError(f"the text holds {data.count(0)} NUL bytes, the first at offset {offset}; remove them")
         return np.frombuffer(data, np.uint8).astype(np.uint16)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def encode_with_offsets(self, text: str, *, special: bool = False) -> tuple[Tokens, NDArray[np.int64]]:
+        """Return ``encode`` of ``text`` and the character of each byte; there are no special tokens."""
+        lengths = [len(character.encode()) for character in text]
+        places = np.repeat(np.arange(len(lengths)), lengths)
+        return self.encode(text), np.stack((places, places + 1), axis=1)
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """Return the text of ``ids``; an end of document becomes NUL."""
         return bytes(int(i) for i in ids).decode(errors="replace")
 
@@ -119,9 +131,19 @@ class BpeTokenizer:
         """Return the token ids [n] of ``text``, with no special token added."""
         return np.array(self.rust.encode(text, add_special_tokens=False).ids, choose_dtype(self.vocab))
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ``ids``; special tokens are left out."""
-        return str(self.rust.decode([int(i) for i in ids]))
+    def encode_with_offsets(self, text: str, *, special: bool = False) -> tuple[Tokens, NDArray[np.int64]]:
+        """Return the ids [n] of ``text`` and the characters [n, 2] of each; special tokens have those of their name."""
+        self.rust.encode_special_tokens = False
+        try:
+            encoding = self.rust.encode(text, add_special_tokens=special)
+        finally:
+            self.rust.encode_special_tokens = True
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        return np.array(encoding.ids, choose_dtype(self.vocab)), offsets
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of ``ids``; special tokens are left out unless they are asked for."""
+        return str(self.rust.decode([int(i) for i in ids], skip_special_tokens=not special))
 
 
 def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:

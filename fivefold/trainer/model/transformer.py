@@ -29,7 +29,8 @@ from fivefold.trainer.model.rotary import Rows, tables_of
 class Head(nn.Module):
     """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``.
 
-    ``mtp``: modules of multi-token prediction, which read ``embed``.
+    ``skips``: rows with a negative target have no loss. ``mtp``: modules of multi-token prediction, which read
+    ``embed``.
     """
 
     def __init__(self, model: Model, *, embed: Embed) -> None:
@@ -41,7 +42,7 @@ class Head(nn.Module):
         self.kernels: Kernels = EAGER
         self.words, self.shape = model.vocab, LogitShape.from_model(model)
         self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
-        self.chunked = False
+        self.chunked = self.skips = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
         self.weight = model.mtp.coefficient / model.mtp.depth if model.mtp else 0.0
         layers = range(model.layers, model.layers + model.predicted)
@@ -85,7 +86,7 @@ class Head(nn.Module):
     def _lost(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
         """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
         total: Tensor
-        loss = self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape)
+        loss = self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape, skips=self.skips)
         if self.chunked:
             chunked = partial(chunked_loss, scale=scale, loss=loss, into=into)
             total = self.run("loss", chunked, h_RD, self.out, targets_BT)

@@ -50,6 +50,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         if isinstance(getattr(submodule, "wgrad_store", None), WgradStore):
             submodule.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
+    module.head.skips = job.objective == "sft"
     fused = job.stack.kernels == "triton"
     if fused:
         attach_triton(module)

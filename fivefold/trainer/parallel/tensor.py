@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.kernels.loss import skip_rows
 from fivefold.trainer.model.kernels.norms import Sums
 from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.trainer.model.logits import PLAIN, LogitShape
@@ -125,10 +126,17 @@ class VocabParallel:
     """Vocabulary sharded over ``axis``: every rank has equally many entries of embedding and logits, padding last."""
 
     def __init__(
-        self, axis: Axis, *, sp: bool, words: int, shape: LogitShape = PLAIN, kernels: Kernels = EAGER
+        self,
+        axis: Axis,
+        *,
+        sp: bool,
+        words: int,
+        shape: LogitShape = PLAIN,
+        kernels: Kernels = EAGER,
+        skips: bool = False,
     ) -> None:
         self.hooks, self.words, self.shape = _TensorParallelHooks(axis, sp=sp), words, shape
-        self.kernels = kernels
+        self.kernels, self.skips = kernels, skips
 
     def to_local(self, ids: Tensor, *, held: int) -> tuple[Tensor, Tensor]:
         """Return the indices of ``ids`` among this rank's ``held`` entries, and a mask of the ids of other ranks."""
@@ -145,14 +153,16 @@ class VocabParallel:
         """Compute ``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""
         axis, held = self.hooks.axis, logits.shape[1]
         self.shape.shape_(logits, padding=slice(max(0, self.words - axis.rank * held), None))
-        local_targets, foreign = self.to_local(targets, held=held)
+        local_targets, foreign = self.to_local(targets, held=held)  # a negative target is on no rank
         local_targets, is_local = local_targets.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, local_targets).float().masked_fill_(~is_local, 0)
         target_reduction = all_reduce(target, axis)  # overlaps with the first pass
         lse = _over_ranks(self.kernels.log_sum_exp(logits), axis)
+        counted = skip_rows(targets, lse)[1] if self.skips else None
         if times is not None:
             self.kernels.into_gradient(logits, lse, local_targets, is_local, times, shape=self.shape)
-        return (lse - target_reduction.wait()).sum()
+        losses = lse - target_reduction.wait()
+        return (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
 
 
 class NormSums(Sums):
@@ -214,7 +224,14 @@ HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
     model, kernels = cast(Model, module.model), cast(Kernels, module.get_submodule("head").kernels)
-    vocabulary = VocabParallel(axis, sp=sp, words=model.vocab, shape=LogitShape.from_model(model), kernels=kernels)
+    vocabulary = VocabParallel(
+        axis,
+        sp=sp,
+        words=model.vocab,
+        shape=LogitShape.from_model(model),
+        kernels=kernels,
+        skips=cast(bool, module.get_submodule("head").skips),
+    )
     for name, submodule in module.named_modules():
         for ending, style in PLAN.items():
             if name.endswith(ending) and isinstance(submodule, Linear):

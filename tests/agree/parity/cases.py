@@ -20,6 +20,7 @@ from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
+from fivefold.trainer.data.packing import IGNORED, LAST
 
 STEPS, TOKENS, VOCAB = 5, 24, 251
 METERED = 1  # the second step: by then every buffer of the steady state exists
@@ -165,7 +166,24 @@ def batch(job: Job, *, step: int, ahead: int = 0) -> Tensor:
     """Tokens [global batch, T + 1 + ahead] of a step; inputs are the first T, targets begin at the second."""
     whole = text()
     first = torch.arange(step * job.global_batch, (step + 1) * job.global_batch) * job.sequence
-    return whole[(first[:, None] + torch.arange(job.sequence + 1 + ahead)) % len(whole)]
+    tokens = whole[(first[:, None] + torch.arange(job.sequence + 1 + ahead)) % len(whole)]
+    return tokens if job.objective == "pretrain" else with_targets(tokens)
+
+
+def with_targets(tokens: Tensor) -> Tensor:
+    """Inputs and targets [global batch, 2 T]: of letters alone, and of none in the first row of several."""
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[(targets < ord("a")) | (targets > ord("z"))] = IGNORED
+    targets[0, : None if len(tokens) > 1 else 1] = IGNORED
+    targets[inputs == END] = LAST
+    return torch.cat((inputs, targets), dim=1)
+
+
+def count_targets(job: Job, *, step: int) -> int | None:
+    """The targets with a loss in the batches of all ranks; None: all."""
+    if job.objective == "pretrain":
+        return None
+    return int((batch(job, step=step)[:, job.sequence :] >= 0).sum())
 
 
 def rows(job: Job, layout: Layout, *, step: int, dp_rank: int, ahead: int = 0) -> Tensor:

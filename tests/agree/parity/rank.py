@@ -18,7 +18,7 @@ from fivefold.step import Traffic
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import ATTENTION_FORWARD, Meter
-from tests.agree.parity.cases import END, FEW, METERED, rows
+from tests.agree.parity.cases import END, FEW, METERED, count_targets, rows
 
 Array = NDArray[np.float32]
 
@@ -58,7 +58,7 @@ def play(model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | 
     for step in range(steps):
         mine = rows(job, layout, step=step, dp_rank=built.ranks["dp"].rank, ahead=model.predicted)
         with meter if step == METERED else nullcontext():
-            done = engine.step(mine)
+            done = engine.step(mine, counted=count_targets(job, step=step))
         losses += done.loss, *done.further
         norms.append(done.norm)
         if step in (0, steps - 1):

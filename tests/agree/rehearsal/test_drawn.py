@@ -138,7 +138,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "value dims",
     ),
     "learned positions": ("no positions",),
-    "mtp": ("adapters",),
+    "mtp": ("adapters", "sft"),
     "not all rotate": ("learned positions", "no positions", "odd heads", "offset positions"),
     "output gate": ("adapters",),
     "parallel block": ("half layers", "post norm"),

@@ -138,7 +138,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "jsonl, no object": (
         lambda folder: (folder / "a.jsonl").write_text("[1]"),
-        r"a\.jsonl:1: is of type list, not an object with the key 'text'",
+        r"a\.jsonl:1: is of type list, not an object with named fields",
     ),
     "jsonl, no text": (
         lambda folder: (folder / "a.jsonl").write_text('{"text": 1}'),
@@ -159,7 +159,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "parquet, no text": (
         lambda folder: rows(folder / "a.parquet", [1, 2, 3]),
-        r"a\.parquet: row 0 of group 0: 'text' is of type int, not text",
+        r"a\.parquet: row 0 of group 0: the value of 'text' is of type int, not text",
     ),
     "parquet, cut short": (
         lambda folder: (folder / "a.parquet").write_bytes(b"PAR1 and no more"),

@@ -128,16 +128,22 @@ def test_a_corpus_shorter_than_one_batch(loader: Loader, shards: Shards) -> None
     with pytest.raises(UserError, match=f"train holds {tokens} tokens, but 1 sequences of {tokens} need {tokens + 1}"):
         Loader(shards, sequence=tokens, seed=0)
     with pytest.raises(UserError, match=r"heldout holds \d+ tokens.*raise the held-out share"):
-        next(heldout_batches(shards, sequence=tokens - 1, rows=1, mbs=1))
+        next(heldout_batches(Loader(shards, split="heldout", sequence=tokens - 1, seed=0), rows=1, mbs=1))
 
 
 def test_heldout_batches_are_always_the_same(shards: Shards) -> None:
-    whole = np.concatenate(list(heldout_batches(shards, sequence=SEQUENCE, rows=24, mbs=6)))
+    whole = np.concatenate(
+        list(heldout_batches(Loader(shards, split="heldout", sequence=SEQUENCE, seed=0), rows=24, mbs=6))
+    )
     assert whole.shape == (24, SEQUENCE + 1)
     assert len(np.unique(whole, axis=0)) == 24
     for ranks, mbs in ((2, 6), (4, 2), (1, 1)):
         read = [
-            list(heldout_batches(shards, sequence=SEQUENCE, rows=24, mbs=mbs, rank=rank, ranks=ranks))
+            list(
+                heldout_batches(
+                    Loader(shards, split="heldout", sequence=SEQUENCE, seed=0), rows=24, mbs=mbs, rank=rank, ranks=ranks
+                )
+            )
             for rank in range(ranks)
         ]
         assert np.array_equal(np.stack(read, axis=1).reshape(whole.shape), whole)
@@ -146,7 +152,14 @@ def test_heldout_batches_are_always_the_same(shards: Shards) -> None:
 def test_heldout_batches_are_as_many_on_every_rank(shards: Shards) -> None:
     def count(*, rows: int, mbs: int) -> list[int]:
         return [
-            len(list(heldout_batches(shards, sequence=SEQUENCE, rows=rows, mbs=mbs, rank=r, ranks=2))) for r in (0, 1)
+            len(
+                list(
+                    heldout_batches(
+                        Loader(shards, split="heldout", sequence=SEQUENCE, seed=0), rows=rows, mbs=mbs, rank=r, ranks=2
+                    )
+                )
+            )
+            for r in (0, 1)
         ]
 
     assert count(rows=25, mbs=4) == [3, 3]

@@ -258,10 +258,10 @@ def stage_buffers(layout: Layout, job: Job, *, stages: int, stream: int) -> Stag
 
 
 def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
-    """Return the bytes of a step's token ids (int64, one more per sequence for the targets) and position tables."""
+    """Return the bytes of a step's token ids and targets (``Job.row_tokens``) and of the position tables."""
     in_fp32 = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
     tables_bytes = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if in_fp32 else 2)
-    return 8 * layout.micro_batches(job) * layout.mbs * (job.sequence + 1 + model.predicted) + tables_bytes
+    return 8 * layout.micro_batches(job) * layout.mbs * job.row_tokens(model.predicted) + tables_bytes
 
 
 def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:

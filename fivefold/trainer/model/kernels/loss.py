@@ -22,25 +22,41 @@ def nats(
     *,
     words: int | None = None,
     shape: LogitShape = PLAIN,
+    skips: bool = False,
 ) -> Tensor:
     """Return Σ over rows of −log softmax(shaped logits)[target], in nats and fp32.
 
     ``logits`` [rows, V], ``targets`` [rows]. ``logits`` are overwritten: shaped, or with ``times`` · their gradient.
-    Columns from ``words`` on are padding.
+    Columns from ``words`` on are padding. ``skips``: rows with a negative target have no loss and gradient 0.
     """
     total = torch.zeros((), dtype=torch.float32, device=logits.device)
     shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
     for rows in row_chunks(logits):
         chunk, target = logits[rows], targets[rows, None]
+        if skips:
+            skipped, target = target < 0, target.clamp(min=0)
         probabilities = chunk.softmax(-1, dtype=torch.float32)
         # log Σ exp from the largest probability, exp(max) / Σ exp, which is at least 1 / V
         lse = chunk.amax(-1, keepdim=True).float() - probabilities.amax(-1, keepdim=True).log_()
-        total += (lse - chunk.gather(-1, target)).sum()
+        losses = lse - chunk.gather(-1, target)
+        total += (losses.masked_fill_(skipped, 0) if skips else losses).sum()
         if times is not None:
             probabilities.scatter_add_(-1, target, torch.full_like(lse, -1.0))
+            if skips:
+                probabilities.masked_fill_(skipped, 0)
             chunk.copy_(shape.gradient_(probabilities, chunk).mul_(times))
         del probabilities  # freed before that of the next chunk is allocated
     return total
+
+
+def skip_rows(targets: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return targets of which none is negative, and for each row [rows, 1] whether it has a loss.
+
+    ``lse`` [rows, 1] becomes ∞ in the other rows, so that ``into_gradient`` makes their gradient 0.
+    """
+    skipped = targets[:, None] < 0
+    lse.masked_fill_(skipped, torch.inf)
+    return targets.clamp(min=0), ~skipped
 
 
 def log_sum_exp(logits: Tensor) -> Tensor:

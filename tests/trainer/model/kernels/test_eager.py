@@ -111,6 +111,19 @@ def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPat
     same(ours, theirs, (logits, weight), tolerance=2e-6)
 
 
+@pytest.mark.parametrize("cap", [None, 1.5])
+def test_rows_with_a_negative_target_have_no_loss(cap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)
+    logits, weight, targets = draw_inputs(300, 90), draw_inputs(90, 90), torch.arange(300) % 83
+    targets[::3], targets[1::7] = -100, -101
+    shaped = (logits @ weight * 0.1) if cap is None else torch.tanh(logits @ weight * 0.1 / cap) * cap
+    ignored = targets.masked_fill(targets < 0, -100)
+    theirs = F.cross_entropy(shaped[:, :83], ignored, reduction="sum", ignore_index=-100) * 0.25
+    nats_of = partial(nats, words=83, shape=LogitShape(1.0, cap), skips=True)
+    ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=nats_of)
+    same(ours, theirs, (logits, weight), tolerance=1e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 50, 300])
 def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "LOSS_CHUNK_ELEMENTS", 64 * 90)

@@ -112,13 +112,14 @@ def test_activations(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("shape", [PLAIN, LogitShape(scale=0.5), LogitShape(cap=5.0)])
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize("vocab", [7, 4099])
-def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitShape) -> None:
+@pytest.mark.parametrize(("vocab", "skips"), [(7, False), (4099, False), (4099, True)])
+def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitShape, skips: bool) -> None:
     logits, targets, words = draw_inputs(9, vocab, dtype=dtype) * 3, torch.arange(9) % 5, vocab - 2
 
     def call(kernels: Kernels, x: Sequence[Tensor]) -> Tensor:
-        loss = partial(kernels.nats, words=words, shape=shape)
-        return cross_entropy(x[0] * 1, targets, scale=0.25, loss=loss, rescale=kernels.rescale)
+        loss = partial(kernels.nats, words=words, shape=shape, skips=skips)
+        chosen = targets.masked_fill(targets == 2, -100) if skips else targets
+        return cross_entropy(x[0] * 1, chosen, scale=0.25, loss=loss, rescale=kernels.rescale)
 
     same(call, (logits,))
     torch.testing.assert_close(TRITON.nats(logits.clone(), targets, None), EAGER.nats(logits.clone(), targets, None))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model.kernels.fused.launch import ELEMENTS, power
+from fivefold.trainer.model.kernels.loss import skip_rows
 from fivefold.trainer.model.logits import PLAIN, LogitShape
 from fivefold.units import ceil_div
 
@@ -20,15 +21,20 @@ def nats(
     *,
     words: int | None = None,
     shape: LogitShape = PLAIN,
+    skips: bool = False,
 ) -> Tensor:
     """Compute ``nats`` of ``kernels/loss.py`` in two kernels; PyTorch's kernels shape the logits first."""
     if shape != PLAIN or (words is not None and words < logits.shape[1]):
         shape.shape_(logits, padding=slice(logits.shape[1] if words is None else words, None))
-    target = targets[:, None]
     lse: Tensor = log_sum_exp(logits)
-    total = (lse - logits.gather(1, target)).sum()
+    counted = None
+    if skips:
+        targets, counted = skip_rows(targets, lse)
+    target = targets[:, None]
+    losses = lse - logits.gather(1, target)
+    total = (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
     if times is not None:
-        into_gradient(logits, lse, target, None, times, shape=shape)
+        into_gradient(logits, lse, target, counted, times, shape=shape)
     return total
 
 

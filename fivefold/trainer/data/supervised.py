@@ -1,0 +1,209 @@
+"""Supervised samples: turns a record of a data set into tokens, and tells which of them are trained.
+
+    messages      a list of {role, content}, or ShareGPT's {from, value}; rendered by a chat template
+    completions   a prompt and its completion, both as text or both as messages
+
+The tokens and their marks equal those of TRL's SFTTrainer (trl@1.16.0: trainer/sft_trainer.py, tokenize_fn).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fivefold.record import UserError
+from fivefold.trainer.data.chat_template import ChatTemplate, Message, Span, load_template, read_special_token
+from fivefold.trainer.data.tokenizer import Tokenizer, Tokens
+
+Format = Literal["text", "messages", "completions"]
+LossOn = Literal["replies", "all"]
+Mask = NDArray[np.bool_]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+# ShareGPT's names of roles, as LLaMA-Factory and Axolotl read them
+SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant",
+                  "observation": "tool"}  # fmt: skip
+MESSAGE_KEYS = ("messages", "conversations")  # fields in which a record's messages are looked for
+PROMPT, COMPLETION = "prompt", "completion"
+
+
+class SampleError(ValueError):
+    """An error in one record; the reader of the file adds where it stands."""
+
+
+class Sample(NamedTuple):
+    """A record as text and tokens [n], and for each token whether it is a target with a loss."""
+
+    text: str
+    tokens: Tokens
+    trained: Mask
+
+
+@dataclass(frozen=True)
+class SampleFormat:
+    """The settings by which records become samples.
+
+    ``key``: the field of the messages, or the two of prompt and completion, by a comma; "": their usual names. ``end``:
+    text that ends a completion.
+    """
+
+    kind: Format
+    key: str = ""
+    loss_on: LossOn = "replies"
+    template: ChatTemplate | None = None
+    end: str = ""
+
+    def encode(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> Sample:
+        """Turn a record into a sample; raises ``SampleError`` or ``TemplateError`` for one that is not."""
+        if self.kind == "messages":
+            return self._encode_messages(record, tokenizer)
+        prompt_key, completion_key = self.key.split(",") if self.key else (PROMPT, COMPLETION)
+        prompt, completion = _field(record, prompt_key), _field(record, completion_key)
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return self._encode_completion(prompt, completion, tokenizer)
+        return self._encode_reply(read_messages(prompt), read_messages(completion), record, tokenizer)
+
+    def _encode_messages(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> Sample:
+        key = self.key or next((key for key in MESSAGE_KEYS if key in record), MESSAGE_KEYS[0])
+        messages, template, variables = read_messages(_field(record, key)), self._template(), _variables(record)
+        text, spans = template.render(messages, **variables)
+        if self.loss_on == "all":
+            spans = ((0, len(text)),)
+        elif not template.marks_replies:
+            spans = find_replies(template, messages, text=text, variables=variables)
+        if not spans:
+            raise SampleError(
+                "has no turn of the assistant, so nothing of it is trained; remove it, or set [data] loss_on to all"
+            )
+        tokens, offsets = tokenizer.encode_with_offsets(text)
+        trained = np.zeros(len(tokens), bool)
+        for start, stop in spans:
+            trained |= (offsets[:, 1] > start) & (offsets[:, 0] < stop)
+        return _sample(text, tokens, trained)
+
+    def _encode_reply(
+        self, prompt: list[Message], completion: list[Message], record: Mapping[str, Any], tokenizer: Tokenizer
+    ) -> Sample:
+        template, variables = self._template(), _variables(record)
+        before = template.render(prompt, for_reply=True, **variables).text
+        text = template.render([*prompt, *completion], **variables).text
+        return self._after_prompt(
+            text, tokenizer.encode_with_offsets(text)[0], tokenizer.encode_with_offsets(before)[0]
+        )
+
+    def _encode_completion(self, prompt: str, completion: str, tokenizer: Tokenizer) -> Sample:
+        text = prompt + completion
+        if self.end and not completion.endswith(self.end):
+            text += self.end
+        tokens, _ = tokenizer.encode_with_offsets(text, special=True)
+        if not self.end:  # a tokenizer whose end of document has no text
+            tokens = np.append(tokens, tokens.dtype.type(tokenizer.end))
+        return self._after_prompt(text, tokens, tokenizer.encode_with_offsets(prompt, special=True)[0])
+
+    def _after_prompt(self, text: str, tokens: Tokens, prompt: Tokens) -> Sample:
+        """Mark the tokens after the common beginning of ``tokens`` and ``prompt``."""
+        length = min(len(tokens), len(prompt))
+        differs = np.flatnonzero(tokens[:length] != prompt[:length])
+        start = 0 if self.loss_on == "all" else int(differs[0]) if len(differs) else length
+        return _sample(text, tokens, np.arange(len(tokens)) >= start)
+
+    def _template(self) -> ChatTemplate:
+        if self.template is None:
+            raise SampleError("is of messages, but the tokenizer has no chat template; set [data] chat_template")
+        return self.template
+
+
+def _sample(text: str, tokens: Tokens, trained: Mask) -> Sample:
+    """Return a sample; its first token is never a target, as nothing stands before it."""
+    trained[:1] = False
+    return Sample(text, tokens, trained)
+
+
+def _field(record: Mapping[str, Any], key: str) -> Any:
+    if key not in record:
+        raise SampleError(f"has no key {key!r}; it has {', '.join(map(repr, record)) or 'none'}; set [data] key")
+    return record[key]
+
+
+def _variables(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a template that a record gives: its tools, and any in ``chat_template_kwargs``."""
+    tools, variables = record.get("tools"), record.get("chat_template_kwargs") or {}
+    try:
+        return {"tools": json.loads(tools) if isinstance(tools, str) and tools else tools or None, **variables}
+    except json.JSONDecodeError as error:
+        raise SampleError(f"'tools' is not JSON: {error}") from None
+
+
+def read_messages(value: object) -> list[Message]:
+    """Return messages with ``role`` and ``content``, in this order of keys; raises ``SampleError`` for others."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise SampleError(f"has a {type(value).__name__} for its messages; give a list of them, with one at least")
+    return [_read_message(message, number) for number, message in enumerate(value, start=1)]
+
+
+def _read_message(message: object, number: int) -> Message:
+    if not isinstance(message, Mapping):
+        raise SampleError(f"message {number} is of type {type(message).__name__}, not an object with role and content")
+    fields = {key: value for key, value in message.items() if value is not None}
+    role = fields.pop("role", None) or fields.pop("from", None)
+    if role is None:
+        raise SampleError(f"message {number} has no role; it has {', '.join(map(repr, message)) or 'no keys'}")
+    role = SHAREGPT_ROLES.get(role, role)
+    if role not in ROLES:
+        known = ", ".join((*ROLES, *SHAREGPT_ROLES))
+        raise SampleError(f"message {number} has the unknown role {role!r}; known are {known}")
+    content = fields.pop("content", None) if "content" in fields else fields.pop("value", None)
+    if content is None and "tool_calls" not in fields:
+        raise SampleError(f"message {number} of {role!r} has no content; it has {', '.join(map(repr, message))}")
+    return {"role": role, "content": content, **fields}
+
+
+def find_replies(
+    template: ChatTemplate, messages: list[Message], *, text: str, variables: Mapping[str, Any]
+) -> tuple[Span, ...]:
+    """Return the characters of each turn of the assistant, by rendering the conversation up to it and with it.
+
+    Raises ``SampleError`` if the template renders an earlier turn differently once later ones follow.
+    """
+    spans = []
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = template.render(messages[:number], for_reply=True, **variables).text
+        after = template.render(messages[: number + 1], **variables).text
+        if not (text.startswith(before) and text.startswith(after) and len(before) < len(after)):
+            raise SampleError(
+                f"message {number + 1} is rendered differently once others follow it, so where it stands is unknown; "
+                "set [data] chat_template to a template that marks replies by {% generation %}"
+            )
+        spans.append((len(before), len(after)))
+    return tuple(spans)
+
+
+def sample_format(
+    kind: Format, *, key: str = "", loss_on: LossOn = "replies", tokenizer: str, chat_template: Path | None = None
+) -> SampleFormat | None:
+    """Return how records become samples, by the files of the tokenizer; None for text.
+
+    Raises ``UserError`` for messages without a chat template.
+    """
+    if kind == "text":
+        return None
+    if kind == "completions" and key and len(key.split(",")) != 2:
+        raise UserError(f'[data] key {key!r}: completions have two fields; write key = "prompt,completion"')
+    folder = None if tokenizer == "bytes" or tokenizer.startswith("bpe:") else Path(tokenizer)
+    template = None
+    if kind == "messages" or chat_template is not None:
+        template = load_template(folder, file=chat_template)
+    else:  # completions may be messages
+        try:
+            template = load_template(folder)
+        except UserError:
+            template = None
+    return SampleFormat(kind, key, loss_on, template, end=read_special_token(folder, "eos_token"))

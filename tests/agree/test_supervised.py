@@ -1,0 +1,110 @@
+"""Supervised runs: counts as planned, and losses that no layout changes, although ranks have unequally many targets."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from fivefold.adapter import Adapter
+from fivefold.job import Job, LearningRate, recipe
+from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.planner.predict import predict
+from fivefold.profiling.closed_loop import measured_step
+from fivefold.results.step_comparison import compare
+from fivefold.step import Step
+from fivefold.trainer.build import build
+from fivefold.trainer.data.prepare import prepare
+from fivefold.trainer.logs.run_log import NoLogs
+from fivefold.trainer.loop import Loop
+from fivefold.trainer.process import Process
+from fivefold.trainer.run import Data, Run
+from tests.agree.parity.processes import forked
+from tests.agree.test_measured import MACHINE
+from tests.selection import one_in
+from tests.trainer.data.conversations import conversations, write_lines, write_tokenizer
+
+MODEL = Model(name="dense", layers=4, width=48, heads=4, kv_heads=2, head_dim=12, ffn=64, vocab=400)
+CASES = [
+    ("dp2 zero3 mbs2 ac=full", Adapter(rank=4, base="nf4")),
+    ("cp2 mbs2", Adapter(rank=4, base="nf4")),
+    ("dp2 pp2 zero2 mbs1 ac=selective", Adapter(rank=4)),
+    ("tp2 mbs4", None),
+    ("cp2 pp2 mbs2 cp=ulysses", Adapter(rank=3, base="nf4")),
+    ("dp2 cp2 zero3/2 mbs1 ac=full", None),
+]
+
+
+def run_of(folder: Path, adapter: Adapter | None) -> Run:
+    job = Job(
+        objective="sft",
+        sequence=96,
+        global_batch=8,
+        steps=5,
+        precision=recipe("fp32"),
+        adapter=adapter,
+        learning_rate=LearningRate(peak=1e-3, warmup_steps=1),
+    )
+    data = Data(corpus=str(folder / "a.jsonl"), tokenizer=str(folder / "tokenizer"), format="messages", heldout=0.2)
+    return Run(folder=folder / "run", job=job, data=data, evaluate_sequences=8, sample="")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("supervised")
+    write_tokenizer(place / "tokenizer")
+    write_lines(place / "a.jsonl", conversations(160))
+    run = run_of(place, None)
+    prepare(
+        run.data.corpus,
+        tokenizer=run.data.tokenizer,
+        directory=run.folder / "data",
+        holdout=run.data.heldout,
+        samples=run.samples(),
+    )
+    return place
+
+
+def train(run: Run, text: str) -> tuple[list[float], float | None, Step | None]:
+    """The losses of all steps, the held-out loss, and the metered step."""
+    layout, losses = Layout.parse(text), []
+
+    class Losses(NoLogs):
+        def write(self, line: dict[str, object]) -> None:
+            if "loss" in line:
+                losses.append(line["loss"])
+
+    built = build(model=MODEL, layout=layout, job=run.job, device=torch.device("cpu"))
+    shards = run.shards(MODEL)
+    run = run.replace(folder=run.folder / text / str(run.job.adapter))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    loop = Loop(run, model=MODEL, layout=layout, built=built, shards=shards, logs=Losses(), ideal_seconds=1.0)
+    outcome = loop.train()
+    process = Process(rank=built.ranks.rank, world=layout.world)
+    step = measured_step(outcome, run=run, model=MODEL, machine=MACHINE, layout=layout, process=process)
+    return losses, outcome.heldout_loss, step  # type: ignore[return-value]
+
+
+@cache
+def alone(run: Run) -> tuple[list[float], float | None]:
+    ((losses, heldout, _),) = forked(1, train, run, "dp1 mbs1", seconds=120.0)
+    return losses, heldout
+
+
+@pytest.mark.parametrize(("text", "adapter"), one_in(3, CASES))
+def test_a_layout_changes_no_loss_and_counts_are_as_planned(folder: Path, text: str, adapter: Adapter | None) -> None:
+    run, layout = run_of(folder, adapter), Layout.parse(text)
+    expected, heldout = alone(run)
+    predicted = predict(model=MODEL, machine=MACHINE, layout=layout, job=run.job)
+    for number, (losses, held, step) in enumerate(forked(layout.world, train, run, text, seconds=120.0)):
+        assert step is not None
+        if number == 0:
+            assert losses == pytest.approx(expected, rel=1e-5)
+            assert held == pytest.approx(heldout, rel=1e-5)
+        rows = compare(predicted, step)
+        assert [row for row in rows if row.wrong] == []
+        assert next(row for row in rows if row.quantity == "peak memory").error == pytest.approx(0, abs=0.05)
+    assert expected[-1] < expected[0]

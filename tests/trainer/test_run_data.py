@@ -1,0 +1,51 @@
+"""A run file whose data and job do not go together is an error of one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold.job import Job
+from fivefold.layout.legal import validate_job
+from fivefold.layout.spec import Layout
+from fivefold.model.shape import MTP, Temperature
+from fivefold.model.spec import Model
+from fivefold.record import UserError
+from fivefold.trainer.run import Data, Run
+
+MODEL = Model(name="m", layers=2, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=300)
+SFT = Job(objective="sft", sequence=64)
+
+
+def test_sft_keeps_documents_separate_unless_they_are_joined() -> None:
+    assert SFT.documents == "separate"
+    assert Job(objective="sft", documents="joined").documents == "joined"
+    assert Job().documents == "joined"
+
+
+@pytest.mark.parametrize(("data", "job"), [(Data(format="messages"), Job()), (Data(), SFT)])
+def test_objective_and_format_go_together(data: Data, job: Job) -> None:
+    with pytest.raises(UserError, match=r'format = "\w+" is for \[job\] objective = "\w+", not "\w+"; change either'):
+        Run(data=data, job=job).check_data(MODEL)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        MODEL.replace(position="learned", positions=64),
+        MODEL.replace(window=16, window_kind="chunks"),
+        MODEL.replace(temperature=Temperature(scale=0.1, floor=16, rotated=True)),
+    ],
+)
+def test_positions_of_the_sequence_are_not_those_of_a_packed_sample(model: Model) -> None:
+    run = Run(data=Data(format="messages"), job=SFT)
+    with pytest.raises(UserError, match=r'not of a packed sample; set .data. packing = "none"'):
+        run.check_data(model)
+    run.replace(data=Data(format="messages", packing="none")).check_data(model)
+    run.check_data(MODEL)
+
+
+def test_what_sft_does_not_train_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="objective=sft does not train multi-token prediction"):
+        validate_job(MODEL.replace(mtp=MTP()), SFT)
+    with pytest.raises(UserError, match="noise_scale: is measured of a mean over all tokens"):
+        Run(data=Data(format="messages"), job=SFT, noise_scale=True).check_noise(Layout(dp=2))
