@@ -1,6 +1,6 @@
 """Predictions against published runs: one of ``readers`` per source turns rows into cases, ``run`` scores them.
 
-Every row is a case or is excluded with the rule that says so: a fact that it lacks, a cell that is not read, a layout
+Every row is a case or is excluded with the rule that says so: a fact that is missing, a cell that is not read, a layout
 that the planner refuses; never its error. Which constants were set on which source:
 docs/explanation/how-a-step-costs/constants.md.
 
@@ -148,7 +148,7 @@ def table_markdown(report: Report) -> str:
 def headline(report: Report) -> str:
     """Return the table in a sentence per quantity, for the README.
 
-    Sources count alike in the mean, runs in the rest.
+    In the mean, sources have equal weights; otherwise runs have.
     """
     lines = []
     for quantity, name in (("time", "step times"), ("peak", "peaks of memory")):

@@ -1,4 +1,4 @@
-"""Charts of predictions against published runs: predicted over measured beside the diagonal, errors over ranks."""
+"""Charts of predictions against published runs: predicted over measured with the diagonal, errors over ranks."""
 
 from __future__ import annotations
 

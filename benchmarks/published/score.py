@@ -93,7 +93,7 @@ class Ranking(NamedTuple):
 
 
 def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyType({})) -> Iterator[Score]:
-    """Yield the quantities that the case measured, beside those of the predicted ``step`` and those ``left_out``."""
+    """Yield the quantities that the case measured, with those of the predicted ``step`` and those ``left_out``."""
     pairs: list[tuple[Quantity, float, float | None, float | None]] = [
         ("composed" if case.composed else "time", step.time.step_seconds, case.step_seconds, left_out.get("time")),
         (case.quantity, _memory(case, step), case.memory_bytes, left_out.get(case.quantity)),

@@ -15,7 +15,7 @@ from fivefold.trainer.build import initial
 
 
 def initial_weights(model: Model, *, seed: int) -> dict[str, Tensor]:
-    """Return the engine's weights before the first step, whole and in fp32."""
+    """Return the engine's weights before the first step, in full and in fp32."""
     return {weight.name: initial(weight, model=model, seed=seed) for weight in weights(model)}
 
 

@@ -82,7 +82,7 @@ def ours(folder: Path) -> dict[int, TraceSummary]:
 
 
 def max_difference(left: TraceSummary, right: TraceSummary) -> float:
-    """Return the largest difference, in percent of the whole, of a time and of the overlap."""
+    """Return the largest difference, in percent of the total, of a time and of the overlap."""
     times = [abs(a - b) / right.whole * 100 for a, b in zip(left[:4], right[:4], strict=True)]
     return max(*times, abs(left.overlap - right.overlap) if right.overlap == right.overlap else 0.0)
 

@@ -20,7 +20,7 @@ OWNER = "as named by its owner"
 
 
 def apply_overrides(machine: Machine, words: list[str], *, text: str) -> Machine:
-    """Apply each ``KEY=VALUE`` of ``words`` to ``machine``; ``text``: the user's whole text, for a ``UserError``."""
+    """Apply each ``KEY=VALUE`` of ``words`` to ``machine``; ``text``: the user's full text, for a ``UserError``."""
     value_by_key: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")

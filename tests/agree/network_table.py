@@ -1,8 +1,8 @@
 """Make the table and the picture of ``network.py``: seconds of a step over each link, predicted and measured.
 
 network   the compute of the prediction is set so that the unshaped step is what was measured: what is left to be
-          predicted is the network, over each link, and what hides behind compute
-whole     nothing is set
+          predicted is the network, over each link, and what overlaps with compute
+total     nothing is set
 """
 
 from __future__ import annotations

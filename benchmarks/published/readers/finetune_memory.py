@@ -1,4 +1,4 @@
-"""Fine-tuning memory; of it torchtune's ladder of Llama 3.2 3B on one A100 trains every weight on whole samples.
+"""Fine-tuning memory; of it torchtune's ladder of Llama 3.2 3B on one A100 trains every weight on unpacked samples.
 
 meta-pytorch/torchtune@bd2a0fc:README.md. Weights, gradients and both moments are bf16, without a master; each rung
 keeps the ones before: packed data, torch.compile, a loss in chunks (all logits are made first, in bf16; each chunk is

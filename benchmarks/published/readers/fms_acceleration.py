@@ -1,7 +1,7 @@
 """fms-acceleration's benchmarks of fine-tuning under Hugging Face's trainer: none of its rows states enough.
 
 foundation-model-stack/fms-acceleration@04702cc:scripts/benchmarks/refs/a100_80gb.csv and its other tables: neither
-sequence length nor what is recomputed stands beside the figures, and PowerMoE is no model of ours.
+sequence length nor what is recomputed is given with the figures, and PowerMoE is no model of ours.
 """
 
 from __future__ import annotations

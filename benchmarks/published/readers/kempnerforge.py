@@ -2,7 +2,7 @@
 
 KempnerInstitute/KempnerForge@01b461a: kempnerforge/distributed/{parallel,tensor_parallel}.py, training/grad.py,
 scripts/train.py. Weights and both moments are bf16 without a master; with FSDP, gradients of all micro-batches are
-summed whole in fp32 and reduced with the last (set_requires_gradient_sync); the loss is PyTorch's, attention cuDNN's
+summed in full in fp32 and reduced with the last (set_requires_gradient_sync); the loss is PyTorch's, attention cuDNN's
 (benchmarks/profiling: aten::_cudnn_attention_backward); checkpoints stop early, as PyTorch's do since 2.1.
 """
 

@@ -1,7 +1,7 @@
 """Llama 3 405B on 8192 H100 (arXiv:2407.21783, table 4): TFLOP/s per GPU; held out of every fit.
 
 §3.3 tells of FSDP that keeps what it gathered and reduces in fp32, sequence parallelism, interleaved stages whose
-messages run beside compute, the first and last stage one layer short, nothing recomputed at 8 K.
+messages overlap with compute, the first and last stage one layer short, nothing recomputed at 8 K.
 Assumed, as not printed: micro-batches of one sequence; four virtual stages per rank, as eight would leave the ends no
 layer; FLOPs with causal attention (full: 4 % more, none: 4 % less); 400 Gbit/s a GPU; torchtitan's loss and attention.
 """

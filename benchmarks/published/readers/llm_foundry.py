@@ -1,7 +1,7 @@
 """MPT models under llm-foundry's FSDP on A100 and H100: tokens/s.
 
 mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md. Flash attention, learned positions, no biases,
-plain GELU, tied embeddings, fused cross-entropy, no compile; whole blocks recomputed where HFU > MFU. Composer leaves
+plain GELU, tied embeddings, fused cross-entropy, no compile; full blocks recomputed where HFU > MFU. Composer leaves
 FSDP's gradient synchronisation on in every micro-batch. mp_mode PURE reduces gradients in 16 bits, DEFAULT in fp32.
 """
 

@@ -1,4 +1,4 @@
-"""MegaScale (arXiv:2402.15627): 175B and 530B on 256 to 12 288 GPUs, beside Megatron-LM; held out of every fit.
+"""MegaScale (arXiv:2402.15627): 175B and 530B on 256 to 12 288 GPUs, and Megatron-LM; held out of every fit.
 
 §6.1 prints sequence, vocabulary, virtual stages, for 530B a sequence per GPU; §3 what MegaScale does. PFLOP/s are
 312 a GPU times the MFU, so an A100; NICs of 200 Gbit/s. MFU counts full attention, or half of it with the window.

@@ -57,7 +57,7 @@ NO_SETUP = "the study prints neither GPUs nor batch"
 
 # moonshotai/Moonlight-16B-A3B config.json, where it differs from DeepSeek-V2-Lite.
 MOONLIGHT = {"name": "moonlight-16b-a3b", "ffn": 11_264, "vocab": 163_840, "positions": 8192}
-# Whether one micro-batch runs beside another.
+# Whether one micro-batch runs concurrently with another.
 PAIRS = {
     "alltoall, no EP overlap": False,
     "alltoall, EP overlap": True,

@@ -105,7 +105,7 @@ class Experts(NamedTuple):
 def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, release: str) -> Experts:
     """Return ``cuda_graph_impl``, ``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap`` of a recipe.
 
-    Our inference: 25.11 ran as 26.02 (its files at 0fa501a ask for whole graphs, which dropless experts do not allow),
+    Our inference: 25.11 ran as 26.02 (its files at 0fa501a ask for full graphs, which dropless experts do not allow),
     and B200's runs of one sequence had no graphs.
     """
     assert model.moe is not None
@@ -113,12 +113,12 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
         raise UserError(f"how the recipe of {model.name} on {chip} launches and reaches experts was not read")
     racks, mx = chip.startswith("gb"), precision == "mxfp8"
     if model.name == "gpt-oss-120b":
-        if mx:  # of B300 the line with the whole graph is commented out
+        if mx:  # of B300 the line with the full graph is commented out
             return Experts("full" if racks else "partial", "fused", pairs=True)
         if chip in ("gb300", "b300"):
             return Experts("partial", "fused" if (chip, layout.ep) == ("b300", 8) else "all_to_all")
         return Experts("none", pairs=chip == "gb200")
-    if model.moe.capacity is not None:  # 25.09: whole graphs of the shapes that dropping makes static
+    if model.moe.capacity is not None:  # 25.09: full graphs of the shapes that dropping makes static
         return Experts("full" if model.name == "qwen3-30b-a3b" and chip != "h100" else "none")
     if model.mtp and chip == "b200":
         return Experts("partial", "fused", pairs=True) if layout.pp == 8 else Experts("none", "fused")

@@ -1,4 +1,4 @@
-"""nccl-tests as clouds and users print them: out-of-place times of all-reduces over whole nodes of 8 GPUs.
+"""nccl-tests as clouds and users print them: out-of-place times of all-reduces over full nodes of 8 GPUs.
 
 aws-samples/awsome-distributed-training@0162aac:micro-benchmarks/nccl-tests/README.md (EFA), a fork's log of Google's
 a3-megagpu-8g, and issues of NVIDIA/nccl and nccl-tests (InfiniBand). Half of the rows are held out.

@@ -1,6 +1,6 @@
 """PaddleNLP's table of pre-training on eight A100: tokens/s/GPU and peak allocated MiB under tp and ZeRO-2.
 
-PaddlePaddle/PaddleNLP@74569c0:llm/docs/pretrain.md, with each run's configuration beside (the data's notes name it):
+PaddlePaddle/PaddleNLP@74569c0:llm/docs/pretrain.md, with each run's configuration (the data's notes name it):
 FlashAttention, bf16 with gradients of 16 bits (amp_master_grad is off), no sequence parallelism, nothing hidden.
 The counter is paddle.device.cuda.max_memory_allocated. Half of the rows are held out.
 """

@@ -52,7 +52,7 @@ def _case(row: Row) -> Case:
         ac=recomputed(row, silent="none"),
         cp_kind="ulysses" if cp > 1 else "ring",
     )
-    # megatron_scripts: fused cross entropy, nothing overlaps. That the gather of a layer's input does, beside a product
+    # megatron_scripts: fused cross entropy, nothing overlaps. That the gather of a layer's input does, with a product
     # of its backward, is what Megatron-Core does, and was not read of these runs.
     stack = build_stack("megatron-core").replace(loss="fused", overlap=(), async_tp=False)
     return case_of(

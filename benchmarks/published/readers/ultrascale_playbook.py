@@ -2,7 +2,7 @@
 
 huggingface/nanotron@c252843:docs/benchmark_summary.svg; scripts/scaling_benchmarks.py@0e0a27e: fp32 gradient sums,
 no recomputation, 1F1B without hidden messages, FlashAttention's norms and rotary, loss in fp32 on copies. A layer's
-input travels beside the matmul of the rank's own tokens alone, 1/tp of it (functional.py@00708b8), and weights after
+input is sent during the matmul of the rank's own tokens alone, 1/tp of it (functional.py@00708b8), and weights after
 the update (optim/zero.py@069c21c). MFU counts full attention of 989 TFLOP/s. Memory is GiB of rank 0, allocated or
 reserved (helpers.py@31aa4c4 writes both): above what lives at once by its buffers (nccl's, ZeRO's), so reserved.
 """

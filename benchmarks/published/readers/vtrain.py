@@ -59,7 +59,7 @@ def _case(row: Row) -> Case:
 
 
 def _traced(squares: int) -> Stack:
-    """Return the stack of a composed run, with so many squares of scores per rank (src/model/fused_softmax.py).
+    """Return the stack of a composed run, with ``squares`` squares of scores per rank (src/model/fused_softmax.py).
 
     The fused softmax wants a multiple of 4; else scores are widened, scaled, masked and narrowed by a kernel each.
     """
