@@ -73,13 +73,13 @@ def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
     if back.model is None or back.layout is None or back.job is None:
         raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}")
     if why := differs(back.model, fit_free_fields(plan.model, back.model)):
-        raise UserError(f"{option}: of model {plan.model.name!r} the config can only express {why}")
+        raise UserError(f"{option}: the config can express model {plan.model.name!r} only with {why}")
     if back.layout != plan.layout:
         raise UserError(
-            f"{option}: of layout {str(plan.layout)!r} the config can only express {str(back.layout)!r}; take that"
+            f"{option}: the config can express layout {str(plan.layout)!r} only as {str(back.layout)!r}; take that"
         )
     if why := difference(back.job, plan.job, skip=IGNORED_JOB_FIELDS):
-        raise UserError(f"{option}: of the job the config can only express {why}")
+        raise UserError(f"{option}: the config can express the job only with {why}")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:
         remarks.append("rotary positions are scaled otherwise than the model's")

@@ -113,7 +113,9 @@ def _term(word: str, text: str) -> Term:
                 f"where {text!r}: {word!r} compares with {invalid[0]!r}, which is not a number; write {field}{sign}4"
             )
     elif sign not in ("=", "!="):
-        raise UserError(f"where {text!r}: {field} has no order; write {field}={values[0]} or {field}!={values[0]}")
+        raise UserError(
+            f"where {text!r}: {field} supports only = and !=; write {field}={values[0]} or {field}!={values[0]}"
+        )
     elif known := WORDS[field]:
         for value in values:
             if value not in known:

@@ -92,7 +92,9 @@ class MoE(Record):
         if self.topk > self.experts:
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}")
         if self.router_weight_on == "inputs" and self.expert_bias:
-            raise ValueError("router_weight_on='inputs' does not go with expert_bias, which no weight would multiply")
+            raise ValueError(
+                "router_weight_on='inputs' is not supported with expert_bias, which no weight would multiply"
+            )
         if self.experts % self.groups:
             raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}")
         if self.topk_groups > self.groups:
@@ -290,13 +292,13 @@ class ModelShape(Record):
         own, others = self._attention(slides=True), self._attention(slides=False)
         if own.head_dim != others.head_dim and self.temperature is not None:
             raise ValueError(
-                "temperature does not go with sliding.head_dim, as its table has one head dim: leave one out"
+                "temperature is not supported with sliding.head_dim, as its table has one head dim: leave one out"
             )
         if own.heads % own.kv_heads:
             raise ValueError(f"sliding: heads={own.heads} is not divisible by kv_heads={own.kv_heads}")
         if self.qk_norm in ("full", "heads"):
             raise ValueError(
-                f"qk_norm={self.qk_norm!r} does not go with sliding: take qk_norm='head', or leave one out"
+                f"qk_norm={self.qk_norm!r} is not supported with sliding: take qk_norm='head', or leave one out"
             )
         if self.position != "rope":
             if self.sliding.rope_fraction is not None:
@@ -311,12 +313,12 @@ class ModelShape(Record):
             )
 
     def _check_indexer(self) -> None:
-        """Raise ``ValueError`` for what does not go with keys that an indexer chooses."""
+        """Raise ``ValueError`` for what is not supported with keys that an indexer chooses."""
         if self.mla is None or self.mla.indexer is None:
             return
         for field in ("window", "attention_softcap", "attention_sinks", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
-                raise ValueError(f"{field} does not go with mla.indexer, which chooses the keys: leave one out")
+                raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")
 
     def _check_norms(self) -> None:
         """Raise ``ValueError`` for norms that contradict each other."""

@@ -46,7 +46,7 @@ def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--write", "best.py")
     assert Path("best.py").read_text().rstrip() in shown
     shown = run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--set", "optimizer.kind=muon")
-    assert "not possible: --to torchtitan: of the job the config can only express optimizer.kind='adamw'" in " ".join(
+    assert "not possible: --to torchtitan: the config can express the job only with optimizer.kind='adamw'" in " ".join(
         shown.split()
     )
     assert "With" not in run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--stack", "fivefold")

@@ -1,7 +1,7 @@
 """Single tables of many projects; of them InternEvo's scaling on A100 and two fms-fsdp runs state enough.
 
 InternLM/InternEvo@c628a8c:doc/en/train_performance.md, configs/7B_sft.py: Adam with fp32 master, sharded over all
-ranks or groups of them (hybrid ZeRO-1), 16-bit gradients, whose reduction alone is overlapped; each owner broadcasts its
+ranks or groups of them (hybrid ZeRO-1), 16-bit gradients, whose reduction alone overlaps; each owner broadcasts its
 full tensors (internlm/solver/optimizer), logits widened to fp32; FlashAttention 1.0.5 (InternLM/InternLM:
 doc/en/install.md), tensor parallel without sequence parallel (mtp). fms-fsdp@5a296af: compile, HSDP in bf16.
 """

@@ -84,8 +84,8 @@ def read_temperature(config: Config) -> dict[str, Any]:
     scale, floor = rotary.llama_4_scaling_beta, rotary.original_max_position_embeddings
     if scale is None or floor is None:
         raise config.mistake(
-            "rope_parameters without llama_4_scaling_beta and original_max_position_embeddings, without which the "
-            "family's code fails; give both, llama_4_scaling_beta=0 for queries without a factor"
+            "rope_parameters without llama_4_scaling_beta and original_max_position_embeddings, without which "
+            "transformers' code fails; give both, llama_4_scaling_beta=0 for queries without a factor"
         )
     return {"temperature": {"scale": scale, "floor": floor, "rotated": True, "first": 0}}
 
@@ -128,7 +128,7 @@ def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str
     kinds = [LAYERS[sliding] for sliding in (False, True) if sliding in slides]
     for kind in kinds:
         if kind not in given:
-            raise config.mistake(f"rope_parameters has no {kind}, with which the family's code fails; give it")
+            raise config.mistake(f"rope_parameters has no {kind}, with which transformers' code fails; give it")
     read = {
         kind: read_rope(config.replace(rope_parameters=given[kind], rope_scaling=None))
         for kind in kinds
@@ -154,7 +154,7 @@ def read_rope_tables(config: Config, *, slides: Sequence[bool], kinds: dict[str,
     for sliding in dict.fromkeys(slides):
         if not isinstance(table := tables.get(LAYERS[sliding]), dict):
             raise config.mistake(
-                f"rope_parameters has no table of {LAYERS[sliding]}, with which the family's code fails; give it"
+                f"rope_parameters has no table of {LAYERS[sliding]}, with which transformers' code fails; give it"
             )
         read[sliding] = read_rope(config.replace(rope_parameters=table, rope_scaling=None), partly=True, kinds=kinds)
     full, own = read.get(False), read.get(True)
@@ -175,7 +175,7 @@ def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) 
     if scaling is not None and fraction != 1:
         raise config.mistake(
             f"partial_rotary_factor={fraction:g} with rope scaling {scaling['kind']!r}: the family's code rotates "
-            "whole heads and fails; remove it"
+            "full heads and fails; remove it"
         )
     return {"rope_fraction": 1.0, "rope_scaling": scaling}
 

@@ -85,7 +85,7 @@ def read_mamba2(config: Config) -> dict[str, Any]:
     if not isinstance(dim, int) or dim * heads != inner:
         raise config.mistake(
             f"{heads} heads of a state of {dim} dims are not {config.ssm_expand} · hidden_size={config.hidden_size} "
-            "wide, with which the family's code fails; change one"
+            "wide, with which transformers' code fails; change one"
         )
     return {"head_dim": dim, **read_states(config), **read_limits(config)}
 

@@ -187,8 +187,8 @@ def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: R
         raise UserError(f"{path}: is of another model, with {mismatch}; give that model or start a new run")
     if (old := checkpoint.job.optimizer.kind) != (new := job.optimizer.kind):
         raise UserError(
-            f"{path}: holds moments of optimizer.kind={old}, which {new} cannot go on with; set optimizer.kind={old} "
-            f"or start a new run"
+            f"{path}: holds moments of optimizer.kind={old}, which {new} cannot continue with; set "
+            f"optimizer.kind={old} or start a new run"
         )
     if checkpoint.job.adapter != job.adapter:
         saved, wanted = checkpoint.job.adapter or "none", job.adapter or "none"

@@ -24,7 +24,10 @@ BARE: list[tuple[dict[str, Any], str]] = [
         f"architecture 'BertModel' is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} is ",
     ),
     ({}, "architecture 'None' is not known"),
-    ({"model_type": "llama4_text", "attention_chunk_size": None}, "attention_chunk_size=None, with which the family's"),
+    (
+        {"model_type": "llama4_text", "attention_chunk_size": None},
+        "attention_chunk_size=None, with which transformers'",
+    ),
     (
         {"model_type": "llama4_text", "rope_scaling": {"type": "yarn", "factor": 4.0}},
         "rope scaling 'yarn', which makes rotated queries longer, with use_qk_norm",
@@ -61,7 +64,7 @@ CHANGED: list[tuple[str, dict[str, Any], str]] = [  # of a small config of the f
     (
         "llama",
         {"partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-        "x: partial_rotary_factor=0.5 with rope scaling 'linear': the family's code rotates whole heads and fails",
+        "x: partial_rotary_factor=0.5 with rope scaling 'linear': the family's code rotates full heads and fails",
     ),
     ("mixtral", {"num_experts": 8}, "num_experts=8 and num_local_experts=4 are one key of mixtral; give one"),
     ("gpt2", {"hidden_size": 96}, "hidden_size=96 and n_embd=48 are one key of gpt2"),

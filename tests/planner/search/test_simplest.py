@@ -147,7 +147,7 @@ def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(
         ("tp", "'tp' is not a constraint; write tp<=8"),
         ("tpp=2", "unknown constraint 'tpp'"),
         ("tp=two", "compares with 'two', which is not a number; write tp=4"),
-        ("ac<full", "ac has no order; write ac=full or ac!=full"),
+        ("ac<full", "ac supports only = and !=; write ac=full or ac!=full"),
         ("ac=fulll", "unknown recomputation 'ac=fulll'"),
         ("schedule=1f2b", "1f2b"),
         ("tp<2 tp>4", "no tp is tp<2 and tp>4; drop one"),

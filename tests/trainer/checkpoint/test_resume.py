@@ -108,7 +108,7 @@ def test_a_checkpoint_without_its_optimizer() -> None:
         r"give the optimizer that it was trained with or start a new run",
     )
     line = refused(job={"optimizer": {"kind": "adamw"}, "steps": 16})
-    assert re.search(r"step-00000012: holds moments of optimizer.kind=sgd, which adamw cannot go on with", line)
+    assert re.search(r"step-00000012: holds moments of optimizer.kind=sgd, which adamw cannot continue with", line)
 
 
 def test_another_tokenizer() -> None:

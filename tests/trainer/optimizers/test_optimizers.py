@@ -204,7 +204,7 @@ def other_kind(folder: Path) -> str:
 
 
 def test_moments_of_another_optimizer_are_refused(forked: Fork, tmp_path: Path) -> None:
-    assert "holds moments of optimizer.kind=sgd, which muon cannot go on with" in forked(1, other_kind, tmp_path)[0]
+    assert "holds moments of optimizer.kind=sgd, which muon cannot continue with" in forked(1, other_kind, tmp_path)[0]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

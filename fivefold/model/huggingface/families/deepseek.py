@@ -102,7 +102,9 @@ def _build_v3(config: Config) -> Model:
 def _build_ocr2(config: Config) -> Model:
     """Build the text model of DeepSeek-OCR 2: Llama's attention and the experts of DeepSeek-V2."""
     if config.mlp_layer_types is None:
-        raise config.mistake("no mlp_layer_types, without which the family's code fails; give dense or sparse by layer")
+        raise config.mistake(
+            "no mlp_layer_types, without which transformers' code fails; give dense or sparse by layer"
+        )
     grouped = config.topk_method == "group_limited_greedy"
     moe = {
         "experts": config.num_experts,

@@ -39,7 +39,7 @@ def _read_attention(config: Config) -> dict[str, Any]:
         if config.sliding_window is None or not isinstance(period, int):
             raise config.mistake(
                 f"sliding_window={config.sliding_window} and sliding_window_pattern={period!r} without layer_types, "
-                "with which the family's code fails; give layer_types"
+                "with which transformers' code fails; give layer_types"
             )
         default = list_sliding_layers(config.num_hidden_layers, period=period)
     read = read_windows if config.sliding_window is None else read_windows_of_rotating_layers

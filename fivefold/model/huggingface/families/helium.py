@@ -17,7 +17,7 @@ def _build_helium(config: Config) -> Model:
     if heads * head_dim != config.hidden_size:
         raise config.mistake(
             f"num_attention_heads={heads} x head_dim={head_dim} is not hidden_size={config.hidden_size}, with which "
-            "the family's code fails; change one"
+            "transformers' code fails; change one"
         )
     return build_model(config, **read_rope(config), qkv_bias=config.attention_bias, mlp_bias=config.mlp_bias)
 

@@ -18,8 +18,8 @@ def _build_jamba(config: Config) -> Model:
     for every, first in (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset")):
         if getattr(config, first) >= getattr(config, every):
             raise config.mistake(
-                f"{first}={getattr(config, first)} is not below {every}={getattr(config, every)}, with which the "
-                "family's code fails; lower it"
+                f"{first}={getattr(config, first)} is not below {every}={getattr(config, every)}, with which "
+                "transformers' code fails; lower it"
             )
     attends = [layer % config.attn_layer_period == config.attn_layer_offset for layer in layers]
     routes = [layer % config.expert_layer_period == config.expert_layer_offset for layer in layers]

@@ -62,7 +62,7 @@ def _build_olmoe(config: Config) -> Model:
     if heads * head_dim != config.hidden_size:
         raise config.mistake(
             f"num_attention_heads={heads} x head_dim={head_dim} is not hidden_size={config.hidden_size}, with which "
-            "the family's code fails; change one"
+            "transformers' code fails; change one"
         )
     return _build_flex_olmo(config).replace(block="pre", qkv_clip=config.qkv_clip)
 
