@@ -1,15 +1,11 @@
-"""Processes for distributed tests: forked from the test process, one thread each, joined by a file store."""
+"""What all tests share: threads, signals and settings of the test process, options of pytest, and skips told."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import gc
-import multiprocessing
 import os
-import pickle
 import signal
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.forked_python import fork_interpreters
+from tests.processes import forked as fork_ranks
 from tests.selection import ProcessGuard, mark
 from tests.skipped import summarize_skips
 
@@ -60,7 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--fast", action="store_true", help="leave out tests that start processes or a browser, and slow ones"
     )
     parser.addoption(
-        "--long", action="store_true", help="run only the cases marked `long`, which are left out otherwise"
+        "--long",
+        action="store_true",
+        help="run only the cases marked `long`, which are left out otherwise, and all examples of drawn tests",
     )
 
 
@@ -106,54 +105,6 @@ def no_garbage() -> Iterator[None]:
 
 
 @pytest.fixture
-def forked(tmp_path: Path) -> Callable[..., list[Any]]:
-    """``forked(ranks, function, *arguments)`` runs it in that many gloo processes and returns their results."""
-    calls = 0
-
-    def run(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        nonlocal calls
-        calls += 1
-        import torch._dynamo  # noqa: F401  once here, and not in each child: optimizers load it
-
-        context = multiprocessing.get_context("fork")
-        results: Any = context.Queue()
-        store = tmp_path / f"store{calls}"
-        workers = [
-            context.Process(target=_child, args=(rank, ranks, str(store), results, function, arguments), daemon=True)
-            for rank in range(ranks)
-        ]
-        for worker in workers:
-            worker.start()
-        answers = {rank: pickle.loads(answer) for rank, answer in (results.get(timeout=120) for _ in workers)}
-        for worker in workers:
-            worker.join(timeout=30)
-        failed = {rank: answer for rank, answer in answers.items() if isinstance(answer, _Failure)}
-        assert not failed, "\n".join(f"rank {rank}:\n{answer.text}" for rank, answer in failed.items())
-        return [answers[rank] for rank in range(ranks)]
-
-    return run
-
-
-class _Failure:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def _child(rank: int, ranks: int, store: str, results: Any, function: Callable[..., Any], arguments: Any) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(store, ranks),
-            rank=rank,
-            world_size=ranks,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        results.put((rank, pickle.dumps(function(*arguments))))  # bytes: no tensor handles across processes
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        results.put((rank, pickle.dumps(_Failure(traceback.format_exc()))))
+def forked() -> Callable[..., list[Any]]:
+    """Give ``forked(ranks, function, *arguments)``, as ``tests.processes`` has it."""
+    return fork_ranks

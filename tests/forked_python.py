@@ -38,6 +38,14 @@ def fork_interpreters() -> None:
     subprocess.Popen._execute_child = fork_python  # type: ignore[attr-defined]
 
 
+def import_what_runs_load() -> None:
+    """Import, once before a fork and not in each child, what optimizers and logs load when a run begins."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch._dynamo
+        import torch.utils.tensorboard  # noqa: F401
+
+
 @contextmanager
 def true_interpreters() -> Iterator[None]:
     """Start new interpreters, as a user does."""
@@ -89,8 +97,7 @@ def fork_python(process: Any, args: Any, *options: Any) -> None:
     if module is None or unusual or not close_fds or threading.current_thread() is not threading.main_thread():
         START_INTERPRETER(process, args, *options)
         return
-    import torch._dynamo  # noqa: F401  once here, and not in each child: optimizers load it
-
+    import_what_runs_load()
     sys.stdout.flush()
     sys.stderr.flush()
     process.pid = os.fork()

@@ -1,5 +1,8 @@
 """Selects tests: ``make test-fast`` leaves out processes and the browser, ``make test`` the long part of long lists.
 
+Of the examples that Hypothesis draws for a test, ``make test`` tries one in ``DRAWN_SHARE``, as most faults show in the
+first few, and ``make endure`` all.
+
 The marks ``processes``, ``browser`` and ``drawn`` come from the code: a test starts a process if it, a fixture of it or
 a function of the tests that it calls uses ``fork``, ``subprocess`` or ``multiprocessing``. Processes that the package
 starts for a test are not seen there, so ``--fast`` fails a test that starts one while it runs.
@@ -24,6 +27,7 @@ PROCESS_NAMES = {"fork", "Popen", "create_subprocess_exec", "get_context"}
 BROWSER_NAMES = {"sync_playwright"}
 STARTS = ("os.fork", "os.posix_spawn", "subprocess.Popen")  # audit events
 FAST_EXAMPLES = 5
+FEWEST_EXAMPLES, DRAWN_SHARE = 10, 4
 SECOND_TRY = ("processes", "browser")  # wait for other processes, which a busy machine may stop for seconds
 
 
@@ -91,23 +95,29 @@ def find_marks(item: pytest.Item) -> set[str]:
     return marks
 
 
+def count_examples(given: int, *, fast: bool, long: bool) -> int:
+    """Return how many of the ``given`` examples of a drawn test are tried."""
+    if long:
+        return given
+    return min(given, FAST_EXAMPLES if fast else max(FEWEST_EXAMPLES, given // DRAWN_SHARE))
+
+
 def mark(items: list[pytest.Item], *, fast: bool, long: bool) -> list[pytest.Item]:
-    """Mark ``items``; return those that are left out, and with ``--fast`` let drawn tests try few examples."""
+    """Mark ``items``, set how many examples drawn tests try, and return the items that are left out."""
     left_out = []
+    for function in {item.function for item in items if hasattr(getattr(item, "function", None), "hypothesis")}:
+        given = getattr(function, "_hypothesis_internal_use_settings", settings.default)
+        examples = count_examples(given.max_examples, fast=fast, long=long)
+        function._hypothesis_internal_use_settings = settings(given, max_examples=examples)
     for item in items:
         for name in find_marks(item):
             item.add_marker(name)
         if any(item.get_closest_marker(name) for name in SECOND_TRY):
             item.add_marker(pytest.mark.flaky(reruns=1))
-        for_later = (item.get_closest_marker("long") is not None) != long
+        is_long = item.get_closest_marker("long") is not None or (long and item.get_closest_marker("drawn") is not None)
         too_slow = fast and any(item.get_closest_marker(name) for name in ("processes", "browser", "slow"))
-        if for_later or too_slow:
+        if is_long != long or too_slow:
             left_out.append(item)
-        elif fast and item.get_closest_marker("drawn"):
-            function = item.function  # type: ignore[attr-defined]
-            given = getattr(function, "_hypothesis_internal_use_settings", settings.default)
-            few = settings(given, max_examples=min(FAST_EXAMPLES, given.max_examples))
-            function._hypothesis_internal_use_settings = few
     return left_out
 
 

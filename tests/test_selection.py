@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.selection import ProcessGuard, find_marks, mark, one_in
+from tests.selection import ProcessGuard, count_examples, find_marks, mark, one_in
 
 
 class Starter:
@@ -88,3 +88,10 @@ def test_a_process_of_the_package_is_heard() -> None:
     assert not guard.started
     start()
     assert "subprocess.Popen" in guard.started
+
+
+def test_few_of_many_examples_are_tried_and_all_by_make_endure(request: pytest.FixtureRequest) -> None:
+    assert [count_examples(n, fast=False, long=False) for n in (5, 25, 100)] == [5, 10, 25]
+    assert [count_examples(100, fast=fast, long=not fast) for fast in (True, False)] == [5, 100]
+    items = [pytest.Function.from_parent(request.node.parent, name="x", callobj=draws)]
+    assert mark(items, fast=False, long=True) == mark(items, fast=False, long=False) == []

@@ -67,7 +67,7 @@ def measure_bytes(layout: Layout, job: Job) -> int:
 CASES = [(3, "micro_batch"), (0, "micro_batch"), (2, "step"), (1, "micro_batch"), (2, "micro_batch"), (3, "step")]
 
 
-@pytest.mark.parametrize(("zero", "reduce"), one_in(4, CASES))
+@pytest.mark.parametrize(("zero", "reduce"), one_in(8, CASES))
 def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zero: int, reduce: Reduce) -> None:
     layout, job, expected = Layout(dp=N, zero=zero), JOB.replace(reduce=reduce), table(zero, reduce=reduce)
     moments = list_live_bytes(Counts(MODEL, job), layout)

@@ -97,7 +97,7 @@ def test_predict_answers_cold_within_a_second() -> None:
     The number of modules, which no machine changes, says more precisely when a command has begun to load too much.
     """
     seconds, libraries = [], []
-    for _ in range(4):
+    for _ in range(2):
         start = _children_seconds()
         answer = predict("atexit.register(lambda: print(len(sys.modules), file=sys.stderr))")
         middle = _children_seconds()

@@ -90,10 +90,10 @@ def test_a_break_is_found() -> None:
 
 ANSWERS = [
     ("predict", *STEP),
-    ("search", "nano", "h100:8", "--top", "2", *JOB),
+    ("search", "nano", "h100:2", "--top", "2", *JOB),
     ("search", "nano", "h100:8", "--keep", LAYOUT, *JOB),
-    ("search", "nano", "h100:8", "a100:8", "--tokens", "1B", *JOB),
-    ("plan", "nano", "h100:8", "--tokens", "1B", *JOB),
+    ("search", "nano", "h100:2", "a100:2", "--tokens", "1B", *JOB),
+    ("plan", "nano", "h100:2", "--tokens", "1B", *JOB),
     ("compare", "nano", "h100:8", LAYOUT, "dp8 zero1 mbs1", *JOB),
     ("ratios", "nano", "h100:8", *JOB),
     *(("ask", question, *STEP) for question in ("micro-batch", "batch", "run", "changes", "finetune", "sequence")),

@@ -25,7 +25,7 @@ TINY = Points(
     matmuls=((64, 64, 64), (256, 256, 256)),
     attentions=(AttentionShape(sequences=2, tokens=64, heads=2, head_dim=32),),
     kernel_bytes=(64 * KIB,),
-    collective_bytes=(KIB, 32 * MIB),
+    collective_bytes=(KIB, 4 * MIB),
     rounds=2,
     budget_seconds=1,
     seconds_per_point=0.005,
@@ -47,7 +47,7 @@ def test_every_point_is_measured_once_for_each_number_of_ranks(measured):
     assert len(calibration.collectives) == 5 * 2
     assert {point.ranks for point in calibration.matmuls} == {1, 2}
     assert {point.ranks for point in calibration.collectives} == {2}
-    assert {point.bytes for point in calibration.collectives} == {KIB, 32 * MIB}
+    assert {point.bytes for point in calibration.collectives} == {KIB, 4 * MIB}
 
 
 def test_more_work_takes_longer(measured):

@@ -190,13 +190,15 @@ def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
 
 def test_keys_are_the_same_in_every_process():
     program = """
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from tests.calibration.test_profile import EXPERTS, JOB, machine
-from fivefold.planner.predict import Planner, planner
+from fivefold.machine.catalog import resolve
+from fivefold.model.catalog import build_model
+from fivefold.planner.predict import planner
 from fivefold.planner.time.profiled import Profiled
-layout = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp")
-counts = planner(EXPERTS, machine(), JOB).counts
-print([Profiled(counts, machine()).unit_key(layout, run) for run, _ in counts.stage_work(layout)[0]])
+layout, machine = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp"), resolve("h100:4")
+counts = planner(build_model("qwen3-30b-a3b"), machine, Job(sequence=64, global_batch=4)).counts
+print([Profiled(counts, machine).unit_key(layout, run) for run, _ in counts.stage_work(layout)[0]])
 """
     said = {
         subprocess.run(

@@ -132,7 +132,7 @@ def test_operation_without_a_fake_is_a_run_failure(monkeypatch: pytest.MonkeyPat
         rehearse("dp1")
 
 
-@pytest.mark.parametrize("every_rank", [False, True])
+@pytest.mark.parametrize("every_rank", one_in(2, [False, True]))
 def test_a_message_that_never_comes_is_a_finding(monkeypatch: pytest.MonkeyPatch, every_rank: bool) -> None:
     def forgetful(*, rank: int, **also: Any) -> RankTapes:
         outcome = rehearse_rank(rank=rank, **also)

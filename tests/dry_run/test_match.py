@@ -47,7 +47,7 @@ def starts(tape: Tape) -> list[int]:
     return [at for at, event in enumerate(tape) if event[0] == START]
 
 
-@pytest.mark.parametrize("layout", one_in(9, DENSE))
+@pytest.mark.parametrize("layout", one_in(14, DENSE))
 def test_messages_of_training_match(layout: str, rehearsed: Rehearsed) -> None:
     tapes = rehearsed(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
@@ -66,7 +66,7 @@ def test_every_message_that_is_dropped_is_found(layout: str, rehearsed: Rehearse
     tapes = rehearsed(layout)
     tape = tapes[1]
     events = list(tape)
-    for at in starts(tape):
+    for at in starts(tape)[::4]:
         handle, message = events[at][1], tape.messages[events[at][2]]
         left = [e for i, e in enumerate(events) if i != at and (e[0], e[1]) != (WAIT, handle)]
         result = findings([copied(tape, left) if item is tape else item for item in tapes], streams=True)

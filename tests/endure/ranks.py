@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 
 import fivefold.profiling.closed_loop  # noqa: F401  torch once, before any fork
 from fivefold import cli
+from tests.forked_python import import_what_runs_load
 
 
 class Ranks:
@@ -25,6 +26,7 @@ class Ranks:
     def __init__(self, world: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        import_what_runs_load()
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.pids = [self._fork(rank, world) for rank in range(world)]
         self.codes: dict[int, int] = {}

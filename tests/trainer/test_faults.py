@@ -35,7 +35,7 @@ from fivefold.model.catalog import resolve
 from fivefold.results import run_folder
 from fivefold.trainer.checkpoint.checkpoint_folder import latest, read
 from fivefold.trainer.loop import Loop
-from tests.forked_python import true_interpreters
+from tests.forked_python import import_what_runs_load, true_interpreters
 
 MACHINE = Machine(
     name="here", ranks=2, ranks_per_node=2, backend="gloo",
@@ -103,6 +103,7 @@ class Child:
         sys.stdout.flush()
         sys.stderr.flush()
         self._status: int | None = None
+        import_what_runs_load()
         self.pid = os.fork()
         if self.pid == 0:
             if leads:

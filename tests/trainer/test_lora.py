@@ -20,7 +20,7 @@ from fivefold.trainer.supported import check_supported
 from tests.selection import one_in
 from tests.trainer.test_parity import PLAIN, TIED, reference
 
-STEPS, BATCH, TOKENS = 10, 8, 24
+STEPS, BATCH, TOKENS = 6, 8, 24
 LORA = Adapter(rank=4, alpha=12)
 QLORA = LORA.replace(base="nf4")
 SOME = Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
@@ -135,7 +135,7 @@ LAYOUTS = (
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_ten_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, model: object) -> None:
+def test_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, model: object) -> None:
     job = job_of(adapter)
     losses, gradients, finals = in_a_few_lines(model, job)
     ranks = forked(Layout.parse(text).world, train, model, text, job)

@@ -21,7 +21,7 @@ from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.run import Run
 from fivefold.update import LearningRate, Ramp
-from tests.agree.parity import processes
+from tests import processes
 from tests.selection import one_in
 
 Fork = Callable[..., list[Any]]

@@ -16,7 +16,7 @@ from typing import Any
 from tests.agree.loop import reference
 from tests.agree.loop.cases import Case, make
 from tests.agree.loop.rank import play
-from tests.agree.parity.processes import forked
+from tests.processes import forked
 
 Values = dict[str, Any]
 TOLERANCE = 1e-6  # relative; of a mean over 256 tokens and more in fp32, whose sums are made in other orders

@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.full_weights import full_weights
 from tests.agree.loop.mutate import Mutation, locate, plant
-from tests.agree.parity.processes import forked
+from tests.processes import forked
 from tests.selection import one_in
 
 LAYERS = 3

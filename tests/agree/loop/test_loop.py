@@ -25,7 +25,7 @@ CASES = [
 JOINED, SPLIT = CASES[7], CASES[5]
 
 
-@pytest.mark.parametrize("case", one_in(4, CASES), ids=str)
+@pytest.mark.parametrize("case", one_in(8, CASES), ids=str)
 def test_every_line_of_the_log_is_the_references(case: Case, tmp_path: Path) -> None:
     theirs = expected(case)
     assert distance(logged(case, folder_of(tmp_path / "run")), theirs) <= TOLERANCE

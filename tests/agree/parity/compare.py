@@ -21,9 +21,9 @@ from fivefold.model.weights import adapter_weights, weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from tests.agree.parity.cases import FEW, Case, one_process, text
-from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Array, Part, Told, play
 from tests.agree.said import Compared, Said, add_up, count_planned
+from tests.processes import forked
 
 TOLERANCE = 1e-5
 PADDED = 1.25

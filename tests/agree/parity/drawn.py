@@ -27,8 +27,8 @@ from tests.agree.drawn import Drawn, draw_cases
 from tests.agree.parity.cases import text
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
 from tests.agree.parity.matrix import Line, describe_line, sound
-from tests.agree.parity.processes import Broken, forked
 from tests.agree.parity.rank import Told, play
+from tests.processes import Broken, forked
 
 STEPS = 3  # the messages of the third are counted
 SECONDS = 600.0  # until a case counts as hung

@@ -20,7 +20,7 @@ from fivefold.rendering.progress import bar
 from tests.agree.parity.cases import DOCUMENTS, STEPS, TOKENS, VOCAB, Case
 from tests.agree.parity.compare import TOLERANCE, run
 from tests.agree.parity.covering import covering, every_case
-from tests.agree.parity.processes import Broken
+from tests.processes import Broken
 
 Line = dict[str, Any]
 COMPILED_SECONDS, SECONDS = 500.0, 150.0  # until a case counts as hung

@@ -30,7 +30,7 @@ from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.run import Run as RunFile
-from tests.agree.parity.processes import forked
+from tests.processes import forked
 
 STEPS, LAST, SMOOTH = 300, 50, 10  # steps; those whose mean is compared; and over which curves are drawn
 LAYOUTS = (

@@ -11,8 +11,8 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge
-from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import play
+from tests.processes import forked
 from tests.selection import one_in
 
 

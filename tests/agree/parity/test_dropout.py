@@ -14,8 +14,8 @@ from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from tests.agree.parity.cases import DENSE, batch, job_for
 from tests.agree.parity.compare import judge
-from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import play
+from tests.processes import forked
 from tests.selection import one_in
 
 MODEL = DENSE.replace(name="dropped", dropout=0.2, norm="layernorm", mlp="plain", qkv_bias=True)

@@ -16,7 +16,7 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "layout"), one_in(4, QUICK))
+@pytest.mark.parametrize(("family", "layout"), one_in(6, QUICK))
 def test_a_family_on_an_axis_equals_one_process(family: str, layout: str) -> None:
     assert layout in LAYOUTS + OF_EXPERTS
     verdict = run(case(family, layout))

@@ -21,8 +21,8 @@ from fivefold.trainer.parallel.collectives import Pending
 from fivefold.trainer.parallel.mesh import Axis
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge, reference
-from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import play
+from tests.processes import forked
 from tests.selection import one_in
 
 FOUND = 1e-3  # a hundred times what parity allows
@@ -165,7 +165,7 @@ def leave_out(mutation: Mutation) -> None:
     setattr(owner, last, staticmethod(quiet) if isinstance(vars(owner).get(last), staticmethod) else quiet)
 
 
-@pytest.mark.parametrize("mutation", one_in(10, MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", one_in(25, MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_collective_that_is_left_out_is_found(mutation: Mutation) -> None:
     case = mutation.case
     told = forked(case.layout.world, play, case.model, case.layout, case.job, partial(leave_out, mutation), STEPS)

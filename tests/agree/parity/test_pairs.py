@@ -53,7 +53,7 @@ CASES = (
 
 
 @pytest.mark.parametrize(
-    ("model", "text"), one_in(2, CASES), ids=lambda value: value if isinstance(value, str) else value.name
+    ("model", "text"), one_in(4, CASES), ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
     layout = Layout.parse(text)

@@ -33,10 +33,10 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.rendering.progress import bar
 from tests.agree.parity.cases import MODELS, job_for, model_for
-from tests.agree.parity.processes import forked
 from tests.agree.rehearsal.compare import differences, spoken, work
 from tests.agree.rehearsal.process import Told, play
 from tests.dry_run.record.test_replay import list_events
+from tests.processes import forked
 
 BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
 # of sizes that torch's grouped matmul takes; those of the parity proof are odd: their experts are multiplied singly

@@ -34,7 +34,7 @@ MIXTURE = Model(
 )
 
 
-@pytest.mark.parametrize("text", ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"])
+@pytest.mark.parametrize("text", one_in(2, ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"]))
 def test_groups_of_experts_stay_within_a_stage(text: str) -> None:
     assert unmet(Drawn(0, MIXTURE, Layout.parse(text), Job(sequence=8, global_batch=2))) == []
 
@@ -52,7 +52,7 @@ def test_the_planner_counts_whatever_is_drawn() -> None:
         assert miscounted(case) == [], str(case)
 
 
-@pytest.mark.parametrize("block", ["pre", "post"])
+@pytest.mark.parametrize("block", one_in(2, ["post", "pre"]))
 def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["pre", "post"]) -> None:
     """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""
     model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=recipe("fp32"))

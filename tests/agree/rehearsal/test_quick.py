@@ -191,7 +191,7 @@ APART = (
 CLOSE = [case for case in CASES if case.name.startswith("ahead") or case.layout_text in APART]
 
 
-@pytest.mark.parametrize("case", one_in(30, CASES), ids=str)
+@pytest.mark.parametrize("case", one_in(45, CASES), ids=str)
 def test_the_planner_counts_what_is_rehearsed(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()

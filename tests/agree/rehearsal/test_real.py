@@ -10,9 +10,9 @@ from fivefold.adapter import Adapter
 from fivefold.dry_run.record.tape import ALLOC, START, Tape
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from tests.agree.parity.processes import forked
 from tests.agree.rehearsal.process import play
 from tests.agree.rehearsal.real import MORE, QUICK, Case, run, unequal
+from tests.processes import forked
 from tests.selection import one_in
 
 pytestmark = pytest.mark.slow

@@ -24,6 +24,6 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize(("case", "bound"), one_in(4, CASES), ids=str)
+@pytest.mark.parametrize(("case", "bound"), one_in(8, CASES), ids=str)
 def test_planned_and_rehearsed_reservations_are_near(case: Case, bound: float) -> None:
     assert abs(error(case)) <= bound

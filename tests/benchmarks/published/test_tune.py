@@ -13,8 +13,8 @@ SLOW = Factors(matmul=0.7, launch=1.5)
 
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
-    """Every fortieth."""
-    return prepared([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::40])
+    """Every hundredth."""
+    return prepared([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::100])
 
 
 @pytest.mark.slow

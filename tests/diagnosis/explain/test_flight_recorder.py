@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import pickle
 import random
 import subprocess
 import sys
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +25,14 @@ GROUPS = {"0": ("default_pg", (0, 1, 2, 3)), "1": ("dp", (0, 2)), "2": ("dp", (1
 OPERATIONS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast")
 
 
-def rank_of_a_hang(rank: int, folder: str) -> None:
-    """Rank 1 leaves out an all-reduce, and both write what their recorders hold."""
-    import torch.distributed as dist
-
-    os.environ["TORCH_FR_BUFFER_SIZE"] = "100"
-    torch.set_num_threads(1)
-    file = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", rank=rank, world_size=2, store=file, timeout=timedelta(seconds=1))
-    x = torch.ones(4, 3)
-    dist.all_reduce(x)
-    try:
-        if rank == 0:
-            dist.all_reduce(x)
-    except RuntimeError:
-        pass
-    from torch._C import _distributed_c10d as c10d
-
-    Path(f"{folder}/trace_{rank}").write_bytes(c10d._dump_fr_trace())
-    Path(f"{folder}/dump_rank{rank}.json").write_bytes(c10d._dump_fr_trace_json())
-    file.set(f"done{rank}", "1")
-    file.wait([f"done{1 - rank}"])
-    os._exit(0)
-
-
 def test_two_real_processes(tmp_path: Path) -> None:
-    call = f"from tests.diagnosis.explain.test_flight_recorder import rank_of_a_hang as run; run(%d, {str(tmp_path)!r})"
-    root = Path(__file__).parents[3]  # processes of their own: a fork would have what this one has recorded before
-    children = [subprocess.Popen([sys.executable, "-c", call % rank], cwd=root) for rank in range(2)]
+    script = Path(__file__).with_name("hanging_rank.py")  # a fork would have what this process has recorded before
+    children = [subprocess.Popen([sys.executable, script, str(rank), tmp_path]) for rank in range(2)]
     assert [child.wait(timeout=120) for child in children] == [0, 0]
     (result,) = explain_files([tmp_path / "trace_0", tmp_path / "trace_1"])
     assert result.verdict.startswith("rank 1 did not come to collective 2, all_reduce [4, 3] float, of default_pg, ")
     assert "in which rank 0 waits, at " in result.verdict
-    assert "test_flight_recorder.py:" in result.verdict
+    assert "hanging_rank.py:" in result.verdict
     assert result.verdict.endswith(" rank_of_a_hang")
     assert [at.rank for at in result.ranks] == ["0", "1"]
     assert result.ranks[1].state.endswith(" collective 1, all_reduce [4, 3] float, of default_pg")

@@ -55,8 +55,8 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     def sample(candidates, most):
         return candidates.take(some.permutation(len(candidates.partial))[:most])
 
-    candidates = sample(space.expand(space.partials, some.integers(0, len(space.partials.dp), 400)), 200)
-    candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 200)), 80)
+    candidates = sample(space.expand(space.partials, some.integers(0, len(space.partials.dp), 200)), 100)
+    candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 100)), 32)
     sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
     light = bounds.estimates.lightest(candidates)
     lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]

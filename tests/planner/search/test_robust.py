@@ -19,6 +19,7 @@ from fivefold.planner.search.robust import EvaluatedRegret
 from fivefold.planner.search.scenarios import scenarios
 from fivefold.planner.search.space import Space
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
+from tests.selection import one_in
 
 SHALLOW, SPARSE = SMALL.replace(layers=2), EXPERTS.replace(layers=2)
 SHORT = FEW.replace(global_batch=4)
@@ -38,7 +39,9 @@ def seconds(planner: Planner, layout: Layout) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "axes"), [(SHALLOW, ("tp", "cp", "pp")), (SPARSE, ("ep",))], ids=["dense", "moe"])
+@pytest.mark.parametrize(
+    ("model", "axes"), one_in(2, [(SPARSE, ("ep",)), (SHALLOW, ("tp", "cp", "pp"))]), ids=["moe", "dense"]
+)
 def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, ...]) -> None:
     machine, job = tight(4, gib=1.0), SHORT
     narrowed: dict[str, Any] = {"where": NARROW, "axes": axes}

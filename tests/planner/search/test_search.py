@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def brute(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, **n
     return [result for result in results if planner.fits(result.layout, result.ranks)]
 
 
+@cache
+def best_of_node() -> SearchResult:
+    return search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=1)
+
+
 def tight(ranks: int, *, gib: float) -> Machine:
     """Nodes of two on which a peak of up to about ``gib`` fits, so that layouts cross nodes and many do not fit."""
     machine = resolve(f"h100:{ranks}", local=Path("/nowhere"))
@@ -58,7 +64,7 @@ def tight(ranks: int, *, gib: float) -> Machine:
     one_in(
         2,
         [
-            pytest.param(SMALL, 16, {}, id="dense"),
+            pytest.param(SMALL, 16, {"recomputations": ("none", "selective", "full")}, id="dense"),
             pytest.param(EXPERTS, 4, {"recomputations": ("none", "moe", "full")}, id="moe"),
         ],
     ),
@@ -163,12 +169,12 @@ def test_cost_weighs_ranks_and_money() -> None:
     best = result.best[0]
     assert best.gpu_hours == pytest.approx(best.step.time.step_seconds * best.step.world / 3600)
     assert best.dollars == pytest.approx(2.5 * best.gpu_hours)
-    whole = search(model=build_model("llama3-8b"), machine=priced, job=JOB, top=1).best[0]
-    assert best.gpu_hours <= whole.gpu_hours
+    fastest = best_of_node().best[0].step
+    assert best.gpu_hours <= fastest.time.step_seconds * fastest.world / 3600
 
 
 def test_a_narrower_precision_is_tried_when_it_may_be() -> None:
-    wide = search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=1).best[0].step
+    wide = best_of_node().best[0].step
     narrow = search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=1, recipes=[RECIPES["fp8"]]).best[0].step
     assert narrow.time.step_seconds < wide.time.step_seconds
     assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
@@ -241,7 +247,7 @@ def test_the_short_way_in_python() -> None:
 def test_fits_any_agrees_with_search() -> None:
     """Of sizes on both sides of the limit; and a search without a time has the same nearest misses."""
     job, node = Job(sequence=2048, global_batch=8), resolve("l4:4", local=Path("/nowhere"))
-    for layers in (1, 8, 16, 64):
+    for layers in (1, 64):
         model = build_model("llama3.2-1b").replace(layers=layers)
         result = search(model=model, machine=node, job=job, top=1)
         assert fits_any(model=model, machine=node, job=job) == bool(result.best)
@@ -251,8 +257,7 @@ def test_fits_any_agrees_with_search() -> None:
 
 
 def test_a_search_without_tight_layouts_finds_the_same_best() -> None:
-    model, machine, job = build_model("llama3-8b"), resolve("h100:8", local=Path("/nowhere")), JOB
-    every, some = (search(model=model, machine=machine, job=job, top=1, tight=tight) for tight in (True, False))
+    every, some = best_of_node(), search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=1, tight=False)
     assert every.tight is not None
     assert some.tight is None
     assert (some.best[0].step, some.evaluated < every.evaluated) == (every.best[0].step, True)

@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from tests.agree.parity.processes import forked
+from tests.processes import forked
 
 STEPS = 3
 WORK = ("aten", "inductor", "torch.distributed.ddp.reducer")  # namespaces of operators that compute

@@ -24,6 +24,7 @@ from fivefold.trainer.checkpoint.async_saver import Saver
 from fivefold.trainer.checkpoint.checkpoint import Checkpoint, Progress, read, save
 from fivefold.trainer.engine import Engine
 from tests.endure.ranks import Ranks
+from tests.selection import one_in
 from tests.trainer.test_faults import assert_line, here, losses, saved_step, set_run
 
 __all__ = ["here"]
@@ -85,11 +86,14 @@ def bits(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("layout", "model", "changes"),
-    [
-        ("dp2 zero3 mbs2", ODD, {"precision": recipe("bf16")}),
-        ("tp2 mbs4", ODD, {"optimizer": {"kind": "adafactor"}}),
-        ("dp2 ep2 zero1 mbs1", MIXED, {"precision": recipe("fp16")}),
-    ],
+    one_in(
+        3,
+        [
+            ("dp2 ep2 zero1 mbs1", MIXED, {"precision": recipe("fp16")}),
+            ("dp2 zero3 mbs2", ODD, {"precision": recipe("bf16")}),
+            ("tp2 mbs4", ODD, {"optimizer": {"kind": "adafactor"}}),
+        ],
+    ),
 )
 def test_the_same_bytes(forked, tmp_path: Path, layout: str, model: Model, changes: dict[str, object]) -> None:
     job = Job(**(JOB.model_dump() | changes))

@@ -204,11 +204,11 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-oss", "minimax-m2", "glm4-moe", "mixtral", "deepseek-v3"])
-def test_a_dozen_steps_are_the_references(name: str, tmp_path: Path) -> None:
+def test_four_steps_are_the_references(name: str, tmp_path: Path) -> None:
     theirs = reference(CASES[name])
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]
     ours = decoder(Folder.open(tmp_path))
-    tokens = torch.randint(0, 131, (12, B, T), generator=torch.Generator().manual_seed(5))
+    tokens = torch.randint(0, 131, (4, B, T), generator=torch.Generator().manual_seed(5))
     mine, other = (torch.optim.AdamW(item.parameters(), lr=1e-3, eps=1e-5) for item in (ours, theirs))
     for batch in tokens:
         loss = ours(batch[:, :-1], batch[:, 1:], scale=1 / (B * (T - 1)))

@@ -12,8 +12,8 @@ from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_chip
 from tests.agree.parity.cases import MODELS, job_for
-from tests.agree.parity.processes import forked
 from tests.agree.parity.rank import Told, play
+from tests.processes import forked
 from tests.selection import one_in
 
 NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8", "fp8-nanotron")
@@ -28,7 +28,7 @@ def run(model: Model, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
 @pytest.mark.parametrize(
     ("model", "text", "name", "bound"),
     one_in(
-        9,
+        14,
         [
             # What is cast is the same: sums of fp32 in another order.
             ("dense", "dp2 zero3 mbs1", "fp8-rowwise", 2e-6),
@@ -61,7 +61,7 @@ def test_a_layout_changes_no_more_than_its_casts_do(model: str, text: str, name:
 @pytest.mark.parametrize(
     ("model", "names"),
     [
-        ("dense", NAMES[::3]),
+        ("dense", NAMES[::6]),
         pytest.param("moe", ("fp8-tiles",), marks=pytest.mark.long),
         pytest.param("dense", NAMES, marks=pytest.mark.long),
     ],

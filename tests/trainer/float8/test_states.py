@@ -16,7 +16,7 @@ from fivefold.planner.predict import Planner
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.model.float8.cast import by_matrix
-from tests.agree.parity.processes import forked
+from tests.processes import forked
 from tests.selection import one_in
 
 DENSE = Model(name="wide", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=160, vocab=96, qkv_bias=True)
@@ -55,7 +55,7 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
 @pytest.mark.parametrize(
     ("name", "model", "text"),
     one_in(
-        2,
+        4,
         [
             ("fp8-nanotron", DENSE, "mbs1"),
             ("fp8-nanotron", SPARSE, "dp2 zero2 mbs1"),

@@ -112,9 +112,9 @@ def test_a_run_learns_as_with_fp32_moments(forked: Fork) -> None:
 
 
 def test_rows_may_be_updated_in_any_pieces(monkeypatch: pytest.MonkeyPatch, forked: Fork) -> None:
-    ((_, whole),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"))
+    ((_, whole),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
     monkeypatch.setattr(fp32_update, "BLOCK", 1000)
-    ((_, pieces),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"))
+    ((_, pieces),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
     for (name, *_, a), (_, *_, b) in zip(whole, pieces, strict=True):
         assert torch.equal(a, b), name
 
@@ -124,8 +124,8 @@ def test_codes_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path)
     left: dict[str, Tensor] | None = None
     for number, text in enumerate(["dp3 zero3 mbs1", "dp2 tp2 etp2 ep2 zero1 mbs1", "pp2 mbs1", "mbs4"]):
         layout, task = Layout.parse(text), job("adamw8bit")
-        ranks = forked(layout.world, play, EXPERTS, layout, task, number, tmp_path / "changing")
-        (alone,) = forked(1, play, EXPERTS, Layout.parse("mbs4"), task, number, tmp_path / "alone")
+        ranks = forked(layout.world, play, EXPERTS, layout, task, number, tmp_path / "changing", 1)
+        (alone,) = forked(1, play, EXPERTS, Layout.parse("mbs4"), task, number, tmp_path / "alone", 1)
         result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert result.keys() == left.keys()

@@ -19,7 +19,7 @@ from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
 from fivefold.trainer.engine import Engine, StepResult
 from fivefold.trainer.optimizers.loss_scaling import GROWTH_INTERVAL, INITIAL_SCALE, MIN_SCALE, LossScaler
-from tests.agree.parity import processes
+from tests import processes
 from tests.selection import one_in
 
 Fork = Callable[..., list[Any]]
@@ -92,7 +92,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("model", "text", "precision"),
-    one_in(6, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
+    one_in(12, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_every_layout_is_one_process_and_that_is_fp32_nearly(
@@ -151,7 +151,7 @@ def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("model", "text", "everywhere"),
-    one_in(3, [(*case, everywhere) for case in CASES for everywhere in (True, False)]),
+    one_in(9, [(*case, everywhere) for case in CASES for everywhere in (True, False)]),
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_an_overflow_skips_the_step_on_all_ranks(forked: Fork, model: Model, text: str, everywhere: bool) -> None:

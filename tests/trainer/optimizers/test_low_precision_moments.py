@@ -88,7 +88,7 @@ def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Pat
     left: dict[str, Tensor] | None = None
     for number, text in enumerate(["dp3 zero3 mbs1", "pp2 mbs1", "dp2 tp2 zero1 mbs1"]):
         layout = Layout.parse(text)
-        ranks = forked(layout.world, play, MODEL, layout, task(name), number, tmp_path)
+        ranks = forked(layout.world, play, MODEL, layout, task(name), number, tmp_path, 1)
         result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert [item for item in result if not torch.equal(result[item], left[item])] == []

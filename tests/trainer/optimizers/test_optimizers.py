@@ -52,13 +52,15 @@ def gradient(weight: Weight, step: int) -> Tensor:
     return drawn * torch.linspace(0.1, 3, weight.shape[-1]) * 1e-2
 
 
-def play(model: Model, layout: Layout, task: Job, first: int = 0, folder: Path | None = None) -> list[Any]:
+def play(
+    model: Model, layout: Layout, task: Job, first: int = 0, folder: Path | None = None, steps: int = STEPS
+) -> list[Any]:
     """Some steps with given gradients, from the last checkpoint of ``folder`` if there is one: before, after."""
     built = build(model=model, layout=layout, job=task, device=torch.device("cpu"))
     if folder and latest(folder):
         load(latest(folder), built=built, model=model, job=task)
     before = parts(built)
-    for step in range(first, STEPS):
+    for step in range(first, min(first + steps, STEPS)):
         for shard in built.shards:
             shard.weight.grad = shard.rows_of(gradient(shard.local_weight.weight, step)).to(shard.weight.dtype)
         built.optimizer.step()
@@ -161,7 +163,7 @@ def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: F
     """Without momentum what is sent is the gradient itself; bf16 would show any other sum as 1e-3."""
     task, layout = job("muon", momentum=0.0, weight_decay=0.0), Layout.parse(text)
     ours, alone = (
-        combine_ranks([after for _, after in forked(item.world, play, model, item, task)])
+        combine_ranks([after for _, after in forked(item.world, play, model, item, task, 0, None, 2)])
         for item in (layout, Layout.parse("mbs1"))
     )
     matrices = [name.replace("/momentum", "/weight") for name in ours if name.endswith("/momentum")]
@@ -179,8 +181,8 @@ def test_moments_go_from_layout_to_layout(forked: Fork, tmp_path: Path, kind: Ki
     for number, text in enumerate(["dp3 zero3 mbs1", "dp2 tp2 ep2 zero1 mbs1", "pp2 mbs1", "mbs4"]):
         layout = Layout.parse(text)
         task = job(kind, precision)
-        ranks = forked(layout.world, play, SPARSE, layout, task, number, tmp_path / "changing")
-        (alone,) = forked(1, play, SPARSE, Layout.parse("mbs4"), task, number, tmp_path / "alone")
+        ranks = forked(layout.world, play, SPARSE, layout, task, number, tmp_path / "changing", 1)
+        (alone,) = forked(1, play, SPARSE, Layout.parse("mbs4"), task, number, tmp_path / "alone", 1)
         result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert result.keys() == left.keys()
@@ -264,7 +266,7 @@ def test_a_group_is_a_run_at_its_rate_and_decay(forked: Fork, kind: Kind) -> Non
     every = job(kind, weight_decay=0.4)
     every = every.replace(learning_rate=every.learning_rate.replace(peak=RATE * 0.25))
     usual, all_so, mixed = (
-        combine_ranks([after for _, after in forked(1, play, SPARSE, layout, task)])
+        combine_ranks([after for _, after in forked(1, play, SPARSE, layout, task, 0, None, 2)])
         for task in (job(kind), every, job(kind, groups=(part,)))
     )
     names = [name for name in usual if name.endswith("/weight")]

@@ -77,7 +77,7 @@ def equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize(
     ("model", "text", "precision"),
     one_in(
-        4,
+        8,
         [
             (DENSE, "dp2 zero1 mbs2", WIRE),
             (DENSE, "dp3 zero3 mbs2", WIRE),  # shards of uneven rows

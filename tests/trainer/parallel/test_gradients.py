@@ -65,7 +65,7 @@ def one(engine: Engine) -> tuple[list[float], int, int]:
 @pytest.mark.parametrize(
     ("model", "text", "precision", "optimizer"),
     one_in(
-        4,
+        7,
         [
             (DENSE, "dp2 zero2 mbs1", "fp32", Optimizer(clip=0.1)),
             (TIED, "dp2 zero3 mbs1", "fp32", Optimizer(kind="adamw8bit")),
@@ -113,7 +113,7 @@ def crossed(folder: Path, model: Model, layout: Layout, jobs: list[Job]) -> list
     return [engine.step(tokens(engine, 2)).loss for engine in (before, after)]
 
 
-@pytest.mark.parametrize("first", ["step", "micro_batch"])
+@pytest.mark.parametrize("first", one_in(2, ["step", "micro_batch"]))
 def test_a_checkpoint_of_one_is_taken_up_by_the_other(
     forked: Callable[..., list[Any]], tmp_path: Path, first: str
 ) -> None:

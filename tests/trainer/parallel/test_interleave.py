@@ -29,7 +29,7 @@ from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.interleave import Interleaver
 from fivefold.trainer.parallel.mesh import Axis, ranks
 from fivefold.trainer.parallel.pipeline import Pipeline, check_pairs
-from tests.agree.parity import processes
+from tests import processes
 from tests.agree.parity.cases import Case, rows
 from tests.agree.parity.compare import judge
 from tests.agree.parity.rank import play

@@ -220,7 +220,7 @@ def planned(case: Case) -> tuple[int, int]:
     return times * sum(send.times for send in sends), times * sum(send.times * send.payload for send in sends)
 
 
-@pytest.mark.parametrize("pp", one_in(3, [4, 1, 2]))
+@pytest.mark.parametrize("pp", one_in(3, [2, 1, 4]))
 def test_every_schedule_is_one_process(forked: Callable[..., Any], pp: int) -> None:
     cases = generated(pp) if pp > 1 else [Case(schedule("1f1b", pp=1, v=1, micro_batches=3), (4,))]
     for case, *played in zip(cases, *forked(pp, play_all, cases), strict=True):

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401  takes two seconds, which children then need not spend: optimizers load it
+from tests.forked_python import import_what_runs_load
 
 
 class Broken(Exception):
@@ -22,6 +22,7 @@ class Broken(Exception):
 
 def forked(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``ranks`` processes of one world, one thread each."""
+    import_what_runs_load()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ends, workers = {}, []
