@@ -29,7 +29,7 @@ from fivefold.requests.playbook import playbook
 from tests.selection import one_in
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
-FEW = Where.parse("tp=1,8 cp=1 pp=4 mbs=1 order=default zero=1 ac=full schedule=1f1b")
+FEW = Where.parse("tp=1,8 cp=1 pp=2,4 mbs=1 order=default zero=1 ac=full schedule=1f1b")
 ONE = "dp=8 mbs=1 zero=2 ac=none order=default"
 JOB = Job(sequence=64, global_batch=8)
 

@@ -190,13 +190,14 @@ def test_units_of_another_sharding_stand_in_and_others_take_what_curves_lack():
 
 def test_keys_are_the_same_in_every_process():
     program = """
+from pathlib import Path
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import planner
 from fivefold.planner.time.profiled import Profiled
-layout, machine = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp"), resolve("h100:4")
+layout, machine = Layout.parse("dp2 tp2 zero3 mbs1 ac=qkv+mlp"), resolve("h100:4", local=Path())
 counts = planner(build_model("qwen3-30b-a3b"), machine, Job(sequence=64, global_batch=4)).counts
 print([Profiled(counts, machine).unit_key(layout, run) for run, _ in counts.stage_work(layout)[0]])
 """
