@@ -22,8 +22,8 @@ from fivefold.trainer.logs.run_log import NoLogs
 from fivefold.trainer.loop import Loop
 from fivefold.trainer.process import Process
 from fivefold.trainer.run import Data, Run
-from tests.agree.parity.processes import forked
 from tests.agree.test_measured import MACHINE
+from tests.processes import forked
 from tests.selection import one_in
 from tests.trainer.data.conversations import conversations, write_lines, write_tokenizer
 
