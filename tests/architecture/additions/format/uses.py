@@ -54,6 +54,6 @@ for attempt in (
 keys, stages, names, unknown = messages
 assert "unknown=1 (is no key that is known of megacorp 7.0)" in keys
 assert "megacorp.adapters=true" in keys
-assert "of layout 'dp2 tp2 pp2" in stages
+assert "layout 'dp2 tp2 pp2" in stages
 assert "megacorp" in names
 assert "megacorp" in unknown
