@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.results.reading import ParsedKey, Reading
+from fivefold.results.reading import DataReading, ParsedKey, Reading
 
 
 class Document(NamedTuple):
@@ -52,6 +52,7 @@ class Plan(NamedTuple):
     job: Job
     ranks_per_node: int = 8
     machine: str = ""  # by the name that the user gave
+    data: DataReading | None = None  # of the config that is rewritten
 
     @property
     def hosts(self) -> tuple[int, int]:

@@ -49,6 +49,7 @@ def _nouns(reading: Reading) -> list[tuple[str, str]]:
             else "",
         ),
         ("stack", job.stack.name if job else ""),
+        ("data", ", ".join(f"{name} {value}" for name, value in reading.data.fields.items()) if reading.data else ""),
     ]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.model.spec import Model
-    from fivefold.results.reading import ConfigNotes, ParsedKey, Reading
+    from fivefold.results.reading import ConfigNotes, DataReading, ParsedKey, Reading
 
 MAX_REASONS = 4  # keys whose reason an error states; the others are only named
 MAX_LIST_LENGTH = 200  # characters of one list of keys on a command line
@@ -31,6 +31,7 @@ class LoadedConfig(NamedTuple):
     layout: Layout
     job: Job
     notes: ConfigNotes
+    data: DataReading | None = None
 
 
 def load_config(words: Sequence[str], asked: Overrides, *, ignore: Iterable[str] = ()) -> LoadedConfig:
@@ -41,7 +42,8 @@ def load_config(words: Sequence[str], asked: Overrides, *, ignore: Iterable[str]
     origin = str(words[0])
     if reading.model is None or reading.layout is None or reading.job is None:
         raise UserError(f"{origin}: does not say {'; '.join(reading.missing)}")
-    return LoadedConfig(reading.model, reading.layout, reading.job, check_keys(reading, ignore=ignore, origin=origin))
+    notes = check_keys(reading, ignore=ignore, origin=origin)
+    return LoadedConfig(reading.model, reading.layout, reading.job, notes, reading.data)
 
 
 def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Overrides:

@@ -21,6 +21,13 @@ class ParsedKey(Record):
     means: str
 
 
+class DataReading(Record):
+    """The data of a config as ``[data]`` of a run file; ``remarks``: what it cannot express."""
+
+    fields: dict[str, str | float]
+    remarks: tuple[str, ...] = ()
+
+
 class Reading(Record):
     """A config of ``software`` as records; ``missing``: what it does not state, one line each."""
 
@@ -31,6 +38,7 @@ class Reading(Record):
     layout: Layout | None = None
     job: Job | None = None
     ranks: int | None = None
+    data: DataReading | None = None  # of supervised fine-tuning
     understood: tuple[ParsedKey, ...] = ()
     defaulted: tuple[ParsedKey, ...] = ()
     not_understood: tuple[ParsedKey, ...] = ()

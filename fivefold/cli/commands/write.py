@@ -49,7 +49,8 @@ def _plan(request: WriteOptions, job: Job) -> Plan:
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):
         say(f"fivefold: {line}")
-    return Plan(config.model, config.layout, config.job, nodes, gpus or _read_machine(Path(what)))
+    machine = gpus or _read_machine(Path(what))
+    return Plan(config.model, config.layout, config.job, nodes, machine, config.data)
 
 
 def _read_machine(path: Path) -> str:

@@ -1,8 +1,10 @@
 """Trainers on transformers: TrainingArguments with accelerate's YAML (FSDP, DeepSpeed, DDP) or DeepSpeed's JSON.
 
-keys · parse · to_job · emit   the four modules of a format, described in ``../format.py`` dialects   names that Axolotl
-and LLaMA-Factory use effects    keys that change the step and are not counted      harmless   keys without effect
-adapters   adapters of peft and quantized bases, of TRL, Axolotl and LLaMA-Factory
+keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
+dialects                       names that Axolotl and LLaMA-Factory use
+effects · harmless             keys that change the step and are not counted; keys without effect
+adapters                       adapters of peft and quantized bases, of TRL, Axolotl and LLaMA-Factory
+data                           their data sets, chat templates, packing and losses, as ``[data]`` of a run file
 """
 
 from __future__ import annotations

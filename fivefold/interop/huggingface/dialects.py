@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fivefold.interop.huggingface import adapters, effects, harmless
+from fivefold.interop.huggingface import adapters, data, effects, harmless
 from fivefold.interop.keys import Table, foreign, idle, part
 
 SEQUENCE = ("max_length", "max_seq_length", "block_size", "sequence_len", "cutoff_len", "model_max_length")
@@ -71,6 +71,7 @@ AXOLOTL = Dialect(
         **effects.AXOLOTL,
         **idle(*harmless.AXOLOTL.split()),
         **adapters.TABLES["axolotl"],
+        **data.TABLES["axolotl"],
     },
 )  # fmt: skip
 
@@ -109,6 +110,7 @@ LLAMAFACTORY = Dialect(
         **effects.LLAMAFACTORY,
         **idle(*harmless.LLAMAFACTORY.split()),
         **adapters.TABLES["llamafactory"],
+        **data.TABLES["llamafactory"],
     },
 )  # fmt: skip
 

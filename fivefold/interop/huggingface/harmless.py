@@ -9,11 +9,11 @@ from __future__ import annotations
 
 TRAINER = """
 accelerator_config accelerator_config.* activation_checkpointing_kwargs activation_checkpointing_kwargs.*
-assistant_only_loss average_tokens_across_devices batch_eval_metrics benchmarks bf16_full_eval bnb_4bit_* cache_dir
-callbacks chat_template chat_template.* chat_template_path comet_* completion_only_loss config_name data_path
+average_tokens_across_devices batch_eval_metrics benchmarks bf16_full_eval bnb_4bit_* cache_dir
+callbacks chat_template chat_template.* comet_* config_name data_path
 data_seed dataloader_* dataset_config dataset_config_name dataset_configs dataset_kwargs dataset_kwargs.*
 dataset_mixer dataset_mixer.* dataset_mixture dataset_mixture.* dataset_name dataset_num_proc dataset_splits
-dataset_streaming dataset_test_split dataset_text_field dataset_train_split ddp_broadcast_buffers ddp_timeout
+dataset_streaming dataset_test_split dataset_train_split ddp_broadcast_buffers ddp_timeout
 disable_tqdm do_eval do_predict do_train enable_jit_checkpoint eval_* evaluation_strategy fp16_full_eval
 fsdp_config.cpu_ram_efficient_loading fsdp_config.state_dict_type fsdp_config.sync_module_states
 fsdp_config.transformer_layer_cls_to_wrap fsdp_config.use_orig_params fsdp_transformer_layer_cls_to_wrap
@@ -22,12 +22,12 @@ ignore_bias_buffers ignore_data_skip include_for_metrics include_inputs_for_metr
 include_tokens_per_second jit_mode_eval label_names lazy_preprocess length_column_name load_best_model_at_end
 local_rank log_level log_level_replica log_on_each_node logging_* lora_* lr_scheduler_kwargs lr_scheduler_kwargs.*
 max_eval_samples max_train_samples metric_for_best_model mlflow_* model_code_revision model_revision num_proc
-num_train_epochs output_dir overwrite_cache overwrite_hub_revision overwrite_output_dir packing_strategy
+num_train_epochs output_dir overwrite_cache overwrite_hub_revision overwrite_output_dir
 pad_to_multiple_of past_index per_device_eval_batch_size prediction_loss_only preprocessing_num_workers project
 push_to_hub push_to_hub_model_id push_to_hub_token ray_scope remove_unused_columns report_to
 restore_callback_states_from_checkpoint resume_from_checkpoint router_aux_loss_coef run_name save_* shuffle
 shuffle_dataset skip_memory_metrics streaming swanlab_* system_prompt tags text_column token tokenizer_name
-tokenizer_name_or_path trackio_* train_file train_sampling_strategy truncation_mode trust_remote_code use_auth_token
+tokenizer_name_or_path trackio_* train_file train_sampling_strategy trust_remote_code use_auth_token
 use_cache use_dora use_fast use_fast_tokenizer validation_file
 validation_split_percentage wandb_* warmup_ratio
 """
@@ -77,11 +77,11 @@ zero_optimization.stage3_gather_fp16_weights_on_model_save
 AXOLOTL = """
 adam_beta3 adam_epsilon2 added_tokens_overrides added_tokens_overrides.* auto_resume_from_checkpoints
 axolotl_config_path base_model_config bench_* bnb_config_kwargs bnb_config_kwargs.* center_rewards_coefficient
-chat_template_jinja chat_template_kwargs chat_template_kwargs.* chunked_cross_entropy_num_chunks
-cosine_constant_lr_ratio cosine_min_lr_ratio cpo_alpha curriculum_sampling dataset dataset_* datasets datasets.* ddp
+chat_template_kwargs chat_template_kwargs.* chunked_cross_entropy_num_chunks
+cosine_constant_lr_ratio cosine_min_lr_ratio cpo_alpha curriculum_sampling dataset dataset_* datasets.* ddp
 default_system_message device dion_* do_bench_eval do_causal_lm_eval dpo_* dynamic_checkpoint dynamic_checkpoint.*
 eaft_alpha eaft_k early_stopping_patience embedding_lr embedding_lr_scale eot_tokens evals_per_epoch
-excess_length_strategy experimental_skip_move_to_device expert_parallel_* fix_untrained_tokens
+experimental_skip_move_to_device expert_parallel_* fix_untrained_tokens
 flex_attn_compile_kwargs flex_attn_compile_kwargs.* fp8_config fp8_config.* fp8_enable_fsdp_float8_all_gather
 fsdp_final_state_dict_type generate_samples generation_* gradio_* hf_mlflow_* hf_use_auth_token image_resize_algorithm
 image_size include_tkps is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_preprocess
@@ -97,22 +97,22 @@ reinit_weights relora_* resources_per_worker resources_per_worker.* revision_of_
 rope_scaling rope_scaling.* rpo_alpha sample_packing_* save_* saves_per_epoch scaling_softmax_bias
 scaling_softmax_factor shuffle_before_merging_datasets shuffle_merged_datasets simpo_gamma skip_prepare_dataset
 special_tokens spectrum_* streaming_* strict test_datasets tiled_mlp_num_shards tiled_mlp_use_original_mlp tokenizer_*
-torchdistx_path total_num_tokens total_supervised_tokens train_on_inputs trl trl.* type_of_model use_comet use_mlflow
-use_otel_metrics use_pose use_ray use_tensorboard use_trackio use_wandb val_set_size vllm vllm.* world_size
+torchdistx_path total_num_tokens total_supervised_tokens trl trl.* type_of_model use_comet use_mlflow
+use_otel_metrics use_pose use_ray use_tensorboard use_trackio use_wandb vllm vllm.* world_size
 """
 
 LLAMAFACTORY = """
 adapter_folder additional_target apollo_* asft_alpha audio_* badam_* batch_size block_diag_attn buffer_size cache_path
-compute_accuracy compute_dtype create_new_adapter crop_to_patches data_shared_file_system dataset dataset_dir
+compute_accuracy compute_dtype create_new_adapter crop_to_patches data_shared_file_system dataset_dir
 default_system disable_shuffling do_sample download_mode dpo_label_smoothing eaft_alpha early_stopping_steps
 enable_thinking enable_torch_profiler export_* fp8_* freeze_* galore_* generating_args.* hf_hub_token
 hyper_parallel_args ignore_pad_token_for_loss image_* include_effective_tokens_per_second infer_backend infer_dtype
-init_special_tokens interleave_probs kt_* kto_* lang ld_alpha length_penalty loraplus_* low_cpu_mem_usage mask_history
+init_special_tokens interleave_probs kt_* kto_* lang ld_alpha length_penalty loraplus_* low_cpu_mem_usage
 master_addr master_port max_new_tokens max_samples media_dir mix_strategy module_dropout moe_aux_loss_coef
 ms_hub_token n_shot num_beams offload_folder oft_* om_hub_token pissa_* plot_loss ppo_* pref_*
 preprocessing_batch_size preserve_thinking print_param_status profile_modules profiler_* quantization_dataset ray_*
 ref_model ref_model_* repetition_penalty reward_model reward_model_* rope_scaling sglang_* simpo_gamma
-skip_special_tokens split_special_tokens task task_dir temperature template tokenized_path tool_format top_k top_p
-train_from_scratch train_on_prompt use_audio_in_video use_kv_cache use_reentrant_gc use_swanlab val_size video_*
+skip_special_tokens split_special_tokens task task_dir temperature tokenized_path tool_format top_k top_p
+train_from_scratch use_audio_in_video use_kv_cache use_reentrant_gc use_swanlab video_*
 vllm_*
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fivefold.interop.huggingface import adapters, effects, harmless
+from fivefold.interop.huggingface import adapters, data, effects, harmless
 from fivefold.interop.keys import Table, field, foreign, idle, part
 
 VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
@@ -66,6 +66,7 @@ ARGUMENTS: Table = {
     **effects.TRAINER,
     **idle(*harmless.TRAINER.split()),
     **adapters.TABLES["trl"],
+    **data.TABLES["trl"],
 }
 
 FSDP = "accelerate.fsdp_config.fsdp_"

@@ -10,6 +10,7 @@ from typing import Any
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import RANKS_MISSING, Document, Overrides, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.huggingface.adapters import read_adapter
+from fivefold.interop.huggingface.data import read_data
 from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
@@ -65,7 +66,9 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
         check_loaded_type(values)
     fields["job.sequence"] = values.to_int("max_length")
     fields["job.precision"] = _precision(values, kind)
-    fields["job.documents"] = "separate" if values["padding_free"] else "joined"
+    # TRL's best-fit packing keeps samples separate (trl/trainer/sft_trainer.py); LLaMA-Factory's does only with neat
+    keeps_separate = values["packing"] and values["packing_strategy"] == "bfd" and "stage" not in values.table
+    fields["job.documents"] = "separate" if values["padding_free"] or keeps_separate else "joined"
     checkpointing_values = [
         values["gradient_checkpointing"],
         values["activation_checkpointing"],
@@ -77,7 +80,8 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields["layout.ac"] = (
         "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
     )
-    return build_reading(config, fields, model=model, ranks=ranks, missing=missing)
+    reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing)
+    return reading.replace(data=read_data(values))
 
 
 KNOWN_STRATEGIES = ("", "NO", "FSDP", "DEEPSPEED", "MULTI_GPU")

@@ -75,7 +75,11 @@ def _plain(value: Any) -> Any:
 
 def text(plan: Plan, *, model: str) -> str:
     """Return the text of the run file."""
-    job = list_changes(plan.job, Job())
+    plan = plan._replace(job=_with_objective(plan))
+    objective = plan.job.objective
+    job = list_changes(plan.job, Job(objective=objective)) | (
+        {} if objective == "pretrain" else {"objective": objective}
+    )
     recipe = plan.job.precision
     if "precision" in job:
         job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else _plain(recipe)
@@ -85,6 +89,7 @@ def text(plan: Plan, *, model: str) -> str:
         "layout": str(plan.layout),
         "folder": f"{FOLDER}/{plan.model.name}",
         "job": {"sequence": plan.job.sequence, "global_batch": plan.job.global_batch} | job,
+        **({"data": dict(plan.data.fields)} if plan.data else {}),
     }
     hosts, gpus_per_node = plan.hosts
     command = (
@@ -93,6 +98,15 @@ def text(plan: Plan, *, model: str) -> str:
         else torchrun_command("run.toml", hosts=hosts, ranks_per_host=gpus_per_node)
     )
     return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
+
+
+def _with_objective(plan: Plan) -> Job:
+    """Return the job with the objective of the plan's data: samples one by one need no documents."""
+    fields = plan.data.fields if plan.data else {}
+    if fields.get("format", "text") == "text":
+        return plan.job
+    documents = "separate" if fields.get("packing") == "none" else plan.job.documents
+    return plan.job.replace(objective="sft", documents=documents)
 
 
 def machine(plan: Plan) -> str:
@@ -115,4 +129,4 @@ def files(plan: Plan) -> dict[str, str]:
 
 def emit_run_file(plan: Plan) -> Written:
     """Return the run file and the model's file."""
-    return Written(files(plan))
+    return Written(files(plan), plan.data.remarks if plan.data else ())
