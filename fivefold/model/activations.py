@@ -7,9 +7,11 @@ another. The others have kernels of their own, in PyTorch (``trainer/model/kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from fivefold.model.weight import Initial
 
 ActivationName = Literal[
     "silu", "gelu", "gelu_tanh", "gelu_new", "gelu_fast", "relu", "relu2", "xielu", "clamped_swiglu"
@@ -24,14 +26,15 @@ class Activation:
     # act(x) and act'(x) by the methods of a tensor, each a new tensor; None: the trainer has kernels for it.
     value: Callable[[Any], Any] | None = None
     derivative: Callable[[Any], Any] | None = None
-    # Names of its trained numbers, one of each in every dense layer; a record with some is planned, not trained yet.
-    parameters: tuple[str, ...] = ()
+    # Names of its trained numbers, one of each in every dense layer, with their initial values.
+    parameters: Mapping[str, Initial] = field(default_factory=dict)
     # Names in a Hugging Face config.json; the first is written. Empty: a family has it without naming it.
     huggingface: tuple[str, ...] = ()
     # Tensors as large as its input that PyTorch saves for the backward pass where transformers spells the function out
     # as several PyTorch operations. Source: huggingface/transformers 5.23:src/transformers/activations.py
     written_out: tuple[str, ...] = ()
     cubes_input: bool = False  # computes pow(x, 3), for which autocast saves an fp32 copy of x
+    plain_scratch: int = 0  # tensors as large as its output that PyTorch's kernels allocate without a product
     # Tensors as large as its output that PyTorch's kernels allocate during the product with ``up`` and its backward.
     gated_scratch: int = 0
     gated_backward_scratch: int = 1
@@ -53,7 +56,8 @@ _ACTIVATIONS = (
     Activation(name="relu", huggingface=("relu",), value=lambda x: x.clamp(min=0), derivative=lambda x: (x > 0).to(x)),
     Activation(name="relu2", huggingface=("relu2",)),  # max(x, 0)²
     # α_p x² + βx for x > 0, else α_n (eˣ − 1 − x) + βx, with trained α_p, α_n > 0 (arXiv:2411.13010)
-    Activation(name="xielu", huggingface=("xielu",), parameters=("alpha_p", "alpha_n")),
+    Activation(name="xielu", huggingface=("xielu",), plain_scratch=1,
+               parameters={"alpha_p": "softplus 0.8", "alpha_n": "softplus 0.3"}),
     # g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925); scratch: clamped gate and
     # up, the sigmoid and their products
     Activation(name="clamped_swiglu", gated_scratch=1, gated_backward_scratch=4, clamps=True),

@@ -129,8 +129,10 @@ class MTP(Record):
 class RopeScaling(Record):
     """Scaling of rotary frequencies for sequences longer than in pre-training."""
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]  # ``rope_type`` of Hugging Face
+    # ``rope_type`` of Hugging Face; proportional: pairs of the full head, of which the first ``fraction`` rotate
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
     factor: Positive = 1.0  # ratio of the new to the old context length
+    fraction: float = Field(1.0, gt=0, le=1)  # proportional only: share of the pairs that rotate
     original_positions: Tokens | None = None  # context length of pre-training, in tokens
     low_frequency_factor: Positive = 1.0  # llama3 only
     high_frequency_factor: Positive = 4.0  # llama3 only
@@ -201,6 +203,8 @@ class ModelShape(Record):
     temperature: Temperature | None = None  # factor on queries that grows with the position
     value_scale: Scalar = 1.0  # factor on values (MiMo)
     output_gate: bool = False  # attention's output times the sigmoid of a projection of its input (Qwen3-Next)
+    gate_per_head: bool = False  # the output gate has one number for each head, not for each of its dims (LFM3)
+    gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # function of the output gate; softplus: Laguna
     attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
     attention_softcap: Positive | None = None  # attention logits are capped at this by tanh
@@ -243,6 +247,7 @@ class ModelShape(Record):
         self._check_latent()
         self._check_sliding()
         self._check_indexer()
+        self._check_gate()
         self._check_norms()
         self._check_mixers()
         if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich"):
@@ -319,6 +324,12 @@ class ModelShape(Record):
         for field in ("window", "attention_softcap", "attention_sinks", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")
+
+    def _check_gate(self) -> None:
+        """Raise ``ValueError`` for a kind of output gate without an output gate."""
+        for field, default in (("gate_per_head", False), ("gate_activation", "sigmoid")):
+            if (value := getattr(self, field)) != default and not self.output_gate:
+                raise ValueError(f"{field}={value!r} is of an output gate: give output_gate, or leave it out")
 
     def _check_norms(self) -> None:
         """Raise ``ValueError`` for norms that contradict each other."""

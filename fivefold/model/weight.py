@@ -24,7 +24,8 @@ Kind = Literal[
 # log rates: the logarithms of decay rates from 1 to 16 (Mamba-2, arXiv:2405.21060)
 # steps: the inverse of softplus of steps from 0.001 to 0.1, drawn by their logarithm (Mamba, arXiv:2312.00752 §3.6)
 # log numbers: the logarithms of 1, 2, … along the last dim (Mamba, ibid.)
-Initial = Literal["by kind", "ones", "log rates", "log numbers", "steps"]
+# softplus 0.8, softplus 0.3: the number whose softplus is that (xIELU, arXiv:2411.13010: 0.8, and 0.8 − β with β = 0.5)
+Initial = Literal["by kind", "ones", "log rates", "log numbers", "steps", "softplus 0.8", "softplus 0.3"]
 
 FACTORS = (".lora_a", ".lora_b")  # of an adapter, by the name of its linear layer
 

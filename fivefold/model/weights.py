@@ -156,7 +156,8 @@ def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:
         if (of_norm := norm_shape(model, heads, shape.head_dim)) is not None:
             yield from _norm(model, f"attention.{name}_norm", *of_norm)
     if model.output_gate:
-        yield from _linear("attention.gate", shape.output_dims, model.width, "column", bias=model.qkv_bias)
+        size = shape.heads if model.gate_per_head else shape.output_dims
+        yield from _linear("attention.gate", size, model.width, "column", bias=model.qkv_bias)
     yield from _sinks(shape)
     yield from _linear("attention.out", model.width, shape.output_dims, "row", bias=model.out_bias)
 
@@ -190,8 +191,8 @@ def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
     if model.mlp == "gated":
         yield from _linear(f"{name}.gate", ffn, model.width, "column", bias=model.mlp_bias)
     yield from _linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
-    for parameter in ACTIVATIONS[model.activation].parameters:
-        yield Weight(f"{name}.{parameter}", (1,), "norm")
+    for parameter, initial in ACTIVATIONS[model.activation].parameters.items():
+        yield Weight(f"{name}.{parameter}", (1,), "norm", initial)
     yield from _linear(f"{name}.down", model.width, ffn, "row", bias=model.mlp_bias)
 
 

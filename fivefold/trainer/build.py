@@ -148,6 +148,8 @@ def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
         logs = math.log(0.001), math.log(0.1)
         steps = torch.empty(weight.shape).uniform_(*logs, generator=_generator(weight, seed=seed)).exp_()
         return steps + torch.log(-torch.expm1(-steps))
+    if weight.initial.startswith("softplus"):
+        return torch.full(weight.shape, math.log(math.expm1(float(weight.initial.split()[1]))))
     if weight.kind == "norm":
         zero = weight.name.endswith("bias") or model.norm_plus_one
         return torch.zeros(weight.shape) if zero else torch.ones(weight.shape)

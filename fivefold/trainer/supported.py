@@ -31,7 +31,8 @@ FREE_FIELDS = frozenset({
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale", "sliding", "norm_weight", "embedding_norm",
-    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "mamba", "mamba2", "output_gate",
+    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "mamba", "mamba2", "output_gate", "gate_per_head",
+    "gate_activation",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
     "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip
@@ -159,7 +160,9 @@ def _check_model(model: Model) -> None:
     free_fields = FREE_FIELDS | {"activation"} if only_experts else FREE_FIELDS
     for field, declared in type(model).model_fields.items():
         value = getattr(model, field)
-        is_supported = declared.is_required() or field in free_fields or (field == "activation" and value in FUNCTIONS)
+        is_supported = (
+            declared.is_required() or field in free_fields or (field == "activation" and value in (*FUNCTIONS, "xielu"))
+        )
         if not is_supported and value != declared.default:
             raise UserError(f"model {model.name!r}: the trainer cannot compute {field}={value!r} yet")
     if model.mla is not None and model.mla.indexer is not None:
@@ -171,6 +174,8 @@ def _check_model(model: Model) -> None:
         raise UserError(
             f"model {model.name!r}: the trainer cannot compute experts with {model.mlp} {model.activation} yet"
         )
+    if model.activation == "xielu" and model.mlp != "plain":
+        raise UserError(f"model {model.name!r}: the trainer cannot compute gated xielu yet; take mlp 'plain'")
     if moe and moe.score == "sparsemixer":
         raise UserError(
             f"model {model.name!r}: the trainer cannot draw experts by SparseMixer yet; take score 'softmax'"

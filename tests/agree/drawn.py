@@ -111,6 +111,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "gated shared expert": lambda model: model.moe is not None and model.moe.shared_gate,
     "attention dropout": lambda model: model.dropout_rates.attention > 0,
     "dropout": lambda model: model.dropout > 0,
+    "gate of heads": lambda model: model.gate_per_head,
+    "gate by softplus": lambda model: model.gate_activation == "softplus",
+    "xielu": lambda model: model.activation == "xielu",
     "value dims": lambda model: model.value_dim is not None,
     "scaled values": lambda model: model.value_scale != 1,
     "sliding geometry": lambda model: model.sliding is not None,
@@ -380,15 +383,18 @@ def _of_gates(chance: random.Random, model: Model) -> dict[str, Any]:
 
 
 def _of_shapes(chance: random.Random, model: Model, *, tp: int) -> dict[str, Any]:
-    """Return values of other dims than keys, factors on values, and sliding layers with a geometry of their own."""
+    """Return values of other dims than keys, factors on values, xIELU, and sliding layers with their own geometry."""
+    own = {"activation": "xielu"} if model.moe is None and model.mlp == "plain" and chance.random() < 0.5 else {}
     if model.mla is not None:
-        return {}
-    fields: dict[str, Any] = {"value_scale": chance.choice((1.0, 1.0, 1.0, 0.7))}
+        return own
+    fields: dict[str, Any] = {**own, "value_scale": chance.choice((1.0, 1.0, 1.0, 0.7))}
+    if model.output_gate:
+        fields |= {"gate_per_head": chance.random() < 0.5, "gate_activation": chance.choice(("sigmoid", "softplus"))}
     if chance.random() < 0.3:
         fields |= {"value_dim": chance.choice((4, 5, 12))}
     if any(map(model.slides, range(model.layers))) and chance.random() < 0.6:
         kv_heads = tp * chance.choice((1, 2))
-        own = Sliding(
+        fields["sliding"] = Sliding(
             kv_heads=kv_heads,
             heads=kv_heads * chance.choice((1, 2, 3)),
             head_dim=chance.choice((None, 4, 12)),
@@ -396,7 +402,6 @@ def _of_shapes(chance: random.Random, model: Model, *, tp: int) -> dict[str, Any
             rope_fraction=chance.choice((None, 0.5)) if model.position == "rope" else None,
             sinks=chance.choice((None, True, False)),
         )
-        fields |= {"sliding": own}
         if model.position == "rope":
             fields |= {"rope_theta_sliding": 50.0}
     return fields

@@ -113,7 +113,7 @@ def build_reference(kind: str, config: dict[str, Any]) -> Any:
 
 def reference(kind: str, config: dict[str, Any]) -> Any:
     """Their module with weights drawn wide enough that every part matters, each by its name."""
-    theirs = build_reference(kind, config).eval()
+    theirs = build_reference(kind, config).eval().float()  # its xIELU is in bf16 in any model
     biases = ((name, bias) for name, bias in theirs.named_buffers() if name.endswith(ROUTING))
     with torch.no_grad():
         for name, weight in (*theirs.named_parameters(), *biases):

@@ -233,6 +233,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.75},
         },
     },
+    "lfm3": PLAIN
+    | {
+        "sliding_window": 6, "layer_types": ["sliding_attention", "conv", "full_attention"], "num_hidden_layers": 3,
+        "pad_token_id": 0,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
+    "laguna": EXPERTS
+    | {
+        "num_experts": 4, "shared_expert_intermediate_size": 20, "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
+        "num_attention_heads_per_layer": [4, 6], "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 1.0},
+        },
+    },
     "axk1": LATENT | {"n_group": 2, "topk_group": 1},
     "cohere2_moe": PLAIN
     | {
@@ -516,6 +534,13 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "global_attn_every_n_layers": (1, 3),
     "scale_depth": (0.7, None),
     "attention_value_scale": (0.3, 1.0, None),
+    "gating": (False, "per-head", "per-element"),
+    "num_attention_heads_per_layer": ([6, 6], [4, 6], None),
+    "moe_routed_scaling_factor": (2.5,),
+    "moe_router_logit_softcapping": (0.7, 0.0),
+    "moe_apply_router_weight_on_input": (True, False),
+    "use_sandwich_norm": (False, True),
+    "use_attention_gate": (False, True),
     "sliding_window_size": (5, None),
     "dim_model_base": (12, None),
     "shared_intermediate_size": (0, 56),

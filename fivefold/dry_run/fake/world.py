@@ -24,7 +24,7 @@ from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import get_window
-from fivefold.trainer.model.attention import LatentAttention
+from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.parallel.expert import AllToAllDispatcher, DispatchPlan
@@ -109,12 +109,13 @@ class EvenDispatchPlan(DispatchPlan):
 
 
 def gpu_attention(module: nn.Module) -> None:
-    """Replace latent attention's flash core by the GPU's kernel, which needs no padding if v is narrower than k.
+    """Replace the flash core by the GPU's kernel, which needs no padding, where dims of k and v differ.
 
     Attention with sinks keeps its core, which needs the log-sum-exp of a kernel that pads, on GPUs too.
     """
-    for layer in (part for part in module.modules() if isinstance(part, LatentAttention)):
-        if isinstance(layer.core, Flash) and layer.rule.plain and layer.sinks is None:
+    for layer in (part for part in module.modules() if isinstance(part, GroupedAttention | LatentAttention)):
+        differs = isinstance(layer, LatentAttention) or layer.shape.head_dim != layer.shape.value_dim
+        if differs and isinstance(layer.core, Flash) and layer.rule.plain and layer.sinks is None:
             layer.core = GpuFlash(layer.rule)
 
 
@@ -131,6 +132,8 @@ class GpuFlash(Flash):
         keys_B: Tensor | None = None,
     ) -> Tensor:
         """Return the attention output [B, T, N, H of v]."""
+        if q_BTNH.shape[2] != k_BTKH.shape[2]:  # that kernel has no groups of query heads
+            return super().__call__(q_BTNH, k_BTKH, v_BTKH, documents_BT, sinks_N, keys_B)
         heads = (x.transpose(1, 2) for x in (q_BTNH, k_BTKH, v_BTKH))
         outputs = torch.ops.aten._scaled_dot_product_efficient_attention(
             *heads, None, True, 0.0, True, scale=self.rule.scale

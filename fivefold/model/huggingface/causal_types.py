@@ -19,9 +19,6 @@ _NEEDED = {
     "its state-space layers (Mamba 1 or 2) run next to attention, or share one attention block": """
         falcon_h1 FalconH1ForCausalLM; zamba ZambaForCausalLM; zamba2 Zamba2ForCausalLM
     """,
-    "most of its layers are gated short convolutions": """
-        lfm3 Lfm3ForCausalLM
-    """,
     "its layers, or some of them, are recurrent": """
         recurrent_gemma RecurrentGemmaForCausalLM; rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
     """,
@@ -46,7 +43,7 @@ _NEEDED = {
         Gemma4UnifiedAssistantForCausalLM
     """,
     "full and sliding layers of unlike numbers of heads": """
-        laguna LagunaForCausalLM; inkling_text InklingForCausalLM;
+        inkling_text InklingForCausalLM;
         inkling2_text Inkling2ForCausalLM
     """,
     "two attentions and two MLPs a layer, with experts beside them and experts that do nothing": """

@@ -49,6 +49,9 @@ class Config(Record):
     use_qk_norm: bool = False
     qkv_clip: Positive | None = None
     value_scale: Scalar | None = None
+    gating: bool | str = True
+    use_attention_gate: bool = False
+    heads_of_layers: tuple[Heads, ...] | None = None
     head_bias: bool = False
     use_post_norm: bool = False
     embedding_multiplier: Scalar = 1.0

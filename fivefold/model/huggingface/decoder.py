@@ -162,7 +162,7 @@ def write_rope_tables(model: Model) -> dict[str, Any]:
     written, own = write_rope_by_layers(model), model.sliding and model.sliding.rope_fraction
     fractions = {"full_attention": model.rope_fraction, "sliding_attention": own or model.rope_fraction}
     tables = {
-        kind: {**table, "partial_rotary_factor": fractions[kind]} for kind, table in written["rope_parameters"].items()
+        kind: {"partial_rotary_factor": fractions[kind], **table} for kind, table in written["rope_parameters"].items()
     }
     if model.rope_theta_sliding is None:  # one table for all
         tables["sliding_attention"] = tables["full_attention"]
@@ -179,6 +179,8 @@ def write_scaling(scaling: RopeScaling) -> dict[str, Any]:
     if scaling.kind == "longrope":
         lists = {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
         return values | lists | {"attention_factor": scaling.attention_factor}
+    if scaling.kind == "proportional":
+        return values | {"partial_rotary_factor": scaling.fraction}
     if scaling.kind == "yarn":
         values |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
         weights = {"mscale": scaling.mscale, "mscale_all_dim": scaling.mscale_all_dims}

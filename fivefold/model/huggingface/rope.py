@@ -145,10 +145,12 @@ def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str
     return fields | {"rope_pattern": () if all(rotates) else rotates}
 
 
-def read_rope_tables(config: Config, *, slides: Sequence[bool], kinds: dict[str, str] = KINDS) -> dict[str, Any]:
+def read_rope_tables(
+    config: Config, *, slides: Sequence[bool], partly: bool = True, kinds: dict[str, str] = KINDS
+) -> dict[str, Any]:
     """Return the rotary fields of a family each of whose kinds of layers has a table, with its own rotated share.
 
-    ``slides``: whether each layer that attends slides. ``kinds``: as in ``read_rope``.
+    ``slides``: whether each layer that attends slides. ``partly`` and ``kinds``: as in ``read_rope``.
     """
     tables, read = config.rope_parameters or {}, dict[bool, dict[str, Any]]()
     for sliding in dict.fromkeys(slides):
@@ -156,7 +158,7 @@ def read_rope_tables(config: Config, *, slides: Sequence[bool], kinds: dict[str,
             raise config.mistake(
                 f"rope_parameters has no table of {LAYERS[sliding]}, with which transformers' code fails; give it"
             )
-        read[sliding] = read_rope(config.replace(rope_parameters=table, rope_scaling=None), partly=True, kinds=kinds)
+        read[sliding] = read_rope(config.replace(rope_parameters=table, rope_scaling=None), partly=partly, kinds=kinds)
     full, own = read.get(False), read.get(True)
     if full is None or own is None or full == own:
         return full or own or {}
@@ -172,7 +174,7 @@ def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) 
     """Return the fields of a family that rotates full heads; ``UserError`` for a partial factor with scaling."""
     fraction = given.partial_rotary_factor
     fraction = config.unread_rotary_factor if fraction is None else fraction
-    if scaling is not None and fraction != 1:
+    if scaling is not None and scaling["kind"] != "proportional" and fraction != 1:
         raise config.mistake(
             f"partial_rotary_factor={fraction:g} with rope scaling {scaling['kind']!r}: the family's code rotates "
             "full heads and fails; remove it"
@@ -192,16 +194,17 @@ def _scaling(config: Config, given: Rotary, *, kinds: dict[str, str], original: 
         original = config.max_position_embeddings
     factor = given.factor
     if factor is None:
-        if kind not in ("yarn", "longrope"):
+        if kind not in ("yarn", "longrope", "proportional"):
             raise config.mistake(f"rope scaling {kind!r} without its factor")
-        factor = config.max_position_embeddings / original
+        factor = 1.0 if kind == "proportional" else config.max_position_embeddings / original
     if kind == "llama3" and given.low_freq_factor > given.high_freq_factor:
         low, high = given.low_freq_factor, given.high_freq_factor
         raise config.mistake(f"low_freq_factor={low:g} is more than high_freq_factor={high:g}")
     return {
         "kind": kind,
         "factor": factor,
-        "original_positions": None if kind == "linear" else original,
+        "original_positions": None if kind in ("linear", "proportional") else original,
+        **({"fraction": given.partial_rotary_factor or 1.0} if kind == "proportional" else {}),
         "low_frequency_factor": given.low_freq_factor,
         "high_frequency_factor": given.high_freq_factor,
         "beta_fast": given.beta_fast or 32.0,

@@ -26,7 +26,11 @@ from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
+# Buffers of constants: rotary frequencies, causal masks, β and ε of xIELU.
+BUFFERS = (
+    "rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "act_fn.beta",
+    "act_fn.eps",
+)  # fmt: skip
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 ROWS = 4096  # rows of a tied head that are compared at once

@@ -60,6 +60,7 @@ class _Attention(nn.Module):
         self.rule = AttentionMask.of_layer(model, layer=layer)
         self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
+        self.gate_activation = model.gate_activation
         self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
@@ -77,7 +78,7 @@ class _Attention(nn.Module):
         out = out_BTNH.flatten(2).flatten(0, 1)
         del out_BTNH
         if gate is not None:
-            out = self.run("attention.core.gate", self.kernels.sigmoid_gate, out, gate)
+            out = self.run("attention.core.gate", self.kernels.gate_output, out, gate, self.gate_activation)
             del gate
         (out_RD,) = project(self.run, "attention.out", out, self.out)
         return out_RD
@@ -100,7 +101,7 @@ class _Attention(nn.Module):
         return out_BTNH
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
-        """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the output gate [R, N · H]."""
+        """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the gate, [R, N · H] or [R, N]."""
         raise NotImplementedError
 
 
@@ -116,7 +117,8 @@ class GroupedAttention(_Attention):
         self.q = Linear(model.width, shape.query_dims, bias=model.qkv_bias)
         self.k = Linear(model.width, shape.kv_heads * shape.head_dim, bias=model.qkv_bias)
         self.v = Linear(model.width, shape.kv_heads * shape.value_dim, bias=model.qkv_bias)
-        self.gate = Linear(model.width, shape.output_dims, bias=model.qkv_bias) if model.output_gate else None
+        gate_width = shape.heads if model.gate_per_head else shape.output_dims
+        self.gate = Linear(model.width, gate_width, bias=model.qkv_bias) if model.output_gate else None
         self.q_norm: nn.Module
         self.k_norm: nn.Module
         if model.qk_norm == "unit" and self.rotates:

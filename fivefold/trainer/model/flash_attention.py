@@ -93,8 +93,10 @@ class Flash:
         q's if these are chunks of sequences; None: no dropout.
         """
         rule = self.rule.apply_dropout(q_BTNH.shape[1], training=keys_B is not None)
-        # SDPA has a flash kernel for these; on CPU it materializes the scores if q and v differ in head dim
-        has_kernel = q_BTNH.shape[-1] == v_BTKH.shape[-1] or q_BTNH.is_cuda
+        # SDPA has a flash kernel for these. If q and v differ in head dim, it materializes the scores on CPU, and on
+        # GPUs if there are fewer key heads than query heads.
+        groups = q_BTNH.shape[2] != k_BTKH.shape[2]
+        has_kernel = q_BTNH.shape[-1] == v_BTKH.shape[-1] or (q_BTNH.is_cuda and not groups)
         if documents_BT is None and sinks_N is None and rule.plain and has_kernel:
             out_BNTH = F.scaled_dot_product_attention(
                 q_BTNH.transpose(1, 2),
@@ -102,7 +104,7 @@ class Flash:
                 v_BTKH.transpose(1, 2),
                 is_causal=True,
                 scale=rule.scale,
-                enable_gqa=q_BTNH.shape[2] != k_BTKH.shape[2],
+                enable_gqa=groups,
             )
             return out_BNTH.transpose(1, 2)
         noise = None

@@ -7,8 +7,10 @@ Activations: ``kernels/activations.py``.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
@@ -19,8 +21,11 @@ from fivefold.trainer.model.operation import Run, direct
 class Mlp(nn.Module):
     """Feed-forward of width ``ffn``, gated or plain as ``model`` says.
 
-    ``name`` prefixes the names of its operations.
+    ``name`` prefixes the names of its operations. ``alpha_p`` and ``alpha_n``: the trained numbers of xIELU.
     """
+
+    alpha_p: nn.Parameter
+    alpha_n: nn.Parameter
 
     def __init__(self, model: Model, *, ffn: int, name: str) -> None:
         super().__init__()
@@ -30,13 +35,18 @@ class Mlp(nn.Module):
         self.gate = Linear(model.width, ffn, bias=model.mlp_bias) if model.mlp == "gated" else None
         self.up = Linear(model.width, ffn, bias=model.mlp_bias)
         self.activation = model.activation
+        for parameter in ACTIVATIONS[model.activation].parameters:
+            self.register_parameter(parameter, nn.Parameter(torch.empty(1)))
         self.down = Linear(ffn, model.width, bias=model.mlp_bias)
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """Apply the feed-forward: [R, D] → [R, D]."""
         if self.gate is None:
             (up_RF,) = project(self.run, f"{self.name}.up", x_RD, self.up)
-            act_RF = self.run(f"{self.name}.act", self.kernels.plain, up_RF, self.activation)
+            if self.activation == "xielu":
+                act_RF = self.run(f"{self.name}.act", self.kernels.xielu, up_RF, self.alpha_p, self.alpha_n)
+            else:
+                act_RF = self.run(f"{self.name}.act", self.kernels.plain, up_RF, self.activation)
             del up_RF
         else:
             gate_RF, up_RF = project(self.run, f"{self.name}.gate_up", x_RD, self.gate, self.up)

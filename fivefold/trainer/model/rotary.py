@@ -3,7 +3,7 @@
     angle of pair j of a token = position · θ^(−2j / dim)      scaled for texts longer than those of the pre-training
 
 Scalings: linear; dynamic (NTK-aware), by the length of the sequence; llama3; YaRN (arXiv:2309.00071); longrope
-(arXiv:2402.13753), one list of factors up to the original length, another beyond.
+(arXiv:2402.13753), one list of factors up to the original length, another beyond; proportional, the first pairs alone.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ def frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list
         stretch = (scaling.factor * length_ratio - (scaling.factor - 1)) ** (dim / (dim - 2))
         return _powers(model.rope_theta * stretch, dim)
     unscaled = _powers(model.rope_theta, dim)
+    if scaling.kind == "proportional":
+        rotating = int(scaling.fraction * dim // 2)
+        return [frequency / scaling.factor if pair < rotating else 0.0 for pair, frequency in enumerate(unscaled)]
     if scaling.kind == "longrope":
         is_long = length > _original(scaling, model)
         factors = scaling.long_factors if is_long else scaling.short_factors

@@ -82,12 +82,14 @@ def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str)
 
 # Pairs that no legal case holds: the two exclude each other, or the engine refuses them by one line.
 IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
-    "biased experts": ("adapters", "nosp", "weighed inputs"),
-    "clamped experts": ("adapters", "gated shared expert", "nosp", "plain mlp", "weighed inputs"),
-    "experts": ("adapters", "nosp"),
+    "biased experts": ("adapters", "nosp", "weighed inputs", "xielu"),
+    "clamped experts": ("adapters", "gated shared expert", "nosp", "plain mlp", "weighed inputs", "xielu"),
+    "experts": ("adapters", "nosp", "xielu"),
     "full qk norm": ("sliding geometry", "unit qk norm"),
     "gated delta net": ("adapters", "documents", "etp", "mamba", "mamba2", "nosp", "ring", "tp", "ulysses"),
-    "gated shared expert": ("adapters", "nosp"),
+    "gate by softplus": ("adapters",),
+    "gate of heads": ("adapters",),
+    "gated shared expert": ("adapters", "nosp", "xielu"),
     "half layers": ("adapters",),
     "mamba": ("adapters", "documents", "etp", "mamba2", "nosp", "ring", "tp", "ulysses"),
     "mamba2": ("adapters", "documents", "etp", "nosp", "ring", "tp", "ulysses"),
@@ -106,6 +108,8 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "latent": (
         "adapters",
         "full qk norm",
+        "gate by softplus",
+        "gate of heads",
         "grouped",
         "learned positions",
         "no positions",
@@ -123,6 +127,8 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "latent, odd": (
         "adapters",
         "full qk norm",
+        "gate by softplus",
+        "gate of heads",
         "grouped",
         "learned positions",
         "no positions",
@@ -142,16 +148,17 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     "not all rotate": ("learned positions", "no positions", "odd heads", "offset positions"),
     "output gate": ("adapters",),
     "parallel block": ("half layers", "post norm"),
-    "pattern of experts": ("adapters", "nosp"),
+    "pattern of experts": ("adapters", "nosp", "xielu"),
+    "xielu": ("ep", "etp"),
     "qk norm": ("full qk norm", "unit qk norm"),
     "scaled rope": ("learned positions", "no positions", "odd heads", "offset positions"),
     "sinks": ("unfused",),
     "sliding base": ("learned positions", "no positions", "odd heads", "offset positions"),
     "soft caps": ("unfused",),
-    "weighed inputs": ("adapters", "nosp", "plain mlp"),
+    "weighed inputs": ("adapters", "nosp", "plain mlp", "xielu"),
     "windows": ("chunks",),
     "no positions": ("offset positions",),
-    "norm after experts": ("adapters", "nosp"),
+    "norm after experts": ("adapters", "nosp", "xielu"),
     "post norm": ("norm after experts",),
 }
 

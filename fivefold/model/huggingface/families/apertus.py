@@ -45,7 +45,6 @@ APERTUS = Family(
         "mlp.alpha_p": "mlp.act_fn.alpha_p",
         "mlp.alpha_n": "mlp.act_fn.alpha_n",
     },
-    is_trained=False,
 )
 
 FAMILIES = (APERTUS,)

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, attention in the others; with experts and without."""
+"""LFM2 and LFM3: gated short convolutions in most layers, attention in the others; with experts and without."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, same
-from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_mixers
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.family import Family, Supported
+from fivefold.model.huggingface.mapping import build_model, find_period, read_mixers
+from fivefold.model.huggingface.rope import KINDS as ROPE_KINDS
+from fivefold.model.huggingface.rope import read_rope, read_rope_tables
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
@@ -52,6 +53,49 @@ def _build_lfm2_moe(config: Config) -> Model:
         "scaling": config.routed_scaling_factor,
     }
     return build_model(config, **_read_layers(config), moe=moe)
+
+
+def _build_lfm3(config: Config) -> Model:
+    """Build LFM3: some attention slides, its heads have gates, and norms follow each branch."""
+    layers, kinds = range(config.num_hidden_layers), {**KINDS, "sliding_attention": "attention"}
+    default = ["full_attention" if i % 4 == 2 else "conv" if i % 4 or not i else "sliding_attention" for i in layers]
+    types = tuple(default) if config.layer_types is None else config.layer_types
+    geometry: dict[MixerName, Any] = {"short_conv": {"taps": config.conv_taps, "bias": config.conv_bias}}
+    mixers = read_mixers(config.replace(layer_types=types), geometry, kinds=kinds, default=())
+    slides = tuple(kind == "sliding_attention" for kind in types)
+    rope = read_rope_tables(
+        config,
+        slides=[sliding for kind, sliding in zip(types, slides, strict=True) if kind != "conv"],
+        partly=False,
+        kinds={**ROPE_KINDS, "proportional": "proportional"},
+    )
+    fields: dict[str, Any] = {
+        "block": "sandwich" if config.use_post_norm else "pre",
+        "qk_norm": "head",
+        "output_gate": config.use_attention_gate,
+        "gate_per_head": config.use_attention_gate,
+    }
+    if any(slides):
+        if config.sliding_window is None:
+            raise config.mistake("layers slide, but there is no sliding_window; give one")
+        fields |= {"window": config.sliding_window, "window_pattern": find_period(slides)}
+    return build_model(config, **mixers, **(rope or {"position": "none"}), **fields)
+
+
+def _write_lfm3(model: Model) -> dict[str, Any]:
+    """Return the kinds of layers, and their rotary tables."""
+    kinds = {"short_conv": "conv", "attention": "full_attention"}
+    types = [
+        "sliding_attention" if model.slides(layer) else kinds.get(model.mixer_name(layer), "full_attention")
+        for layer in range(model.layers)
+    ]
+    return {
+        **_write_layers(model),
+        **decoder.write_rope_tables(model),
+        "layer_types": types,
+        "use_sandwich_norm": model.block == "sandwich",
+        "use_attention_gate": model.output_gate,
+    }
 
 
 def _write_layers(model: Model) -> dict[str, Any]:
@@ -144,4 +188,44 @@ LFM2_MOE = Family(
     stacked_tensors=decoder.stack_experts("feed_forward"),
 )
 
-FAMILIES = (LFM2, LFM2_MOE)
+LFM3 = Family(
+    model_type="lfm3",
+    architecture="Lfm3ForCausalLM",
+    keys={
+        **drop_keys(KEYS, "tie_embedding", "rope_theta", "rope_scaling", "original_max_position_embeddings"),
+        **same("sliding_window use_attention_gate attention_dropout"),
+        "use_sandwich_norm": "use_post_norm",
+    },
+    defaults={
+        **DEFAULTS,
+        "vocab_size": 128_000,
+        "hidden_size": 2048,
+        "intermediate_size": 7680,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "conv_taps": 7,
+        "sliding_window": 256,
+        "use_post_norm": True,
+        "use_attention_gate": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+    },
+    supported={"attention_bias": Supported((False,), "biases of queries, keys and values without one of their gate")},
+    to_model=_build_lfm3,
+    write=_write_lfm3,
+    tensors=TENSORS
+    | {
+        "norm1_post": "post_operator_norm",
+        "norm2_post": "post_ffn_norm",
+        "attention.q_norm": "self_attn.q_norm",
+        "attention.k_norm": "self_attn.k_norm",
+        "attention.out": "self_attn.o_proj",
+        "attention.gate": "self_attn.gate_proj",
+    },
+)
+
+FAMILIES = (LFM2, LFM2_MOE, LFM3)

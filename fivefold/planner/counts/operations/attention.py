@@ -65,7 +65,8 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     columns = {"q": q_columns, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
     qkv_input = Source(local, source, into=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
-    ops, sizes = [*qkv_input.ops], columns | ({"gate": out_columns} if model.output_gate else {})
+    gate_columns = shape.heads if model.gate_per_head else out_columns
+    ops, sizes = [*qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
     if local.job.stack.merged_projections:
         ops.append(qkv_input.column("attention.qkv", "qkv", outof=sum(sizes.values()), bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
@@ -123,6 +124,14 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         size, out = rows * out_columns * width, "og"
         kept = ("o", "gate")
         gate = elementwise("attention.core.gate", "activation", kept, out, size=size, keeps=kept, backward_scratch=size)
+        if model.gate_per_head:  # its factors are small beside the heads that they multiply
+            factors = rows * gate_columns * width
+            gate = gate._replace(
+                moved_bytes=2 * size + factors,
+                moved_backward_bytes=3 * size + 2 * factors,
+                forward_scratch=factors,
+                backward_scratch=factors,
+            )
         ops.append(gate)
     return [*ops, *row(local, "attention.out", out, "a", into=out_columns, outof=model.width, bias=model.out_bias)]
 
@@ -171,7 +180,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     windowed = (
         window is not None or model.attention_softcap is not None or _drops(local)
     )  # by the kernel that pads no head dim
-    kernel = dims if windowed else _kernel_dims(local, shape)
+    kernel = dims if windowed else _kernel_dims(local, shape._replace(kv_heads=kv_heads))
     sinks = (heads,) if shape.sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width
     out = "o.all" if part.ulysses and part.cp > 1 else "o"
@@ -194,7 +203,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         forward_scratch=forward, backward_scratch=backward
     )
     # a kernel with two head dims saves its random seeds
-    if not windowed and dims[0] != dims[1] == kernel[1] and local.facts.own_attention:
+    if not windowed and dims[0] != dims[1] and kernel == dims and local.facts.own_attention:
         core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
     if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of that of both
         core = core._replace(gradients={k: 0, v: kv_bytes})
@@ -231,11 +240,12 @@ def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> 
 def _kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
     """Return the head dims of q and k and of v in the kernel.
 
-    One that computes by blocks (the trainer's ring, its sinks, or on CPU) pads both to the larger
-    (``trainer/model/flash_attention.py``).
+    One that computes by blocks (the trainer's ring, its sinks, its groups of query heads, or on CPU) pads both to the
+    larger (``trainer/model/flash_attention.py``).
     """
     dims = shape.head_dim, shape.value_dim
-    by_blocks = (local.part.cp > 1 and not local.part.ulysses) or shape.sinks
+    by_blocks = (local.part.cp > 1 and not local.part.ulysses) or shape.sinks or shape.heads != shape.kv_heads
+    by_blocks = by_blocks and local.job.stack.attention != "unfused"
     pads = local.job.stack.attention == "blocks" or (by_blocks and local.facts.own_attention)
     return (max(dims),) * 2 if pads else dims
 

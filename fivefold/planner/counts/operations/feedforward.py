@@ -329,7 +329,15 @@ def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool
 def _activation(local: Local, name: str, *, size: int) -> Op:
     """Return the activation of u, or silu(g)·u, with its trained numbers; ``size``: bytes of its output."""
     op, numbers = _elementwise_activation(local, name, size=size), len(ACTIVATIONS[local.model.activation].parameters)
-    return op._replace(parameters=numbers, gradient_widths=(1,) * numbers) if numbers else op
+    if not numbers:
+        return op
+    softplus = 4 * 2 * numbers  # of each number in fp32, and what is made from it
+    return op._replace(
+        parameters=numbers,
+        gradient_widths=(1,) * numbers,
+        forward_scratch=op.forward_scratch + softplus,
+        backward_scratch=op.backward_scratch + softplus,
+    )
 
 
 def _elementwise_activation(local: Local, name: str, *, size: int) -> Op:
@@ -337,7 +345,9 @@ def _elementwise_activation(local: Local, name: str, *, size: int) -> Op:
     g, u, m = (f"{name}.{part}" for part in ("g", "u", "m"))
     activation = ACTIVATIONS[local.model.activation]
     if local.model.mlp == "plain":
-        op = elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,))
+        scratch = activation.plain_scratch * size
+        op = elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,), backward_scratch=scratch)
+        op = op._replace(forward_scratch=scratch)
         return _written_out(op, local, name, size=size) if local.norm.plain else op
     scratch = activation.gated_backward_scratch
     gated = elementwise(

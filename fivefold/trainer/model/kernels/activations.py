@@ -10,7 +10,7 @@ clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-os
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from fivefold.model.activations import ACTIVATIONS, Activation, ActivationName
 from fivefold.trainer.model.kernels import kinds
 
 GAIN, LIMIT = 1.702, 7.0
+XIELU_BETA, XIELU_EPSILON = 0.5, -1e-6  # transformers 5.23:src/transformers/activations.py, XIELUActivation
+GateActivation = Literal["sigmoid", "softplus"]
 
 
 class ActivationFunction(NamedTuple):
@@ -99,23 +101,79 @@ def plain(up: Tensor, name: ActivationName) -> Tensor:
     return out
 
 
-class _SigmoidGate(torch.autograd.Function):
+class _Xielu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+    def forward(ctx: Any, up: Tensor, alpha_p: Tensor, alpha_n: Tensor) -> Tensor:
+        ctx.save_for_backward(up, alpha_p, alpha_n)
+        out = up.clamp(max=XIELU_EPSILON).expm1_().sub_(up).mul_(F.softplus(alpha_n.float()) + XIELU_BETA)
+        out.masked_fill_(up > 0, 0).add_(up, alpha=XIELU_BETA)
+        return out.add_(up.clamp(min=0).square_().mul_(F.softplus(alpha_p.float())))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        up, alpha_p, alpha_n = ctx.saved_tensors
+        part = up.clamp(max=XIELU_EPSILON).expm1_().sub_(up).masked_fill_(up > 0, 0).mul_(grad)
+        negative_grad = _sum_number(part, alpha_n)
+        del part
+        part = up.clamp(min=0).square_().mul_(grad)
+        positive_grad = _sum_number(part, alpha_p)
+        del part
+        slope = up.clamp(max=XIELU_EPSILON).expm1_().mul_(F.softplus(alpha_n.float()) + XIELU_BETA)
+        slope.masked_fill_(up > 0, 0).add_(up.clamp(min=0).mul_(2 * F.softplus(alpha_p.float())))
+        return slope.add_(XIELU_BETA).mul_(grad), positive_grad, negative_grad
+
+
+def _sum_number(part: Tensor, alpha: Tensor) -> Tensor:
+    """Return the gradient of ``alpha`` [1], whose softplus multiplies the sum of ``part``."""
+    gradient: Tensor = part.sum(dtype=torch.float32) * alpha.float().sigmoid()
+    return gradient.to(alpha.dtype)
+
+
+def xielu(up: Tensor, alpha_p: Tensor, alpha_n: Tensor) -> Tensor:
+    """Return xIELU of ``up`` (arXiv:2411.13010); ``alpha_p``, ``alpha_n`` [1]: inverse softplus of α_p and α_n − β."""
+    out: Tensor = _Xielu.apply(up, alpha_p, alpha_n)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _OutputGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor, name: GateActivation) -> Tensor:
         ctx.save_for_backward(x, gate)
-        return gate.sigmoid().mul_(x)
+        ctx.name = name
+        factor = _GATES[name][0](gate)
+        return factor.mul_(x) if gate.shape == x.shape else _scale_heads(x, factor)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, gate = ctx.saved_tensors
-        sigmoid = gate.sigmoid()
-        gate_grad = torch.ops.aten.sigmoid_backward(grad * x, sigmoid)
-        return sigmoid.mul_(grad), gate_grad
+        function, gradient = _GATES[ctx.name]
+        if gate.shape == x.shape:
+            factor = function(gate)
+            gate_grad = gradient(grad * x, gate, factor)
+            return factor.mul_(grad), gate_grad, None
+        factor_grad = (grad * x).unflatten(-1, (gate.shape[-1], -1)).sum(-1)
+        factor = function(gate)
+        gate_grad = gradient(factor_grad, gate, factor)
+        del factor_grad
+        return _scale_heads(grad, factor), gate_grad, None
 
 
-def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
-    """Return ``x · σ(gate)``."""
-    out: Tensor = _SigmoidGate.apply(x, gate)  # type: ignore[no-untyped-call]
+# function of a gate, and its gradient from (∂/∂factor, gate, factor)
+_GATES: dict[GateActivation, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "sigmoid": (torch.sigmoid, lambda grad, gate, factor: torch.ops.aten.sigmoid_backward(grad, factor)),
+    "softplus": (F.softplus, lambda grad, gate, factor: torch.ops.aten.softplus_backward(grad, gate, 1, 20)),
+}
+
+
+def _scale_heads(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply each of the N heads of ``x`` [R, N · H] by its ``factor`` [R, N]."""
+    scaled: Tensor = x.unflatten(-1, (factor.shape[-1], -1)) * factor[..., None]
+    return scaled.flatten(-2)
+
+
+def gate_output(x: Tensor, gate: Tensor, name: GateActivation) -> Tensor:
+    """Return ``x`` [R, N · H] times the activation ``name`` of ``gate``, [R, N · H], or [R, N], one for each head."""
+    out: Tensor = _OutputGate.apply(x, gate, name)  # type: ignore[no-untyped-call]
     return out
 
 
