@@ -68,7 +68,6 @@ _NEEDED = {
     "a first layer without norm, and layers with rotary bases of their own in LayerNorm blocks (ModernBERT)": """
         modernbert-decoder ModernBertDecoderForCausalLM
     """,
-    "towers for images and sound within the model": "phi4_multimodal Phi4MultimodalForCausalLM",
     "image patches or images within the text": """
         git GitForCausalLM
     """,

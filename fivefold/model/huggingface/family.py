@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from fivefold.model.huggingface.config import Config
@@ -105,4 +106,5 @@ class Wrapper(NamedTuple):
     flat: bool = False  # published files have the keys of the text model at the top level
     ties: bool = True  # its class ties the head to the embedding if the file says so
     inner_ties: bool = False  # it also ties them if its text model's table does, or does not say
+    missing: Mapping[str, Any] = MappingProxyType({})  # values of missing keys, where the text family has others
     any_text: bool = False  # its text model may be of any family that is read; ``text``: if the file does not say

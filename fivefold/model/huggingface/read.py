@@ -101,7 +101,8 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
         tied = values.get("tie_word_embeddings", True)
     elif wrapper.flat or wrapper.inner_ties:
         tied = tied or values.get("tie_word_embeddings", wrapper.inner_ties)
-    return Text(inner, {**values, "tie_word_embeddings": tied and wrapper.ties}, wrapper.architecture, wrapped=True)
+    values = {**wrapper.missing, **values, "tie_word_embeddings": tied and wrapper.ties}
+    return Text(inner, values, wrapper.architecture, wrapped=True)
 
 
 def _model_type(config: dict[str, Any], *, name: str) -> str:

@@ -49,6 +49,7 @@ OTHER_SENSES = (
     "model.vision_tower.",
     "model.visual.",
     "model.multi_modal_projector.",
+    "model.embed_tokens_extend.",
 )
 DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from fivefold.model.huggingface.families import WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.record import UserError
+from fivefold.trainer.checkpoint.huggingface_import import Folder
 from tests.model.judged import quiet
 from tests.model.mutations import FAMILIES as SMALL
 from tests.model.mutations import PLAIN
 from tests.selection import one_in
+from tests.trainer.checkpoint.test_huggingface_import import decoder
 
 # Text models that transformers builds within a multimodal one alone, each with the family whose small config it takes.
 LIKE = {
@@ -50,6 +53,7 @@ TEXT_NEEDED: dict[str, dict[str, Any]] = {
     "cosmos3_edge_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
 }
+OF_MODEL = ("phi4_multimodal",)  # whose text model is not a module of its own: a test below
 OF_TIMM = ("fast_vlm", "perception_lm")  # whose towers are of timm, which the tests do not install
 OF_TEXT = ("language_model.", "text_model.", "lm_head.")
 
@@ -65,7 +69,7 @@ def count_text(config: dict[str, Any]) -> int:
     return sum(weight.numel() for name, weight in module.named_parameters() if any(part in name for part in OF_TEXT))
 
 
-@pytest.mark.parametrize("kind", one_in(6, [kind for kind in WRAPPERS if kind not in OF_TIMM]))
+@pytest.mark.parametrize("kind", one_in(6, [kind for kind in WRAPPERS if kind not in (*OF_TIMM, *OF_MODEL)]))
 def test_the_text_model_has_as_many_parameters_as_in_transformers(kind: str) -> None:
     wrapper = WRAPPERS[kind]
     small = SMALL[LIKE.get(wrapper.text, wrapper.text)]
@@ -84,3 +88,33 @@ def test_any_family_may_be_the_text_model_of_a_wrapper_that_says_so() -> None:
         from_config({"model_type": "llava", "text_config": {"model_type": "bloom"}}, name="x")
     with pytest.raises(UserError, match=r"its text model is 'llama'; of Gemma3ForConditionalGeneration gemma3_text is"):
         from_config({"model_type": "gemma3", "text_config": {"model_type": "llama"}}, name="x")
+
+
+TOWERS: dict[str, dict[str, Any]] = {
+    "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "audio_config": {
+        "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2, "nemo_conv_channels": 16,
+        "ext_pw_out_channel": 16, "bias_max_distance": 4,
+    },
+}  # fmt: skip
+
+
+def test_phi4_multimodal_is_phi4_without_its_towers(tmp_path: Path) -> None:
+    """Parameters by default and of a small model, whose text gives the logits of transformers."""
+    keys = {**SMALL["phi3"], **TOWERS}
+    for small in ({}, keys):
+        with quiet(), torch.device("meta"), no_init_weights():  # type: ignore[no-untyped-call]
+            theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi4_multimodal", **small))  # type: ignore[no-untyped-call]
+        towers = sum(weight.numel() for weight in theirs.model.embed_tokens_extend.parameters())
+        numel = sum(weight.numel() for weight in theirs.parameters()) - towers
+        assert from_config({"model_type": "phi4_multimodal", **small}, name="x").parameters == numel
+    with quiet():
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi4_multimodal", **keys)).eval()  # type: ignore[no-untyped-call]
+    text = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = theirs(text, use_cache=False).logits
+        theirs.save_pretrained(tmp_path)
+        opened = Folder.open(tmp_path)
+        torch.testing.assert_close(decoder(opened)(text), wanted, rtol=0, atol=1e-5)
+    assert opened.ignored
+    assert all(name.startswith("model.embed_tokens_extend.") for name in opened.ignored)

@@ -1,11 +1,11 @@
-"""Phi-1, 1.5, 2, 3 and 4, and Phi-3.5-MoE."""
+"""Phi-1, 1.5, 2, 3 and 4, Phi-3.5-MoE, and the text model of Phi-4-multimodal."""
 
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import QKV, same
-from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.family import Family, Fused, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_table
 from fivefold.model.spec import Model
@@ -134,3 +134,13 @@ PHIMOE = Family(
 )
 
 FAMILIES = (PHI, PHI3, PHIMOE)
+WRAPPERS = (
+    Wrapper(
+        "phi4_multimodal",
+        "Phi4MultimodalForCausalLM",
+        text="phi3",
+        tied=False,
+        flat=True,
+        missing={"vocab_size": 200_064, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
+    ),
+)
