@@ -99,13 +99,16 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
         longest = longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value
     except UserError:  # not even the shortest fits
         longest = 0
-    estimate = planner.estimate(largest or layout)
+    chosen = largest or layout
+    estimate = planner.estimate(chosen)
+    totals = planner.allocator_totals(chosen, planner.memory(chosen))
     return FineTune(
         method="full" if job.adapter is None else job.adapter.name,
-        layout=str(largest or layout),
+        layout=str(chosen),
         longest_sequence=int(longest),
         micro_batch=largest.mbs if largest else 0,
         memory_bytes=estimate.peak_bytes,
+        driver_bytes=totals.driver_bytes if totals else None,
         tokens_per_second=job.tokens_per_step / estimate.step_time.seconds,
     )
 

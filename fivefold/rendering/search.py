@@ -224,6 +224,7 @@ FINE_TUNES: tuple[Column[FineTune], ...] = (
     Column("longest sequence", lambda way: f"{way.longest_sequence:,}" if way.longest_sequence else "does not fit"),
     Column("micro-batch", lambda way: way.micro_batch or "does not fit"),
     Column("peak", attrgetter("memory_bytes"), show_bytes),
+    Column("with driver", attrgetter("driver_bytes"), show_bytes),
     Column("tokens/s", lambda way: show_count(way.tokens_per_second)),
     Column("layout", attrgetter("layout"), is_text=True),
 )

@@ -243,6 +243,7 @@ class FineTune(Record):
     longest_sequence: NonNegativeInt  # tokens with micro-batches of one sequence; 0: none fits
     micro_batch: NonNegativeInt  # most sequences at a time at the job's length; 0: none fits
     memory_bytes: NonNegativeInt  # at the peak, with that micro-batch, or with one sequence if none fits
+    driver_bytes: NonNegativeInt | None = None  # the same as nvidia-smi shows it, with the CUDA context; None on CPUs
     tokens_per_second: NonNegativeFloat  # of all ranks
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
 
