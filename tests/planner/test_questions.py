@@ -22,7 +22,7 @@ from fivefold.planner.context_length import lengths
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
-from fivefold.planner.search.neighbours import walk
+from fivefold.planner.search.neighbours import MIN_GAIN, neighbours, walk
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from fivefold.step import TIGHT_RISK
@@ -155,6 +155,13 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
     larger = questions.scale_model(SMALL, factor)
     assert larger.parameters > model.parameters
     assert search(model=larger, machine=machine, job=job, by="memory", top=1).best == ()
+    planner = Planner(model=model, machine=machine, job=job)
+    assert answer.layout is not None
+    estimates = [planner.estimate(other) for other in neighbours(Layout.parse(answer.layout), planner)]
+    fitting = [found.step_time.seconds for found in estimates if planner.fits(found.layout, found.ranks)]
+    assert answer.step_seconds is not None
+    assert min(fitting) >= answer.step_seconds * (1 - MIN_GAIN)  # no single change of its layout is faster
+    assert "a search may find a faster one" in answer.remarks[0]
 
 
 def test_sound_batches_are_of_4_to_60_million_tokens() -> None:

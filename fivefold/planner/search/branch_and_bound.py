@@ -134,8 +134,9 @@ class BranchAndBound:
         if rival and len(seconds):
             bound = bounds.nearest(candidates, most=FEWEST, bare=True)
             candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order ac")
-        if self._is_near_miss_search(bounds) and len(seconds):
+        if not rival and len(seconds) and "activations" not in bounds.planner.job.offload:
             size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=True, bare=True)
+            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order ac")
             candidates, size, seconds = self._fast(bounds, candidates, size, (seconds, None), left="zero order ac")
         bounds = bounds.over(space.recomputed(stems))
         partials, size, seconds = bounds.partials, np.repeat(size, kinds), np.repeat(seconds, kinds)
@@ -152,11 +153,6 @@ class BranchAndBound:
             seconds, _ = bounds.nearest(candidates, most=LARGE_MICRO_BATCH)
         used, place = np.unique(candidates.partial, return_inverse=True)
         return ExpandedCandidates(partials.take(used), candidates._replace(partial=place), size, seconds)
-
-    def _is_near_miss_search(self, bounds: Bounds) -> bool:
-        """Return whether memory alone ranks layouts and a bound for every recomputation may exclude some."""
-        threshold = self.incumbents.threshold
-        return not self.timed and np.isfinite(threshold) and "activations" not in bounds.planner.job.offload
 
     def _finish(self, bounds: Bounds, opened: list[ExpandedCandidates]) -> None:
         """Explore what was opened, best bound first."""

@@ -1,4 +1,4 @@
-"""The layouts that differ from a given one in one choice, and the walk that takes the best change each time.
+"""The layouts that differ from a given one in one choice, and walks that take the best change each time.
 
 A choice: ranks moved from one axis to another · ep · etp · mbs · ZeRO · its shard group · schedule and v ·
 recomputation, and on which pipeline ranks · order · kind of cp · sp. What a choice rules out goes with it
@@ -49,6 +49,22 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
         changes=tuple(_change(planner, start, step) for step in first),
         path=tuple(_change(planner, *pair) for pair in zip(before, path, strict=False)),
     )
+
+
+def climb(planner: Planner, layout: Layout) -> Estimate:
+    """Return the end of the path of fastest single changes from ``layout``, which fits, among those that fit.
+
+    The time of changes that do not fit is not counted, so it takes a fraction of ``walk``.
+    """
+    best = planner.estimate(layout)
+    for _ in range(MAX_CHANGES):
+        memories = ((changed, planner.memory(changed)) for changed in neighbours(best.layout, planner))
+        fitting = [planner.estimate(some, ranks=ranks) for some, ranks in memories if planner.fits(some, ranks)]
+        fastest = min(fitting, key=lambda estimate: (estimate.step_time.seconds, str(estimate.layout)), default=best)
+        if not _better(planner, fastest, than=best, by="time"):
+            break
+        best = fastest
+    return best
 
 
 def neighbours(layout: Layout, planner: Planner) -> Iterator[Layout]:
