@@ -7,6 +7,8 @@ step, in which the optimizer creates its moments, and the steady step, which rep
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ import torch
 
 from fivefold.dry_run.fake.world import even_experts, fake_rank, gpu_attention, index_groups
 from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.repetition import NotRepeatable, PartLog, repeat, shorten
 from fivefold.dry_run.record.replay import play_like_blocks
 from fivefold.dry_run.record.tape import Scope, Tape
 from fivefold.job import Job
@@ -49,13 +52,42 @@ class RankTapes(NamedTuple):
 
 
 def rehearse_rank(
-    *, model: Model, layout: Layout, job: Job, rank: int, streams: bool, table: Table | None = None, replay: bool = True
+    *,
+    model: Model,
+    layout: Layout,
+    job: Job,
+    rank: int,
+    streams: bool,
+    table: Table | None = None,
+    replay: bool = True,
+    repeats: bool = True,
 ) -> RankTapes:
     """Run two steps of ``rank`` under the simplifications of ``describe_assumptions``.
 
     ``streams``: messages overlap with compute, as on GPUs. ``replay``: run one block of each kind and replay its
-    recording for the others.
+    recording for the others. ``repeats``: run few of the micro-batches that are alike and copy their events.
     """
+    rehearse = partial(
+        _rehearse_rank, model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
+    )
+    if repeats:
+        with suppress(NotRepeatable):
+            return rehearse(repeats=True)
+    return rehearse(repeats=False)
+
+
+def _rehearse_rank(
+    *,
+    model: Model,
+    layout: Layout,
+    job: Job,
+    rank: int,
+    streams: bool,
+    table: Table | None,
+    replay: bool,
+    repeats: bool,
+) -> RankTapes:
+    """Do as ``rehearse_rank``; raise ``NotRepeatable`` if ``repeats`` but micro-batches that should be alike differ."""
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))
     stack = job.stack.on(gpu=streams)
@@ -72,18 +104,49 @@ def rehearse_rank(
         recorder.groups = index_groups(built.ranks)
         if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
-        first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
+        first, steady = two_steps(built, recorder, model=model, layout=layout, job=job, repeats=repeats)
         weights = (shard.local_weight.weight for shard in built.shards)
         return RankTapes(rank, first, steady, built.parameters, {weight.name: weight.numel for weight in weights})
 
 
-def two_steps(built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job) -> list[Tape]:
-    """Record the first and the steady step; ``recorder`` has followed the build without writing events."""
+def two_steps(
+    built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job, repeats: bool = False
+) -> list[Tape]:
+    """Record the first and the steady step; ``recorder`` has followed the build without writing events.
+
+    ``repeats``: as for ``rehearse_rank``; raises ``NotRepeatable``.
+    """
     engine = Engine(built, model=model, layout=layout, job=job)
-    engine.pipeline.on_action = lambda action: recorder.enter_scope(_scope(action))
+    pipeline = engine.pipeline
+    interleaves = built.ranks.interleaver is not None  # events of two micro-batches then alternate
+    repetition = shorten(pipeline.row) if repeats and not interleaves else None
+    if repetition is not None:
+        pipeline.row = repetition.row
+        run, full = repetition.run_share
+        for unit in built.units:
+            unit.gradients.repeat(run, before=full)
+    log = PartLog(pipeline.row)
+    pass_ended = pipeline.on_pass
+
+    def on_action(action: Action) -> None:
+        log.action_begins(len(recorder.tape))
+        recorder.enter_scope(_scope(action))
+
+    def on_pass() -> None:
+        assert pass_ended is not None
+        pass_ended()
+        log.pass_ended(len(recorder.tape))
+
+    pipeline.on_action, pipeline.on_pass = on_action, on_pass
     recorder.silent = False
+    tapes = []
     with recorder.places.watching(built.module):
-        return [_step(engine, recorder) for _ in range(2)]
+        for _ in range(2):
+            log.begin_step()
+            tapes.append(_step(engine, recorder))
+            if repetition is not None:
+                repeat(tapes[-1], log, repetition, recorder=recorder)
+    return tapes
 
 
 def describe_assumptions(model: Model, job: Job) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ class CallSites:
 
     def frame(self) -> FrameType:
         """Return the innermost frame outside of torch, the dry run and ``through`` files."""
-        frame = sys._getframe(3)
+        frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(self._skipped):
             frame = frame.f_back
         return frame

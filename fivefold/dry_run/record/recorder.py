@@ -60,6 +60,11 @@ class Recorder(TorchDispatchMode):
         self._hiding = False
         self.silent = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that no dispatch needs protection from the compiler, which a dry run does not use."""
+        return False
+
     # The tape
 
     def cut(self) -> Tape:

@@ -21,6 +21,7 @@ from fivefold.rendering.progress import bar
 from tests.agree.drawn import Drawn, covering, draw_cases
 from tests.agree.rehearsal.cases import machine
 from tests.agree.rehearsal.compare import run
+from tests.dry_run.record.tape_events import list_events
 
 
 def unmet(case: Drawn) -> list[str]:
@@ -56,6 +57,24 @@ class Counted(NamedTuple):
         return machine("nccl" if self.streams else "gloo", self.layout.world)
 
 
+def lengthened(case: Drawn) -> Drawn:
+    """Return every third case with six times the micro-batches, most of which are copied; others as they are."""
+    return case._replace(job=case.job.replace(global_batch=6 * case.job.global_batch)) if case.number % 3 == 0 else case
+
+
+def miscopied(case: Drawn) -> list[str]:
+    """Return a line for each rank whose tapes are other than those of a run of all micro-batches."""
+    wrong = []
+    for rank in range(case.layout.world):
+        copied, ran = (
+            rehearse_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=True, repeats=repeats)
+            for repeats in (True, False)
+        )
+        if any(list_events(ours) != list_events(theirs) for ours, theirs in zip(copied[1:3], ran[1:3], strict=True)):
+            wrong.append(f"rank {rank}: copied micro-batches are other than those that run")
+    return wrong
+
+
 def miscounted(case: Drawn) -> list[str]:
     """Return one line for each count of the planner that differs from the dry run."""
     return list(run(Counted.of(case)).unequal)
@@ -72,10 +91,10 @@ def main() -> int:
     wrong = 0
     with bar("rehearsed") as report:
         cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
-        cases = list(covering(cases)) if options.pairs else cases
+        cases = list(map(lengthened, covering(cases) if options.pairs else cases))
         for done, case in enumerate(cases):
             report(str(case.layout), done, len(cases))
-            results = [*unmet(case), *miscounted(case)]
+            results = [*unmet(case), *miscounted(case), *(miscopied(case) if case.number % 3 == 0 else ())]
             wrong += bool(results)
             if results:
                 print("\n  ".join((str(case), *results)), flush=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from fivefold.dry_run.fake.world import representatives
 from fivefold.dry_run.record.recording import NotReplayable, cut_recording
-from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Tape
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
 from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
+from tests.dry_run.record.tape_events import list_events
 from tests.selection import one_in
 
 pytestmark = pytest.mark.slow
@@ -45,38 +45,6 @@ CASES = [
     ("moe", "dp2 tp2 ep4 zero3 ac=full", True),
     ("moe", "pp2 dualpipe", True),
 ]
-
-
-def list_events(tape: Tape) -> list[Any]:
-    """What a tape says, its storages and handles named in order. When an elementwise kernel is written down depends on
-    what follows it, so kernels stand apart, among the messages."""
-    names: dict[tuple[str, int], int] = {}
-
-    def name(kind: str, number: int) -> int:
-        return names.setdefault((kind, number), len(names))
-
-    def events() -> Iterator[Any]:
-        for kind, first, second, third in tape:
-            if kind == ALLOC:
-                yield kind, name("storage", first), second, tape.sites[third]
-            elif kind == FREE:
-                yield kind, name("storage", first)
-            elif kind == KERNEL:
-                kernel = tape.kernels[first]
-                yield kind, kernel._replace(site=0), tape.sites[kernel.site]
-            elif kind == START:
-                message = tape.messages[second]
-                carried = names.get(("storage", third), -1)
-                yield kind, name("handle", first), message._replace(site=0), tape.sites[message.site], carried
-            elif kind == WAIT:
-                yield kind, name("handle", first)
-            else:
-                assert kind == SCOPE
-                yield kind, tape.scopes[first]
-
-    result = list(events())
-    kernels = [event for event in result if event[0] in (KERNEL, START, WAIT)]
-    return [event for event in result if event[0] != KERNEL] + kernels
 
 
 def job_for(layout: Layout) -> Job:
