@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from transformers import TrainerCallback
 
 from fivefold.api.job_words import JobWords
-from fivefold.integrations.reporting import list_errors, list_figures, load_machine_of_run, logger, print_steps
+from fivefold.integrations.reporting import StepReport, load_machine_of_run, logger
 from fivefold.record import UserError
 from fivefold.requests.configs import describe_notes, load_config
 from fivefold.requests.job import FIELDS
@@ -29,7 +29,6 @@ from fivefold.requests.job import FIELDS
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.profiling.watch_loop import Watched
     from fivefold.step import Step
 
 LENGTH_KEYS = ("max_length", "max_seq_length")  # the sequence length in the arguments of TRL
@@ -67,7 +66,7 @@ class PredictionCallback(TrainerCallback):
         self.sequence_length, self.report_after, self.job = sequence_length, report_after, job
         self.predicted: Step | None = None
         self.measured: Step | None = None
-        self._watched: Watched | None = None
+        self._report: StepReport | None = None
         self._lengths: set[int] = set()
         self._hook: Any = None
 
@@ -81,20 +80,18 @@ class PredictionCallback(TrainerCallback):
             self.predicted, machine = self.predict(args)
         except UserError as error:
             logger.warning("no prediction: %s", _translate_line(str(error)))
-        if self.predicted is not None and state.is_world_process_zero:
-            print_steps(self.predicted)
-        self._log(list_figures("predicted", self.predicted))
-        from fivefold.profiling.watch_loop import watch
-
         self._hook = self.trainer.model.register_forward_pre_hook(self._note_length, with_kwargs=True)
-        self._watched = watch(
+        self._report = StepReport(
             model,
             getattr(optimizer, "optimizer", optimizer),  # accelerate's wrapper has the optimizer that steps
-            tokens=self._count_tokens(args),
             predicted=self.predicted,
             machine=machine,
+            tokens=self._count_tokens(args),
+            log=self._log,
+            prints=state.is_world_process_zero,
+            folder=self.folder,
         )
-        self._watched.__enter__()
+        self._report.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:
         """Report once enough steps are measured, before loggers close at the end of training."""
@@ -124,29 +121,18 @@ class PredictionCallback(TrainerCallback):
 
     def report(self) -> None:
         """End the measurement, and print and log predicted next to measured; every rank of the run takes part."""
-        if self._watched is None:
+        if self._report is None:
             return
-        watched, self._watched = self._watched, None
+        report, self._report = self._report, None
         self._hook.remove()
-        watched.__exit__(None, None, None)
-        try:
-            self.measured = watched.step
-        except UserError as error:
-            logger.warning("%s", error)
-            return
-        if self.folder is not None:
-            watched.save(self.folder)
-        if self.trainer.is_world_process_zero():
-            self._print_rows()
-        self._log(list_figures("measured", self.measured) | list_errors(self.predicted, self.measured))
+        report.end()
+        self.measured = report.measured
+        if report.prints and self.predicted is not None and self.measured is not None:
+            self._warn_of_lengths(self.predicted)
 
-    def _print_rows(self) -> None:
-        """Print the table of both steps, or the measured step alone."""
-        assert self.measured is not None
-        print_steps(self.predicted, self.measured)
-        if self.predicted is None:
-            return
-        sequence = int(str(self.predicted.job["sequence"]))
+    def _warn_of_lengths(self, predicted: Step) -> None:
+        """Warn of batches whose sequences are not as long as predicted."""
+        sequence = int(str(predicted.job["sequence"]))
         if other_lengths := self._lengths - {sequence}:
             lengths = f"{min(other_lengths)} to {max(other_lengths)}"
             logger.warning(
@@ -159,8 +145,7 @@ class PredictionCallback(TrainerCallback):
 
     def _log(self, figures: dict[str, float]) -> None:
         """Give figures to the loggers of the trainer (TensorBoard, W&B, …) and to its history."""
-        if figures:
-            self.trainer.log(figures)
+        self.trainer.log(figures)
 
     def _note_length(self, module: Any, inputs: Any, keywords: dict[str, Any]) -> None:
         tokens = keywords.get("input_ids", inputs[0] if inputs else None)
