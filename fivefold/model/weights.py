@@ -7,6 +7,7 @@ with the expert dim first. Names follow the module tree of ``trainer/model/trans
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Literal
 
 from fivefold.adapter import Adapter
@@ -216,6 +217,7 @@ def _experts(model: ModelShape) -> Iterator[Weight]:
         yield from _mlp(model, "moe.shared", moe.shared_experts * (moe.shared_ffn or moe.ffn))
 
 
+@lru_cache(maxsize=256)
 def count(model: ModelShape, *, active: bool = False) -> int:
     """Count the parameters of the full model; ``active``: only those used per token."""
     return sum(
