@@ -20,11 +20,27 @@ MAIN_KEYS = frozenset({"max_length", "per_device_train_batch_size", "gradient_ac
 KEYS = {"trainer": TABLE, "accelerate": TABLE, **{dialect.name: {**TABLE, **dialect.table} for dialect in DIALECTS}}
 FORMATS = (
     Format(
-        "accelerate", VERSIONS["accelerate"], "fsdp2", is_huggingface, parse, to_job, emit_accelerate, KEYS, MAIN_KEYS,
+        "accelerate",
+        VERSIONS["accelerate"],
+        "fsdp2",
+        is_huggingface,
+        parse,
+        to_job,
+        emit_accelerate,
+        KEYS,
+        MAIN_KEYS,
         order=3,
     ),
     Format(
-        "deepspeed", VERSIONS["deepspeed"], "deepspeed", is_huggingface, parse, to_job, emit_deepspeed,
-        keys={"deepspeed": TABLE}, main_keys=MAIN_KEYS, order=3,
+        "deepspeed",
+        VERSIONS["deepspeed"],
+        "deepspeed",
+        is_huggingface,
+        parse,
+        to_job,
+        emit_deepspeed,
+        keys={"deepspeed": TABLE},
+        main_keys=MAIN_KEYS,
+        order=3,
     ),
-)  # fmt: skip
+)

@@ -33,16 +33,23 @@ AXOLOTL = Dialect(
     version="0.19.0",
     signs=frozenset({"base_model", "micro_batch_size", "sequence_len", "datasets"}),
     names={
-        "base_model": "model_name_or_path", "micro_batch_size": "per_device_train_batch_size",
-        "sequence_len": "max_length", "optimizer": "optim", "lr_scheduler": "lr_scheduler_type",
-        "adam_beta_1": "adam_beta1", "adam_beta_2": "adam_beta2", "sample_packing": "padding_free",
+        "base_model": "model_name_or_path",
+        "micro_batch_size": "per_device_train_batch_size",
+        "sequence_len": "max_length",
+        "optimizer": "optim",
+        "lr_scheduler": "lr_scheduler_type",
+        "adam_beta_1": "adam_beta1",
+        "adam_beta_2": "adam_beta2",
+        "sample_packing": "padding_free",
         "tensor_parallel_size": "accelerate.parallelism_config.parallelism_config_tp_size",
         "context_parallel_size": "accelerate.parallelism_config.parallelism_config_cp_size",
         "dp_shard_size": "accelerate.parallelism_config.parallelism_config_dp_shard_size",
         "dp_replicate_size": "accelerate.parallelism_config.parallelism_config_dp_replicate_size",
     },
     words={
-        ("bf16", "auto"): ("bf16", True), ("bf16", "true"): ("bf16", True), ("bf16", "full"): ("bf16", True),
+        ("bf16", "auto"): ("bf16", True),
+        ("bf16", "true"): ("bf16", True),
+        ("bf16", "full"): ("bf16", True),
         ("bf16", None): ("bf16", False),  # an empty key turns it off
         ("flash_attention", True): ("attn_implementation", "flash_attention_2"),
         ("sdp_attention", True): ("attn_implementation", "sdpa"),
@@ -73,14 +80,16 @@ AXOLOTL = Dialect(
         **adapters.TABLES["axolotl"],
         **data.TABLES["axolotl"],
     },
-)  # fmt: skip
+)
 
 LLAMAFACTORY = Dialect(
     name="llamafactory",
     version="0.9.5",
     signs=frozenset({"finetuning_type", "cutoff_len", "stage", "template"}),
     names={
-        "cutoff_len": "max_length", "flash_attn": "attn_implementation", "attn": "attn_implementation",
+        "cutoff_len": "max_length",
+        "flash_attn": "attn_implementation",
+        "attn": "attn_implementation",
         "enable_liger_kernel": "use_liger_kernel",
     },
     words={
@@ -112,6 +121,6 @@ LLAMAFACTORY = Dialect(
         **adapters.TABLES["llamafactory"],
         **data.TABLES["llamafactory"],
     },
-)  # fmt: skip
+)
 
 DIALECTS = (AXOLOTL, LLAMAFACTORY)

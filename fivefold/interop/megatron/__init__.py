@@ -14,7 +14,15 @@ from fivefold.interop.megatron.to_job import to_job
 
 FORMATS = (
     Format(
-        "megatron", VERSION, "megatron-core", is_megatron, parse, to_job, emit, keys={"megatron": TABLE},
-        main_keys=frozenset({"seq_length", "micro_batch_size"}), order=2,
+        "megatron",
+        VERSION,
+        "megatron-core",
+        is_megatron,
+        parse,
+        to_job,
+        emit,
+        keys={"megatron": TABLE},
+        main_keys=frozenset({"seq_length", "micro_batch_size"}),
+        order=2,
     ),
-)  # fmt: skip
+)

@@ -14,7 +14,14 @@ from fivefold.interop.torchtitan.to_job import to_job
 
 FORMATS = (
     Format(
-        "torchtitan", VERSION, "torchtitan", is_torchtitan, parse, to_job, emit, keys={"torchtitan": TABLE},
+        "torchtitan",
+        VERSION,
+        "torchtitan",
+        is_torchtitan,
+        parse,
+        to_job,
+        emit,
+        keys={"torchtitan": TABLE},
         main_keys=frozenset({"training.seq_len", "training.local_batch_size", "training.global_batch_size"}),
     ),
-)  # fmt: skip
+)

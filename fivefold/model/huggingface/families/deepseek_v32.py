@@ -21,9 +21,15 @@ from fivefold.model.huggingface.mapping import (
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
-TENSORS = {f"attention.indexer.{ours}": f"self_attn.indexer.{theirs}" for ours, theirs in {
-    "q": "wq_b", "k": "wk", "k_norm": "k_norm", "w": "weights_proj",
-}.items()}  # fmt: skip
+TENSORS = {
+    f"attention.indexer.{ours}": f"self_attn.indexer.{theirs}"
+    for ours, theirs in {
+        "q": "wq_b",
+        "k": "wk",
+        "k_norm": "k_norm",
+        "w": "weights_proj",
+    }.items()
+}
 
 
 def _build(config: Config, *, pattern: tuple[bool, ...]) -> Model:

@@ -37,14 +37,18 @@ def _write_layers(model: Model) -> dict[str, Any]:
     layers = range(model.layers)
     period, offset = _find_every([model.attends(layer) for layer in layers])
     expert_period, expert_offset = _find_every([model.is_moe(layer) for layer in layers])
-    states = {} if net is None else {
-        "mamba_expand": net.inner // model.width,
-        "mamba_d_state": net.state,
-        "mamba_dt_rank": net.rank,
-        "mamba_d_conv": net.taps,
-        "mamba_conv_bias": net.conv_bias,
-        "mamba_proj_bias": net.bias,
-    }  # fmt: skip
+    states = (
+        {}
+        if net is None
+        else {
+            "mamba_expand": net.inner // model.width,
+            "mamba_d_state": net.state,
+            "mamba_dt_rank": net.rank,
+            "mamba_d_conv": net.taps,
+            "mamba_conv_bias": net.conv_bias,
+            "mamba_proj_bias": net.bias,
+        }
+    )
     return {
         "attn_layer_period": period,
         "attn_layer_offset": offset,

@@ -29,15 +29,19 @@ def _build_falcon_mamba(config: Config) -> Model:
 
 def _write_mamba(model: Model) -> dict[str, Any]:
     net = model.mamba
-    return {} if net is None else {
-        "expand": net.inner // model.width,
-        "intermediate_size": net.inner,
-        "state_size": net.state,
-        "time_step_rank": net.rank,
-        "conv_kernel": net.taps,
-        "use_conv_bias": net.conv_bias,
-        "use_bias": net.bias,
-    }  # fmt: skip
+    return (
+        {}
+        if net is None
+        else {
+            "expand": net.inner // model.width,
+            "intermediate_size": net.inner,
+            "state_size": net.state,
+            "time_step_rank": net.rank,
+            "conv_kernel": net.taps,
+            "use_conv_bias": net.conv_bias,
+            "use_bias": net.bias,
+        }
+    )
 
 
 def _write_falcon_mamba(model: Model) -> dict[str, Any]:

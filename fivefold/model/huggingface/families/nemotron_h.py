@@ -53,20 +53,30 @@ def _build_nemotron_h(config: Config) -> Model:
 def _write_layers(model: Model) -> dict[str, Any]:
     net, moe = model.mamba2, model.moe
     kinds = [
-        "linear_attention" if model.mixer(layer) else "full_attention" if model.attends(layer) else
-        "moe" if model.is_moe(layer) else "mlp" for layer in range(model.layers)
-    ]  # fmt: skip
-    states = {} if net is None else {
-        "mamba_num_heads": net.heads,
-        "mamba_head_dim": net.head_dim,
-        "n_groups": net.groups,
-        "ssm_state_size": net.state,
-        "conv_kernel": net.taps,
-        "chunk_size": net.chunk,
-        "use_conv_bias": net.conv_bias,
-        "use_bias": net.bias,
-        "time_step_min": net.min_step,
-    }  # fmt: skip
+        "linear_attention"
+        if model.mixer(layer)
+        else "full_attention"
+        if model.attends(layer)
+        else "moe"
+        if model.is_moe(layer)
+        else "mlp"
+        for layer in range(model.layers)
+    ]
+    states = (
+        {}
+        if net is None
+        else {
+            "mamba_num_heads": net.heads,
+            "mamba_head_dim": net.head_dim,
+            "n_groups": net.groups,
+            "ssm_state_size": net.state,
+            "conv_kernel": net.taps,
+            "chunk_size": net.chunk,
+            "use_conv_bias": net.conv_bias,
+            "use_bias": net.bias,
+            "time_step_min": net.min_step,
+        }
+    )
     shared = {"moe_shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn)} if moe else {}
     return {"layers_block_type": kinds, "num_hidden_layers": model.layers, **states, **shared}
 

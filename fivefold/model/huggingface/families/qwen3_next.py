@@ -60,13 +60,17 @@ def _build_qwen3_5_moe(config: Config) -> Model:
 
 def _write_layers(model: Model) -> dict[str, Any]:
     net, moe = model.gated_delta_net, model.moe
-    geometry = {
-        "linear_num_key_heads": net.key_heads,
-        "linear_num_value_heads": net.value_heads,
-        "linear_key_head_dim": net.key_dim,
-        "linear_value_head_dim": net.value_dim,
-        "linear_conv_kernel_dim": net.taps,
-    } if net else {}  # fmt: skip
+    geometry = (
+        {
+            "linear_num_key_heads": net.key_heads,
+            "linear_num_value_heads": net.value_heads,
+            "linear_key_head_dim": net.key_dim,
+            "linear_value_head_dim": net.value_dim,
+            "linear_conv_kernel_dim": net.taps,
+        }
+        if net
+        else {}
+    )
     return {
         "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
         "partial_rotary_factor": model.rope_fraction,
