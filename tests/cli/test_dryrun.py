@@ -23,7 +23,7 @@ from fivefold.trainer.model import mlp
 pytestmark = pytest.mark.slow
 
 TINY = ["dryrun", "nano", "h100:4", "tp2 pp2 mbs1", "--gbs", "4", "--seq", "64"]
-LARGE = ["dryrun", "qwen3-4b", "rtx3090:1", "dp1 mbs1", "--gbs", "1", "--seq", "64"]
+LARGE = ["dryrun", "llama3.2-1b", "rtx3090:1", "dp1 mbs4", "--gbs", "4", "--seq", "4096"]
 
 
 def run(*words: str) -> Any:

@@ -123,11 +123,13 @@ IDLE = (
 @pytest.mark.parametrize(
     "words",
     [
-        ("predict", "tiny", "h100:8", "dp4"), ("compare", "tiny", "h100:8", "dp4", "dp8"),
-        ("ask", "run", "tiny", "h100:8", "dp4"), ("ask", "changes", "tiny", "h100:8", "dp4"),
+        ("predict", "tiny", "h100:8", "dp4"),
+        ("compare", "tiny", "h100:8", "dp4", "dp8"),
+        pytest.param(("ask", "run", "tiny", "h100:8", "dp4"), marks=pytest.mark.long),
+        pytest.param(("ask", "changes", "tiny", "h100:8", "dp4"), marks=pytest.mark.long),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_ranks_that_stay_idle_are_said_in_text_and_json(words: tuple[str, ...]) -> None:
     text = lines(*words)
     assert sum(IDLE in line for line in text) == 1

@@ -36,6 +36,7 @@ from fivefold.results import run_folder
 from fivefold.trainer.checkpoint.checkpoint_folder import latest, read
 from fivefold.trainer.loop import Loop
 from tests.forked_python import import_what_runs_load, true_interpreters
+from tests.selection import one_in
 
 MACHINE = Machine(
     name="here", ranks=2, ranks_per_node=2, backend="gloo",
@@ -535,11 +536,14 @@ def test_a_signal_before_the_first_step(monkeypatch: pytest.MonkeyPatch, place: 
 
 @pytest.mark.parametrize(
     ("place", "step"),
-    [
-        ("fivefold.trainer.loop.Loop._step", 1),
-        ("fivefold.trainer.loop.Loop.evaluate", 6),
-        ("fivefold.trainer.loop.Loop._save", 4),
-    ],
+    one_in(
+        3,
+        [
+            ("fivefold.trainer.loop.Loop._save", 4),
+            ("fivefold.trainer.loop.Loop._step", 1),
+            ("fivefold.trainer.loop.Loop.evaluate", 6),
+        ],
+    ),
 )
 def test_a_signal_in_mid_training(monkeypatch: pytest.MonkeyPatch, place: str, step: int) -> None:
     set_run(folder="straight", evaluate_every=6 if "evaluate" in place else 1000)
@@ -620,7 +624,8 @@ class Launched(Child):
         return super().wait()
 
 
-def test_two_processes_end_and_go_on() -> None:
+@pytest.mark.parametrize("signals", one_in(2, [[(16, "SIGTERM")], [(16, "SIGINT"), (24, "SIGTERM")]]), ids=len)
+def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit."""
     set_run(folder="straight", **TWO)
     with true_interpreters():
@@ -664,7 +669,7 @@ def test_two_processes_end_and_go_on() -> None:
     assert ended.line == f"rank 1 was ended by SIGKILL, perhaps for want of memory; {goes_on}"
     assert saved_step() >= 4
 
-    for begin, name in ((16, "SIGINT"), (24, "SIGTERM")):
+    for begin, name in signals:
         run = Launched()
         run.at_step(begin)
         (os.killpg if name == "SIGINT" else os.kill)(run.pid, signal.Signals[name])

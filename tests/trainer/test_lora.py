@@ -179,7 +179,7 @@ def merged(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
 
 @pytest.mark.parametrize(
     ("text", "adapter"),
-    [("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME), ("dp3 zero3 mbs1", SOME.replace(base="nf4"))],
+    one_in(3, [("dp3 zero3 mbs1", SOME.replace(base="nf4")), ("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME)]),
 )
 def test_full_weights_have_the_adapters_merged(forked, text: str, adapter: Adapter) -> None:
     batch = 6 if "dp3" in text else BATCH

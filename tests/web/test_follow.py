@@ -48,7 +48,7 @@ def settled(page: Any) -> None:
     playwright.expect(page.locator("body.busy, #going:visible")).to_have_count(0)
 
 
-@pytest.mark.parametrize("path", one_in(3, CHANGES))
+@pytest.mark.parametrize("path", one_in(6, CHANGES))
 def test_every_control_follows_back_and_forward(page: Any, folder: Path, path: str) -> None:
     write([row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1")], folder / "followed.csv")
     result = 'event: found\ndata: "<p class=dim>answered</p>"\n\n'

@@ -293,7 +293,7 @@ def test_a_chapter_is_read_and_tried(page: Any) -> None:
 PAGES = ["/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/dryrun"]
 
 
-@pytest.mark.parametrize("path", one_in(3, PAGES))
+@pytest.mark.parametrize("path", one_in(4, PAGES))
 def test_everybody_can_read_it(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})

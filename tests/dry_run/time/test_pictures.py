@@ -18,7 +18,7 @@ TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", one_in(2, ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
+    "layout", one_in(4, ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
 )
 def test_a_picture_shows_the_whole_step(layout: str) -> None:
     result = dryrun(

@@ -24,7 +24,7 @@ def predicted(layout: Layout) -> Step:
 
 
 @pytest.mark.parametrize(
-    "text", one_in(2, ["dp2 zero3 mbs2", "dp2 zero2 mbs2", "tp2 mbs2", "cp2 cp=ulysses mbs2", "pp2 mbs2"])
+    "text", one_in(5, ["dp2 zero3 mbs2", "dp2 zero2 mbs2", "tp2 mbs2", "cp2 cp=ulysses mbs2", "pp2 mbs2"])
 )
 def test_the_profiler_records_the_messages_that_were_predicted(text: str, tmp_path: Path) -> None:
     layout = Layout.parse(text)

@@ -83,7 +83,7 @@ def _tokens() -> Tensor:
     return torch.randint(0, 131, (3, 40), generator=torch.Generator().manual_seed(7))
 
 
-@pytest.mark.parametrize("family", one_in(4, MODELS))
+@pytest.mark.parametrize("family", one_in(8, MODELS))
 def test_transformers_computes_what_was_trained(forked: Fork, tmp_path: Path, family: str) -> None:
     model, text = MODELS[family]
     layout = Layout.parse(text)

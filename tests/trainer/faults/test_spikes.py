@@ -91,10 +91,13 @@ def run_without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> d
 
 @pytest.mark.parametrize(
     ("action", "batches", "said"),
-    [
-        ("skip", [6], "no update, and samples 24 to 27 passed over (skip 1)"),
-        ("rollback", [4, 5, 6], "back to step 4, and samples 16 to 27 passed over (rollback 1)"),
-    ],
+    one_in(
+        2,
+        [
+            ("rollback", [4, 5, 6], "back to step 4, and samples 16 to 27 passed over (rollback 1)"),
+            ("skip", [6], "no update, and samples 24 to 27 passed over (skip 1)"),
+        ],
+    ),
 )
 def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, batches: list[int], said: str) -> None:
     steady = {"learning_rate": {"kind": "constant"}}

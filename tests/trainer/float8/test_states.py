@@ -55,7 +55,7 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
 @pytest.mark.parametrize(
     ("name", "model", "text"),
     one_in(
-        4,
+        5,
         [
             ("fp8-nanotron", DENSE, "mbs1"),
             ("fp8-nanotron", SPARSE, "dp2 zero2 mbs1"),

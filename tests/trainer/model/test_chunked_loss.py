@@ -133,6 +133,7 @@ def test_narrow_recipes(forked: Fork, precision: str, error: float) -> None:
         assert result == pytest.approx(expected, rel=error)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
 def test_blocks_may_be_compiled(forked: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.compile  # here without C++, which takes long

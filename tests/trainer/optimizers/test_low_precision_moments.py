@@ -66,7 +66,9 @@ def test_an_element_becomes_the_nearest_value_of_its_block(dtype: torch.dtype, s
     torch.testing.assert_close(read, rows, rtol=0.13, atol=float(scales.max()) * float(every[every > 0].min()))
 
 
-@pytest.mark.parametrize(("name", "bound"), [("fp8-nanotron", 0.12), ("fp8-lm", 0.04), ("fp8-deepseek", 0.01)])
+@pytest.mark.parametrize(
+    ("name", "bound"), one_in(3, [("fp8-lm", 0.04), ("fp8-nanotron", 0.12), ("fp8-deepseek", 0.01)])
+)
 def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, name: str, bound: float) -> None:
     """Four steps with given gradients, against the same in fp32; norms and small matrices have fp32 moments."""
     ((before, after),) = forked(1, play, MODEL, Layout.parse("mbs1"), task(name))
