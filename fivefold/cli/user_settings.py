@@ -44,12 +44,14 @@ def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
 def apply_prices(
     request: Asked, machines: Iterable[Machine], applied: AppliedSettings
 ) -> tuple[Asked, AppliedSettings]:
-    """Return the request with the prices of the user's settings for machines that it gives no price."""
+    """Return the request with the prices of the user's settings for machines that have no price of their own."""
     given: tuple[str, ...] | None = getattr(request, "price", None)
     if given is None or any("=" not in word for word in given):  # a price without a name is for every machine
         return request, applied
     settings, priced = load_settings(), {word.partition("=")[0] for word in given}
-    names = [machine.name.split()[0] for machine in (*machines, *map(load_machine, getattr(request, "machines", ())))]
+    asked = [*machines, *map(load_machine, getattr(request, "machines", ()))]
+    priced |= {machine.name.split()[0] for machine in asked if machine.dollars_per_rank_hour is not None}
+    names = [machine.name.split()[0] for machine in asked]
     prices = {name: settings.prices[name] for name in names if name in settings.prices and name not in priced}
     if not prices:
         return request, applied

@@ -138,6 +138,8 @@ def test_prices_are_of_machines_without_a_price(
     by_hand = answer(monkeypatch, capsys, *words, "--price", "h100=4/h", "--price", "a100=1.25/h")
     assert got == by_hand
     assert "settings" not in answer(monkeypatch, capsys, *words, "--price", "3")
+    by_word = answer(monkeypatch, capsys, "ask", "run", "llama3-8b", "h100:8 price=3", "dp8 zero3")
+    assert "settings" not in by_word  # a price within the machine's words
 
 
 def test_a_config_keeps_its_software(
