@@ -33,7 +33,7 @@ CASES = [
     ("cp2 mbs2", Adapter(rank=4, base="nf4")),
     ("dp2 pp2 zero2 mbs1 ac=selective", Adapter(rank=4)),
     ("tp2 mbs4", None),
-    ("cp2 pp2 mbs2 cp=ulysses", Adapter(rank=3, base="nf4")),
+    ("cp2 pp2 mbs2 cp=ulysses", Adapter(rank=3, targets=("q_proj", "down_proj"), base="nf4")),
     ("dp2 cp2 zero3/2 mbs1 ac=full", None),
 ]
 

@@ -87,7 +87,10 @@ Direction = Callable[[Tensor, Axis], Callable[[], Tensor]]
 
 
 class _AllToAll(torch.autograd.Function):
-    """All-to-all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients."""
+    """All-to-all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients.
+
+    A tensor without a gradient, such as the keys of a first block whose adapters are on the queries, sends none back.
+    """
 
     @staticmethod
     def forward(ctx: Any, axis: Axis, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -97,8 +100,12 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        started = [ctx.back(gradient, ctx.axis) for gradient in gradients]
-        return None, None, None, *(finish() for finish in started)
+        needed = ctx.needs_input_grad[3:]
+        started = [
+            ctx.back(gradient, ctx.axis) if is_needed else None
+            for gradient, is_needed in zip(gradients, needed, strict=True)
+        ]
+        return None, None, None, *(None if finish is None else finish() for finish in started)
 
 
 def _to_tokens(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
