@@ -219,6 +219,9 @@ _DEFAULTS = """
     smollm3-3b smollm3 smollm3 SmolLM3Config
     solar-open-100b solar_open solar_open SolarOpenConfig
     youtu-2b youtu youtu YoutuConfig
+    laguna-xs-33b-a3b laguna laguna LagunaConfig
+    lfm3-1.7b lfm3 lfm3 Lfm3Config
+    mimo-v2-flash-309b-a15b mimo_v2_flash mimo_v2_flash MiMoV2FlashConfig
 """
 
 _TIED = {"tie_word_embeddings": True}
