@@ -41,6 +41,7 @@ def run(step: Step, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_pages_stand_for_themselves(step: Step, run: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "best 3"]})

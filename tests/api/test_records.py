@@ -54,6 +54,7 @@ def test_a_record_is_saved_as_page_and_data(step: Step, found: SearchResult, tmp
         step.save(tmp_path / "none" / "x.json")
 
 
+@pytest.mark.slow
 def test_a_record_is_drawn(step: Step, found: SearchResult, tmp_path: Path) -> None:
     pytest.importorskip("altair", reason="charts need the extra show")
     comparison = ff.compare("nano", "h100:2", "dp2", "tp2", gbs=8)

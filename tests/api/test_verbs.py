@@ -69,6 +69,7 @@ def test_predict_takes_records_and_files(tmp_path: Path) -> None:
     assert of_file.model_dump(mode="json") == command("predict", *LLAMA, "dp8 zero2", "--job", str(file), "--gbs", "32")
 
 
+@pytest.mark.slow
 def test_search() -> None:
     words = {"where": "tp<=2", "top": 3, "also": ["fp8"], "front": 2, "seq": 256, "gbs": 8}
     result = ff.search("nano", "h100:2", **words).model_dump(mode="json")  # type: ignore[arg-type]
@@ -110,6 +111,7 @@ def test_walk_is_search_that_keeps_a_layout() -> None:
     assert result.model_dump(mode="json") == command(*words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", sorted({*get_args(Question)} - {"model", "sequence"}))  # many searches
 def test_ask(question: Any) -> None:
     layout = () if question in ("gpus", "model") else ("dp8 zero3",)
@@ -131,6 +133,7 @@ def test_dryrun() -> None:
     assert "dry run" in result._repr_html_()
 
 
+@pytest.mark.slow
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tables = {"models": ["nano"], "machines": ["h100"], "ranks": [1, 2], "layouts": ["dp*", "best 1"], "batches": [4]}
@@ -234,6 +237,7 @@ def test_words_and_defaults_are_those_of_the_command_line(verb: str) -> None:
         assert (options[name].default or None) == (ours[name].default or None), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "line"),
     [

@@ -49,6 +49,7 @@ def test_torch_is_imported_only_where_steps_run() -> None:
     assert {path for path in naming if not path.startswith(WITH_TORCH)} == set()
 
 
+@pytest.mark.slow
 def test_no_two_modules_import_one_another() -> None:
     """No circle of any length, also not by an import within a function or for type checking alone."""
     names, graph = {*modules("fivefold")}, dict[str, set[str]]()

@@ -84,6 +84,7 @@ def find_violations(tree: ast.AST, path: str) -> Iterator[str]:
             yield f"{path}: {node.arg}"
 
 
+@pytest.mark.slow
 def test_names_and_docstrings_use_the_words_of_the_field() -> None:
     violations = set()
     for file in sorted([*(ROOT / "fivefold").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):

@@ -111,6 +111,7 @@ def _checked(capsys: pytest.CaptureFixture[str], command: str) -> Any:
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ANSWERS, ids=lambda words: "-".join(words[:2]))
 def test_answers_are_as_their_schema_says(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -43,6 +43,7 @@ def test_a_file_opens_with_what_it_is(trees: Trees) -> None:
     assert [name for name, opening in openings.items() if not opening] == [], "no opening docstring"
 
 
+@pytest.mark.slow
 def test_nothing_comes_from_the_air(trees: Trees) -> None:
     """No environment variable is read below ``requests``, and no function rebinds a global."""
     results = []
@@ -69,6 +70,7 @@ OUR_OWN = {  # files of the package, of Python's library and of the kernel, whos
 }
 
 
+@pytest.mark.slow
 def test_no_schedule_is_known_by_its_name(trees: Trees) -> None:
     """What depends on a pipeline schedule is a field of its record (``PipelineSchedule``); names are only looked up."""
     from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
@@ -83,6 +85,7 @@ def test_no_schedule_is_known_by_its_name(trees: Trees) -> None:
                 assert not ast.unparse(node.value).endswith("schedule"), f"{path}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_files_are_read_within_bounds(trees: Trees) -> None:
     """A user's path may lead to a device, a pipe or gigabytes: ``bounded_file`` reads it, and no method of a path."""
     results = [
@@ -94,6 +97,7 @@ def test_files_are_read_within_bounds(trees: Trees) -> None:
     assert {place.partition(":")[0] for place in results} <= OUR_OWN, results
 
 
+@pytest.mark.slow
 def test_tensor_suffixes_keep_to_the_one_legend(trees: Trees) -> None:
     """``x_BTD``: every letter after the underscore is in the table of ``docs/notation.md`` §1."""
     text = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")

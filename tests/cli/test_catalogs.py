@@ -24,6 +24,7 @@ def run(*words: str) -> str:
     return ended.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "known"), [("models", model_names()), ("machines", machine_names()), ("stacks", list(STACKS))]
 )
@@ -44,6 +45,7 @@ def test_a_word_selects_by_any_text_of_an_entry() -> None:
     assert len(ff.machines("mi").to_frame("arrow")) == len(ff.machines("mi"))
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_records() -> None:
     model, listed = build_model("qwen3-30b-a3b"), ff.models("qwen3-30b")[0]
     assert (listed.parameters, listed.active_parameters) == (model.parameters, model.active_parameters)

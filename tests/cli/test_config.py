@@ -81,6 +81,7 @@ def test_a_bad_file_is_named(
     assert f"{settings_file()}: unknown key 'stak'; did you mean 'stack'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "by_hand"),
     [
@@ -126,6 +127,7 @@ def test_what_is_given_wins_and_no_setting_is_named(
     assert answer(monkeypatch, capsys, *words, "--job", str(tmp_path / "job.toml")) == wanted
 
 
+@pytest.mark.slow
 def test_prices_are_of_machines_without_a_price(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -67,6 +67,7 @@ def test_the_least_change_fits_and_is_the_fastest_that_does(log: Path) -> None:
     assert "least change that fits: " + change["change"] in run(log, *LAYOUT)
 
 
+@pytest.mark.slow
 def test_another_layout_is_named_if_no_single_change_fits(log: Path) -> None:
     """On a smaller device than the machine's, as the message says."""
     log.write_text(MESSAGE.replace("79.10", "30.10").replace("77.90", "28.90").replace("75.50", "27.50"))

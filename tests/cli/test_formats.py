@@ -90,6 +90,7 @@ def test_a_config_goes_from_one_software_to_another(
     assert "dp8 zero3 mbs2, 8 ranks" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_search_writes_the_best_that_the_stack_can_be_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_tools_have_the_schemas_of_the_requests(tmp_path: Path) -> None:
     assert sum(len(json.dumps(tool.input_schema)) for tool in tools.values()) < 30_000  # an assistant reads all of it
 
 
+@pytest.mark.slow
 def test_answers_are_those_of_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_config_of_other_software() -> None:
     assert report(*again_[2:]) == text
 
 
+@pytest.mark.slow
 def test_report_of_files_that_commands_wrote() -> None:
     axes = 'models = ["nano"]\nmachines = ["h100"]\nranks = [1, 2]\nbatches = [4, 8]\n'
     Path("sweep.toml").write_text(axes + 'layouts = ["dp*", "dp2 mbs3"]\n')
@@ -198,6 +199,7 @@ def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[s
     assert "no report: runs/a/step.json: not valid JSON" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_command_asks_for_the_job_again() -> None:
     """Of 300 random jobs, every field drawn: the options say the same job, or the line names a file of it."""
     named = 0

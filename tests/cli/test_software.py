@@ -39,6 +39,7 @@ def test_a_plan_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     assert Path("run.toml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("by_torchtitan")
 def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     shown = run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2")

@@ -54,6 +54,7 @@ def test_rows_a_page_and_pictures() -> None:
     assert list(Path("runs/sweeps").iterdir()) == [Path("runs/sweeps/small.jsonl")]  # no journal is left
 
 
+@pytest.mark.slow
 def test_json_is_the_rows_of_the_file() -> None:
     shown, _ = run("small.toml", "--json", "--out", "rows.jsonl")
     rows = json.loads(shown)

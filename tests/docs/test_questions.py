@@ -60,6 +60,7 @@ def test_printed_proposal_equals_its_prediction(number: int) -> None:
         assert set(list_figures(item.line)) <= set(printed), f"python -m tests.docs.questions {number}"
 
 
+@pytest.mark.slow
 def test_printed_search_equals_its_result() -> None:
     """Of the first question, which is the quickest to ask."""
     result = questions.searched(QUESTIONS[0])

@@ -72,6 +72,7 @@ def list_outer_calls(calls: list[Call]) -> list[Call]:
     return [call for call in calls if "<locals>" not in call[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("walk", [BYTES, SECONDS], ids=["bytes", "seconds"])
 def test_each_function_calls_the_next(stacks: list[list[Call]], walk: list[Call]) -> None:
     assert len(walk) > 1

@@ -269,6 +269,7 @@ def test_the_jobs_are_those_that_were_promised() -> None:
     assert any(case.model.mla for case in CASES)
 
 
+@pytest.mark.slow
 def test_workspaces_and_rounding_are_added() -> None:
     case = Case("nano", "mbs2 ac=none", 512, 4)
     bare, held = rehearsed(case), rehearsed(case, workspace_bytes=32 * MIB)

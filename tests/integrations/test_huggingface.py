@@ -54,6 +54,7 @@ def figures(trainer: Trainer) -> dict[str, float]:
     return {name: value for entry in entries for name, value in entry if name.startswith("fivefold/")}
 
 
+@pytest.mark.slow
 def test_states_and_flops_are_as_predicted_and_both_are_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def scalars(folder: Path) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_training_is_bitwise_as_without_it(tmp_path: Path) -> None:
     trained = []
     for watches in (False, True):
@@ -109,6 +111,7 @@ def test_training_is_bitwise_as_without_it(tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(*trained, strict=True))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_predicted_is_one_line_and_the_step_is_measured(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +130,7 @@ def test_what_cannot_be_predicted_is_one_line_and_the_step_is_measured(
     assert figures(trainer)["fivefold/measured_step_seconds"] == callback.measured.time.step_seconds
 
 
+@pytest.mark.slow
 def test_batches_of_another_length_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(tmp_path, lengths=(16, SEQUENCE))
     trainer.add_callback(PredictionCallback(trainer, "h100", sequence_length=SEQUENCE))
@@ -146,6 +150,7 @@ def test_keywords_of_a_job_override_what_was_read(tmp_path: Path) -> None:
         PredictionCallback(trainer, "a100", sequence_length=SEQUENCE).predict(trainer.args)
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_early_reports(tmp_path: Path) -> None:
     class Stops(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **context: Any) -> None:

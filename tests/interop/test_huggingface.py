@@ -429,6 +429,7 @@ TRAINED = Range(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("to", "stack", "least"), [("accelerate", "fsdp2", 6), ("deepspeed", "deepspeed", 20)])
 def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: Path) -> None:
     refused = [returns(plan, to=to, folder=tmp_path) for plan in plans(stack, count=60, among=TRAINED)]

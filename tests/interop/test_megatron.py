@@ -255,6 +255,7 @@ CORES = Range(
 )
 
 
+@pytest.mark.slow
 def test_written_config_is_read_back(tmp_path: Path) -> None:
     refused = [returns(plan, to="megatron", folder=tmp_path) for plan in plans("megatron-core", count=40, among=CORES)]
     assert refused.count(None) >= 25, [why for why in refused if why]

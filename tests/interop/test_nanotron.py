@@ -134,6 +134,7 @@ NANOS = Range(
 )
 
 
+@pytest.mark.slow
 def test_written_config_is_read_back(tmp_path: Path) -> None:
     refused = [returns(plan, to="nanotron", folder=tmp_path) for plan in plans("nanotron", count=40, among=NANOS)]
     assert refused.count(None) >= 20, refused

@@ -149,6 +149,7 @@ def test_an_order_whose_groups_have_gaps_is_refused() -> None:
         refuse(layout, model=model, job=job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experts", [False, True])
 def test_every_group_is_that_of_the_coordinates(experts: bool) -> None:
     layouts = [*draw_layouts(experts=experts), *(WERE_WRONG if experts else [])]

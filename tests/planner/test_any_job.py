@@ -40,6 +40,7 @@ def test_every_field_is_drawn(record: type[BaseModel]) -> None:
     assert TABLES[record].keys() == record.model_fields.keys() - apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", one_in(4, range(0, 160, 40)))
 def test_a_step_of_any_job(start: int) -> None:
     for seed in range(start, start + 40):
@@ -146,6 +147,7 @@ def test_the_smallest_case_that_failed() -> None:
     assert step.memory.fits
 
 
+@pytest.mark.slow
 def test_every_schedule_and_stack_is_drawn() -> None:
     drawn = [case(seed) for seed in range(600)]
     assert {item.layout.schedule for item in drawn} == {*SCHEDULES}

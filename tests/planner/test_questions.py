@@ -137,6 +137,7 @@ def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
     assert 0 < len(dual) < len(plain)
 
 
+@pytest.mark.slow
 def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     job = JOB.replace(global_batch=16)
     answer = questions.fewest_gpus(model=LLAMA, machine=NODE, job=job)
@@ -146,6 +147,7 @@ def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     assert answer.memory_bytes <= NODE.chip.memory_bytes
 
 
+@pytest.mark.slow
 def test_the_largest_model_fits_and_the_next_does_not() -> None:
     machine = NODE.replace(ranks=2, chip=NODE.chip.replace(memory_bytes=4 * 2**30))
     job = Job(sequence=1024, global_batch=2)
@@ -267,6 +269,7 @@ def test_a_number_of_gpus_is_a_limit() -> None:
     )
 
 
+@pytest.mark.slow
 def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
     """It needs QLoRA: weights in 16 bits take 15 GiB, and their states more than there is."""
     machine = resolve("rtx4090:1", local=Path("/nowhere"))

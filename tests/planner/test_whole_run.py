@@ -188,6 +188,7 @@ def offers(by: str, **options: object):  # type: ignore[no-untyped-def]
     return search_machines(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_machines_are_ranked_by_what_is_asked_for() -> None:
     by_cost = offers("cost").offers
     assert [item.machine for item in by_cost] == ["h100 price=2", "h200 price=9"]
@@ -195,6 +196,7 @@ def test_machines_are_ranked_by_what_is_asked_for() -> None:
     assert [offer.run.seconds for offer in offers("time").offers] == sorted(item.run.seconds for item in by_cost)
 
 
+@pytest.mark.slow
 def test_energy_is_not_time() -> None:
     """A GPU of a third of the power that is a little slower takes less energy."""
     machines = [resolve(name, local=Path("/nowhere")) for name in ("h200:8 watts=900", "h100:8 watts=300")]

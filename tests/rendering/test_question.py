@@ -67,6 +67,7 @@ def lines(*words: str) -> list[str]:
 ABOUT = f"tiny on h100, 2 ranks · {SAID}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -81,6 +82,7 @@ def test_every_answer_begins_with_what_was_asked(words: tuple[str, ...]) -> None
     assert lines(*words, *OPTIONS)[0] == ABOUT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -93,6 +95,7 @@ def test_others_say_it_in_their_first_lines(words: tuple[str, ...]) -> None:
     assert SAID in lines(*words, *OPTIONS)[:2]
 
 
+@pytest.mark.slow
 def test_a_plan_leaves_the_batch_to_its_first_step() -> None:
     assert lines("plan", "tiny", "h100:2", "--tokens", "1B", "--seq", "512")[1] == (
         "seq 512; defaults: bf16, AdamW, software fivefold"

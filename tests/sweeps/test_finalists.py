@@ -27,6 +27,7 @@ def test_layouts_that_hardly_differ_are_measured_once():
     assert different(layouts, count=1) == layouts[:1]
 
 
+@pytest.mark.slow
 def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
     """Trials are played: the order that was predicted is turned round, and one runs out of memory."""
     here, took = machine().replace(ranks=2, ranks_per_node=2), {}

@@ -48,6 +48,7 @@ def by_names(row: Row) -> Step:
     )
 
 
+@pytest.mark.slow
 def test_rows_are_what_predict_says() -> None:
     draw, predictor = random.Random(1), Predictor()
     pairs = [(setting, text) for setting, texts in Plan.from_sweep(WIDE, local=Path("nowhere")).parts for text in texts]
@@ -75,6 +76,7 @@ def test_rows_are_what_predict_says() -> None:
     assert min(counted.values()) >= 5, counted
 
 
+@pytest.mark.slow
 def test_the_best_k_are_those_of_search() -> None:
     ((setting, texts),) = plan_of(machines=["h100:2"], layouts=["best 3"], batches=[4], sequences=[128])
     rows = Predictor().rows(setting, texts[0])

@@ -59,6 +59,7 @@ def compared(kind: str, folder: Path, **changed: Any) -> str:
         return compare(kind, copy.deepcopy(FAMILIES[kind] | changed), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if REGISTRY[kind].is_trained])
 def test_changed_keys_give_the_references_logits(kind: str, tmp_path: Path) -> None:
     assert compared(kind, tmp_path / "plain") == ""

@@ -41,6 +41,7 @@ def findings(text: str = "tp2") -> tuple[str, ...]:
     return tuple(dryrun(model=MODEL, machine=machine, layout=layout, job=job).findings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", one_in(3, ["dp2 zero3 ep2", "tp2", "pp2 dualpipe zero0"]))
 def test_a_model_of_its_table_is_built(text: str) -> None:
     assert findings(text) == ()

@@ -72,6 +72,7 @@ def test_ratios_are_what_the_command_prints(folder: Path) -> None:
     assert worker.ratios(asked, lambda *done: None) == printed("ratios", "llama3-8b", "h100:8", "--seq", "8192")
 
 
+@pytest.mark.slow
 def test_search_is_what_the_command_prints(folder: Path) -> None:
     """In this process, where the server takes one of its own."""
     words, query = CASES[0]
@@ -85,6 +86,7 @@ def test_search_is_what_the_command_prints(folder: Path) -> None:
     assert result == {key: value for key, value in expected.items() if key != "seconds"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "query"),
     [
@@ -172,6 +174,7 @@ def test_compare_is_what_the_command_prints(client: TestClient) -> None:
     assert "1 different variants" in client.get("/api/compare", params={"layout": "dp8"}).json()["detail"]
 
 
+@pytest.mark.slow
 def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
     """In this process, where the server takes one of its own."""
     pytest.importorskip("torch")

@@ -37,6 +37,7 @@ def write_run(folder: Path, *, steps: int, ended: bool = True, begun: bool = Fal
         (folder / "step.json").write_text(json.dumps(pair))
 
 
+@pytest.mark.slow
 def test_too_large_piped_or_outside_files_are_errors_at_once(tmp_path: Path) -> None:
     for name in ("large", "pipe", "zero"):
         (tmp_path / "root" / name).mkdir(parents=True)

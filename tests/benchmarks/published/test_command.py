@@ -10,6 +10,7 @@ import pytest
 from benchmarks.published.__main__ import published
 
 
+@pytest.mark.slow
 def test_errors_by_another_field_than_the_source(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_packs_are_one_sequence_to_attention() -> None:
     assert max(ratios) / min(ratios) < 1.1, ratios
 
 
+@pytest.mark.slow
 def test_both_halves_stand_in_the_table() -> None:
     report = run(["xtuner", "paddlenlp"])
     assert [(row.source, row.quantity) for row in report.summaries] == [

@@ -22,6 +22,7 @@ def cases(source: str) -> dict[str, Case]:
     return {case.row: case for case in reader(source)() if isinstance(case, Case)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "scored", "left_out"),
     [
@@ -95,6 +96,7 @@ def test_facts_of_the_hydra_files() -> None:
     assert result["dgxc_benchmarking-0255"].job.precision.summed_bytes == 2
 
 
+@pytest.mark.slow
 def test_bridge_counts_visible_pairs() -> None:
     """Where token rates are not rounded: not the .01 releases and 26.08. GPT-OSS counts windows only since 26.06."""
     exact = {

@@ -17,6 +17,7 @@ from fivefold.record import UserError
 WRITTEN = [source for source in SOURCES if find_spec(f"benchmarks.published.readers.{source}")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", WRITTEN)
 def test_every_case_is_a_run_that_can_be(source: str) -> None:
     result = list(reader(source)())

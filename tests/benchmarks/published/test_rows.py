@@ -78,6 +78,7 @@ def test_no_row_is_lost_and_none_ends_a_reader(source: str, tmp_path: Path, monk
                 assert Layout.parse(str(item.layout)) == item.layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", one_in(2, SOURCES))
 def test_every_column_emptied(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of each kind of its table, with each column emptied in turn, and a line that ends early."""
@@ -105,6 +106,7 @@ def test_layouts_invalid_for_the_planner_are_excluded(tmp_path: Path, monkeypatc
     assert ends == {row["row_id"] for outcome in changed.values() for row in outcome}
 
 
+@pytest.mark.slow
 def test_additional_measurements_are_listed() -> None:
     """Memory that torchtitan's table disputes, KempnerForge's with tp or alone."""
     report = run(("torchtitan", "kempnerforge", "megatron_bridge_memory", "finetune_memory"))
@@ -140,6 +142,7 @@ MEMORIES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_printed_cell_of_a_scored_row_is_scored_or_listed(source: str) -> None:
     """A row that is a case loses neither its time nor its memory in silence."""

@@ -70,6 +70,7 @@ def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
                 assert tried.peak_bytes > budget or tried.recomputed_flops >= advice.extra_flops
 
 
+@pytest.mark.slow
 def test_the_proof_is_the_real_run() -> None:
     budget = int(0.7 * examine(Net, loss).peak_bytes)
     advice = examine(Net, loss, budget_bytes=budget).advice
@@ -89,6 +90,7 @@ def test_the_proof_is_the_real_run() -> None:
     assert max(peaks) == advice.peak_bytes
 
 
+@pytest.mark.slow
 def test_nothing_to_do_and_nothing_that_helps() -> None:
     plain = examine(Net, loss)
     enough = examine(Net, loss, budget_bytes=plain.peak_bytes).advice
@@ -123,6 +125,7 @@ class Counting(Block):
         return super().forward(x.repeat(self.calls, 1))[:ROWS]
 
 
+@pytest.mark.slow
 def test_advice_names_what_cannot_run_twice() -> None:
     def make() -> nn.Module:
         model = Net()

@@ -61,6 +61,7 @@ def tied_loss(model: nn.Module) -> Tensor:
 CASES = {"mlp": (mlp, mlp_loss), "cnn": (Cnn, cnn_loss), "tied": (Tied, tied_loss)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_states_by_formula(case: str) -> None:
     make, loss = CASES[case]
@@ -100,12 +101,14 @@ def real_peaks(case: str, steps: int = 2) -> list[int]:
     return peaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_that_of_the_real_run(case: str) -> None:
     result = examine(*CASES[case])
     assert [result.first.peak_bytes, result.steady.peak_bytes] == real_peaks(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_flops_are_those_of_torch(case: str) -> None:
     make, loss = CASES[case]
@@ -183,6 +186,7 @@ def test_frozen_weights_have_neither_gradient_nor_moments() -> None:
     assert result.gradients_bytes == 4 * result.trainable
 
 
+@pytest.mark.slow
 def test_ones_own_checkpointing_is_seen() -> None:
     from fivefold.diagnosis.doctor import recompute
 
@@ -203,6 +207,7 @@ def test_ones_own_checkpointing_is_seen() -> None:
     assert again.recomputed_flops == 2 * (layer.forward_flops - 2 * 48 * 64 * 32)
 
 
+@pytest.mark.slow
 def test_hugging_face() -> None:
     transformers = pytest.importorskip("transformers")
 

@@ -27,6 +27,7 @@ def examine_model(**words: Any) -> Diagnosis:
     return examine(model, loss, make_optimizer=adamw, **words)
 
 
+@pytest.mark.slow
 def test_unchanged_model_is_reported_as_by_the_doctor() -> None:
     seen = examine_model(fsdp=4)
     plain, recomputed, *sharded = seen.costs
@@ -99,6 +100,7 @@ class Tied(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_tied_weights_count_once() -> None:
     seen = examine(Tied, lambda m: m(torch.zeros(4, dtype=torch.int64)).sum(), make_optimizer=adamw, fsdp=8)
     weights = 96 * WIDTH + 2 * (WIDTH * WIDTH + WIDTH)
@@ -129,6 +131,7 @@ def test_mistakes(words: dict[str, Any], line: str) -> None:
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_the_page_and_a_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(

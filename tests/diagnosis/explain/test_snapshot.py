@@ -171,6 +171,7 @@ def test_torchs_own_writer_names_categories() -> None:
     assert memory.parts["activations"] >= 128 * 256 * 4  # what ReLU gives
 
 
+@pytest.mark.slow
 def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> None:
     from fivefold.dry_run import dryrun
     from fivefold.dry_run.memory.snapshot import save

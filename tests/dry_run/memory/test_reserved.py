@@ -217,6 +217,7 @@ def test_blocks_tile_segments(moves: list[int | float], expandable: bool, capaci
     assert (blocks.reserved_bytes, blocks.allocated_bytes) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_events_take_a_moment() -> None:
     sizes: list[int] = []
     for number in range(50_000):

@@ -193,6 +193,7 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
 # Full steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
 def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, rehearsed: Rehearsed) -> None:
     """With kernels that do not launch in vain: a model wide enough, of which shapes alone are needed."""

@@ -42,6 +42,7 @@ def scale_of(model: Model) -> float:
     return model.attention_scale or model.head_dim**-0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CATALOG)
 def test_catalog_models_equal_their_reference_class(name: str) -> None:
     config = reference(CATALOG[name].config)
@@ -61,6 +62,7 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
         assert [model.slides(layer) for layer in range(model.layers)] == slides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in (*FAMILIES, *WRAPPERS) if kind != "kimi_k2"])
 def test_missing_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
     needed: dict[str, dict[str, Any]] = {

@@ -25,6 +25,7 @@ COUNTED = 6
 UNCOUNTED = ("rope_scaling", "rope_parameters", "hidden_act", "hidden_activation", "activation_function")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
     compared = 0
@@ -47,6 +48,7 @@ def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
     assert compared > COUNTED / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_key_changes_our_model_where_it_changes_the_reference(kind: str) -> None:
     picked = random.Random(f"{kind} 1").sample(list(mutations(kind)), PICKED)

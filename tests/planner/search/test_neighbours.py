@@ -119,6 +119,7 @@ def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, t
     assert Where.parse(f"{kept} {passes}").holds(layout)
 
 
+@pytest.mark.slow
 def test_tightest_constraint_is_named_if_nothing_fits() -> None:
     machine = tight(4, gib=1.0)
     result = search(model=SMALL, machine=machine, job=FEW, where=Where.parse("zero=0 cp=1 dp>=2 pp=1"))

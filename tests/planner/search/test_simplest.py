@@ -93,6 +93,7 @@ def test_an_estimate_does_not_depend_on_those_before_it() -> None:
         assert one.estimate(layout) == fresh.estimate(layout), str(layout)
 
 
+@pytest.mark.slow
 def test_layouts_that_reduce_otherwise_are_weighed_beside_those_that_do_not() -> None:
     """Against brute force under both, where the best reduces once a step; no ZeRO below 2 is said to."""
     machine, job = tight(4, gib=5), FEW.replace(sequence=8192)

@@ -91,6 +91,7 @@ def too_small_for_any(layouts: list[Layout], planner: Planner) -> Machine:
     raise AssertionError("the layouts fit in 1 GiB")
 
 
+@pytest.mark.slow
 def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recompute() -> None:
     model, job, base = (
         SMALL.replace(layers=LAYERS),

@@ -204,6 +204,7 @@ STRANGE: tuple[Any, ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_a_trace_holds_it_is_read_or_refused(seed: int, tmp_path: Path) -> None:
     """Some values of two ranks' files replaced, three times; page and data are made of what is read."""

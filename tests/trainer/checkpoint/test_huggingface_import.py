@@ -171,6 +171,7 @@ def theirs_as_ours(part: Part, tensors: dict[str, Tensor]) -> Tensor:
 STACKED = [name for name, case in CASES.items() if "num_experts_per_tok" in case]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "stacked"),
     [*((CASES[name], False) for name in CASES), *((CASES[name], True) for name in STACKED)],

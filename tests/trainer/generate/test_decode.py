@@ -203,6 +203,7 @@ def test_a_text_ends_where_it_says() -> None:
     assert said(module, [PROMPTS[0]], ends=frozenset([end])) == [text[: text.index(end) + 1]]
 
 
+@pytest.mark.slow
 def test_draws_follow_the_shares_that_are_left() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
 

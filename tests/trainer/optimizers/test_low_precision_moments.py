@@ -37,6 +37,7 @@ def values(dtype: torch.dtype) -> Tensor:
     return view[view.isfinite()].unique()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16], ids=str)
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("columns", [100, 256, 600])

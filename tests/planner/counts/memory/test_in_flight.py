@@ -182,6 +182,7 @@ def draw_schedule(some: random.Random) -> tuple[ScheduleName, int, int, int, Rul
         return name, pp, v, micro_batches, rules
 
 
+@pytest.mark.slow
 def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of drawn schedules and rules, however many ranks are counted at once; those that another exceeds are left out."""
     some = random.Random(2)

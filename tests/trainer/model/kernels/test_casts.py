@@ -43,6 +43,7 @@ def same(found: Cast, wanted: Cast) -> None:
     assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "into", "powers"),
     [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)],

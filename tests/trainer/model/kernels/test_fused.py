@@ -79,6 +79,7 @@ def test_norms_take_rows_with_gaps_between_them() -> None:
     same(lambda kernels, x: kernels.rms_norm(x[0].split((40, 8), -1)[0], weight, epsilon=1e-5), (draw_inputs(9, 48),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize(("heads", "dim", "turned"), one_in(2, [(3, 8, 8), (5, 12, 6), (1, 6, 2)]))
 def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
