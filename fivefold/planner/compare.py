@@ -60,7 +60,7 @@ def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
 
 
 def _ratios(cases: Sequence[Case], variants: Sequence[Variant]) -> Iterator[VariantRatio]:
-    """Yield the ratio of every two variants on GPUs that differ in something of which published pairs are known."""
+    """Yield the ratio of every two variants on GPUs whose difference is of a kind with published pairs."""
     described = [
         (variant.name, variant.step, describe_run(*case))
         for case, variant in zip(cases, variants, strict=True)

@@ -265,7 +265,7 @@ class Estimates(Tables):
         return max((part.sums for part in self.counts.parts(layout, name) if 0 < part.reduced < part.sums), default=0)
 
     def _min_gradient_bytes(self, layout: Layout, name: Name) -> int:
-        """Return bytes of full gradients live as a first backward of a block ends, at least: as ``_reduced``."""
+        """Return a lower bound of the bytes of full gradients at the end of a block's first backward."""
         stack, parts = self.counts.job.stack, [part.sums for part in self.counts.parts(layout, name)]
         if name == "embed" and not self.counts.model.shares_table:  # with the gradient that is added to the sums
             recipe, reduces = self.counts.job.precision, not policy(layout, self.counts.job).gradients_stay
