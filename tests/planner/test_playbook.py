@@ -51,6 +51,9 @@ def test_teams_are_near_where_their_run_was_as_long() -> None:
     assert {"Llama 1 65B", "Llama 2 70B", "OLMo 2 7B"} <= set(who)
     assert "DeepSeek-V3" not in who
     assert [item.who for item in find_nearby_advice(60e6, model=LLAMA, tokens=14e12)] == ["DeepSeek-V3"]
+    for tokens, counts in ((0.076e12, True), (0.074e12, False), (1.19e12, True), (1.21e12, False)):  # of 0.3e12
+        nearby = [item.who for item in find_nearby_advice(3.2e6, model=LLAMA, tokens=tokens)]
+        assert ("GPT-3 175B" in nearby) is counts
     assert len({team.source for team in TEAMS}) >= 6
 
 
