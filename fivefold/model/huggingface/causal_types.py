@@ -22,9 +22,10 @@ _NEEDED = {
     "its layers, or some of them, are recurrent": """
         recurrent_gemma RecurrentGemmaForCausalLM; rwkv RwkvForCausalLM; xlstm xLSTMForCausalLM
     """,
-    "an indexer chooses the tokens to which a query attends (sparse attention)": """
-        axk2 AXK2ForCausalLM; hy_v4 HYV4ForCausalLM; dots3_note Dots3NoteForCausalLM; dots3_note_text
-        Dots3NoteForCausalLM
+    "norms with gates, and latent attention with gates whose keys an indexer chooses": "axk2 AXK2ForCausalLM",
+    "hyper-connections, and latent attention with gates whose keys an indexer chooses": "hy_v4 HYV4ForCausalLM",
+    "sliding layers with latents of another geometry, and gates of heads on latent attention": """
+        dots3_note Dots3NoteForCausalLM; dots3_note_text Dots3NoteForCausalLM
     """,
     "attention to compressed keys that an indexer chooses, and hyper-connections": """
         deepseek_v4 DeepseekV4ForCausalLM
@@ -42,9 +43,8 @@ _NEEDED = {
         gemma4_assistant Gemma4AssistantForCausalLM; gemma4_unified_assistant
         Gemma4UnifiedAssistantForCausalLM
     """,
-    "full and sliding layers of unlike numbers of heads": """
-        inkling_text InklingForCausalLM;
-        inkling2_text Inkling2ForCausalLM
+    "relative positions in the scores, and convolutions of keys and values": """
+        inkling_text InklingForCausalLM; inkling2_text Inkling2ForCausalLM
     """,
     "two attentions and two MLPs a layer, with experts beside them and experts that do nothing": """
         longcat_flash LongcatFlashForCausalLM
