@@ -120,8 +120,9 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(
             f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses"
         )
-    for field in ("attention_softcap", "attention_sinks"):
-        if getattr(model, field):
+    has_sinks = any(shape.sinks for shape in model.attention_shapes)
+    for field, is_given in (("attention_softcap", bool(model.attention_softcap)), ("attention_sinks", has_sinks)):
+        if is_given:
             raise UserError(f"model {model.name!r}: unfused attention does not support {field}; use attention='flash'")
 
 

@@ -69,7 +69,7 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
 
 # Features of models and of layouts with their jobs; a draw is wide if any two that can go together are drawn together.
 FEATURES: Mapping[str, Callable[[Model], bool]] = {
-    "sinks": lambda model: model.attention_sinks,
+    "sinks": lambda model: any(shape.sinks for shape in model.attention_shapes),
     "latent": lambda model: model.mla is not None,
     "latent, odd": lambda model: model.mla is not None and (model.mla.nope_dim + model.mla.rope_dim) % 2 == 1,
     "grouped": lambda model: model.kv_heads < model.heads,
