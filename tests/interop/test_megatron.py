@@ -168,6 +168,30 @@ def test_gpt3(tmp_path: Path) -> None:
     assert (left["recompute_modules"], left["hidden_dropout"]) == ("['core_attn']", "0.1")
 
 
+def test_ffn_of_a_gated_block_is_megatrons_default(tmp_path: Path) -> None:
+    """NVIDIA/Megatron-LM@157006d:megatron/training/arguments.py: int((4 * hidden * 2 / 3) / 64) * 64."""
+    sizes = (
+        ("--hidden-size 12288", "--hidden-size 1024 --swiglu"),
+        ("--num-attention-heads 96", "--num-attention-heads 16"),
+    )
+    script = GPT3
+    for before, after in sizes:
+        script = script.replace(before, after)
+    result = read([put(tmp_path, "train.sh", script)])
+    assert result.model is not None
+    assert result.model.ffn == 2688
+
+
+@pytest.mark.parametrize(
+    ("flags", "biases"), [("--disable-bias-linear --add-qkv-bias", True), ("--disable-bias-linear", False)]
+)
+def test_biases_of_queries_keys_and_values_have_a_flag_of_their_own(flags: str, biases: bool, tmp_path: Path) -> None:
+    script = GPT3.replace("--num-layers 96", f"--num-layers 96 {flags}")
+    result = read([put(tmp_path, "train.sh", script)])
+    assert result.model is not None
+    assert result.model.qkv_bias is biases
+
+
 def test_llama3_in_fp8(tmp_path: Path) -> None:
     result = read([put(tmp_path, "train.sh", LLAMA3)])
     assert result.model is not None

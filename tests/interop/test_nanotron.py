@@ -109,6 +109,14 @@ def test_the_published_tiny_llama(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("degrees", "layout"), [("1", "dp1 tp2 pp2 zero0"), ("1\n  context_parallel_size: 2", "dp1 tp2 cp2 pp2 zero1")]
+)
+def test_zero_shards_over_data_and_context_parallel_ranks(degrees: str, layout: str, tmp_path: Path) -> None:
+    text = TINY.replace("zero_stage: 0", "zero_stage: 1").replace("  dp: 2", f"  dp: {degrees}")
+    assert str(read([put(tmp_path, text)]).layout).startswith(layout)
+
+
+@pytest.mark.parametrize(
     ("change", "ranks", "reason"),
     [
         (("  dp: 2", "  dp: 4"), 8, r"dp·cp·tp·pp=4·1·2·2=16, but there are 8 ranks"),

@@ -10,10 +10,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import fivefold
+from fivefold.record import UserError
 from fivefold.units import show_seconds
 from fivefold.web import runs
 from fivefold.web.app import create
-from fivefold.web.folder import Folder
+from fivefold.web.folder import FILE_BYTES, Folder
 from fivefold.web.pages.runs import smooth
 
 
@@ -61,6 +62,15 @@ def test_too_large_piped_or_outside_files_are_errors_at_once(tmp_path: Path) -> 
             assert time.monotonic() - begin < 20
 
 
+def test_the_largest_file_that_is_read_has_the_limit_in_bytes(tmp_path: Path) -> None:
+    for size in (FILE_BYTES, FILE_BYTES + 1):
+        with (tmp_path / str(size)).open("wb") as file:
+            file.truncate(size)  # of holes
+    assert Folder(tmp_path).path(str(FILE_BYTES)).name == str(FILE_BYTES)
+    with pytest.raises(UserError, match="the page reads files of up to"):
+        Folder(tmp_path).path(str(FILE_BYTES + 1))
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = tmp_path_factory.mktemp("runs")
@@ -70,6 +80,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (result / "runs" / "broken" / "log.jsonl").write_text('{"step": 1, "loss": NaN}\n[3]\n{"step": "x"}\n{"st')
     (result / "runs" / "broken" / "step.json").write_text("{")
     (result / "elsewhere").symlink_to(result / "runs")
+    for hidden in (".cache", "__pycache__"):
+        write_run(result / hidden / "run", steps=1, ended=False)
     return result
 
 
@@ -126,6 +138,13 @@ def test_a_run_that_goes_on_after_its_end_is_running(tmp_path: Path) -> None:
     assert runs.find(Folder(tmp_path))[0].state == "finished"
     os.utime(tmp_path / "a" / "step.json", (1, 1))
     assert runs.find(Folder(tmp_path))[0].state == "running"
+
+
+def test_the_run_that_was_written_last_is_first(tmp_path: Path) -> None:
+    for name, seconds in (("b", 3000), ("a", 1000), ("c", 2000)):
+        write_run(tmp_path / name, steps=1, ended=False)
+        os.utime(tmp_path / name / "log.jsonl", (seconds, seconds))
+    assert [summary.folder for summary in runs.find(Folder(tmp_path))] == ["b", "c", "a"]
 
 
 def test_runs_are_compared(client: TestClient, folder: Path) -> None:

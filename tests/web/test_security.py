@@ -40,7 +40,9 @@ from tests.web.conftest import SECRET
     ],
 )
 def test_only_this_servers_own_pages_may_ask(client: TestClient, headers: dict[str, str], code: int) -> None:
-    assert client.get("/api/catalog", headers=headers).status_code == code
+    answer = client.get("/api/catalog", headers=headers)
+    assert answer.status_code == code
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
 @pytest.mark.parametrize("path", ["/plan", "/api/catalog", "/static/page.js", "/nothing"])
