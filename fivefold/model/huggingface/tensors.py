@@ -104,6 +104,17 @@ def parts(
             yield Part(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
 
 
+def constants(model: Model, *, family: str) -> dict[str, float]:
+    """Return the numbers that a folder of ``family`` holds beside the weights, by the names of their tensors."""
+    record = FAMILIES[family]
+    block = str(record.tensors["blocks"])
+    return {
+        f"{block.format(layer)}.{inner}": value
+        for layer in range(model.layers)
+        for inner, value in record.constants.items()
+    }
+
+
 def bias_name(model: Model, layer: int) -> str:
     """Return our name of the routing bias of ``layer``, which is not a listed weight; MTP layers come last."""
     return f"{block_name(model, layer)}.moe.bias"

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import Part, parts
+from fivefold.model.huggingface.tensors import Part, constants, parts
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import get_layer, weights
@@ -108,15 +108,19 @@ def export(
     for part in parts(manifest.model, family=config["model_type"], copies=True):
         wanted.setdefault(part.name, []).append(part)
     files = list(_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
-    total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values())
+    further = {
+        name: torch.tensor(value, dtype=DTYPES[dtype])
+        for name, value in constants(manifest.model, family=config["model_type"]).items()
+    }
+    total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values()) + sum(t.nbytes for t in further.values())
     with _new_folder(folder, checkpoint=checkpoint, total=total) as temporary:
-        _write(temporary, read, files, config, model=manifest.model, dtype=DTYPES[dtype], report=report)
+        _write(temporary, read, files, config, further, model=manifest.model, dtype=DTYPES[dtype], report=report)
     return Exported(
         folder=str(folder),
         family=config["model_type"],
         step=manifest.progress.step,
         dtype=dtype,
-        tensors=len(wanted),
+        tensors=len(wanted) + len(further),
         files=len(files),
         bytes=total,
         holds="weights" if merged is None else "merged weights",
@@ -197,20 +201,25 @@ def _write(
     read: Read,
     files: list[list[Fused]],
     config: dict[str, object],
+    further: dict[str, Tensor],
     *,
     model: Model,
     dtype: torch.dtype,
     report: Report,
 ) -> None:
+    """Write the files, their index and the config; ``further`` tensors are in the last file."""
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     names = names if len(files) > 1 else [SINGLE]
     for number, (name, file) in enumerate(zip(names, files, strict=True)):
         report("writes", number, len(files))
-        save_file(_load(read, file, model=model, dtype=dtype), folder / name, metadata={"format": "pt"})
+        tensors = _load(read, file, model=model, dtype=dtype) | (further if name == names[-1] else {})
+        save_file(tensors, folder / name, metadata={"format": "pt"})
     if len(files) > 1:
+        weight_map = {fused[0].name: name for name, file in zip(names, files, strict=True) for fused in file}
+        sizes = [_bytes(fused, dtype) for file in files for fused in file]
         index = {
-            "metadata": {"total_size": sum(_bytes(fused, dtype) for file in files for fused in file)},
-            "weight_map": {fused[0].name: name for name, file in zip(names, files, strict=True) for fused in file},
+            "metadata": {"total_size": sum(sizes) + sum(tensor.nbytes for tensor in further.values())},
+            "weight_map": weight_map | dict.fromkeys(further, names[-1]),
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

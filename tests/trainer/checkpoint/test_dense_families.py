@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import parts
 from fivefold.model.huggingface.write import differs, to_config
-from fivefold.trainer.checkpoint.huggingface_export import _together
-from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.build import build
+from fivefold.trainer.checkpoint import checkpoint
+from fivefold.trainer.checkpoint.huggingface_export import _together, export, find
+from fivefold.trainer.checkpoint.huggingface_import import Folder, start
 from tests.model.judged import quiet, reference
 from tests.model.mutations import FAMILIES, PLAIN, STILL
 from tests.selection import one_in
 from tests.trainer.checkpoint.test_huggingface_import import decoder, edit, read_whole
 
+Fork = Callable[..., list[Any]]
 STEPS = 5
 OLD = {"new_decoder_architecture": False, "num_kv_heads": None, "bias": False}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -139,6 +146,32 @@ def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
     for name, there in fused.items():
         assert torch.equal(_together(there, [result[part.ours] for part in there]), tensors[name]), name
     assert differs(from_config(to_config(folder.model), name="x"), folder.model) is None
+
+
+def taken_up(checkpoints: Path, source: Path) -> None:
+    """Save a checkpoint of no steps with the weights of ``source``."""
+    model, layout, job = Folder.open(source).model, Layout.parse("mbs1"), Job(sequence=32, global_batch=1)
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    start(source, built=built, model=model)
+    progress = checkpoint.Progress(step=0, samples=0, tokens=0)
+    checkpoint.save(checkpoints, built=built, progress=progress, model=model, layout=layout, job=job)
+
+
+@pytest.mark.parametrize("pair", one_in(2, GRADIENTS), indirect=True)
+def test_transformers_loads_an_exported_folder(pair: tuple[Any, Folder], forked: Fork, tmp_path: Path) -> None:
+    theirs, folder = pair
+    forked(1, taken_up, tmp_path / "checkpoints", tmp_path)
+    export(find(tmp_path), tmp_path / "out", dtype="fp32", file_bytes=10**6, report=lambda *_: None)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    padded = config | {"pad_token_id": 0}  # the default lies beyond the few tokens here
+    (tmp_path / "out" / "config.json").write_text(json.dumps(padded))
+    loaded, loading = type(theirs).from_pretrained(
+        tmp_path / "out", attn_implementation="eager", dtype="auto", output_loading_info=True
+    )
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(TOKENS).logits, theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
+    assert differs(folder.model, Folder.open(tmp_path / "out").model) is None
 
 
 def test_gpt2_as_it_is_published(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ APERTUS = Family(
         "mlp.alpha_p": "mlp.act_fn.alpha_p",
         "mlp.alpha_n": "mlp.act_fn.alpha_n",
     },
+    # transformers 5.23:src/transformers/activations.py, XIELUActivation: buffers, which a file has to have
+    constants={"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6},
 )
 
 FAMILIES = (APERTUS,)
