@@ -65,7 +65,7 @@ bench: $(BIN)/fivefold
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r benchmarks/speed/requirements.txt
 	$(BIN)/python benchmarks/speed/search.py
 	$(BIN)/python benchmarks/speed/bench.py
-	$(BIN)/python benchmarks/speed/rehearsal.py
+	$(BIN)/python benchmarks/speed/dry_run.py
 	$(BIN)/python benchmarks/speed/traces.py
 	$(BIN)/python benchmarks/speed/page.py
 	$(BIN)/python -m tests.agree.network --quick --folder runs/network-quick
@@ -75,7 +75,7 @@ parity: $(BIN)/fivefold
 	$(BIN)/python -m tests.agree.parity.matrix --markdown docs/explanation/measurements/003-parity.md
 	$(BIN)/python -m tests.agree.parity.drawn --count 300
 	$(BIN)/python -m tests.agree.parity.families
-	$(BIN)/python -m tests.agree.rehearsal.drawn --count 300
+	$(BIN)/python -m tests.agree.dry_run.drawn --count 300
 
 endure: $(BIN)/fivefold
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --long

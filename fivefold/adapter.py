@@ -58,14 +58,14 @@ class Adapter(Record):
 
     @field_validator("kind", mode="before")
     @classmethod
-    def _modelled(cls, kind: object) -> object:
+    def _check_kind(cls, kind: object) -> object:
         if kind == "dora":
             raise ValueError(f"{NO_DORA}; take kind 'lora'")
         return kind
 
     @field_validator("targets")
     @classmethod
-    def _known(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Return the targets in the order of a block, each once."""
         if not targets:
             raise ValueError(f"has no layer; take {ALL_LINEAR}, or some of {', '.join(TARGETS)}")
@@ -91,7 +91,7 @@ class Adapter(Record):
         """Return the adapter as ``--adapter`` takes it: its rank, and whether the base is in nf4."""
         return f"{'qlora' if self.base == 'nf4' else 'lora'}:{self.rank}"
 
-    def adapts(self, linear: str) -> bool:
+    def has_adapter(self, linear: str) -> bool:
         """Tell whether a linear layer of a block, such as ``attention.q``, has an adapter."""
         return self.targets == (ALL_LINEAR,) or linear in {TARGETS[target] for target in self.targets}
 

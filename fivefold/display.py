@@ -32,7 +32,7 @@ class Shown(Record):
 
     def table(self) -> list[dict[str, Any]]:
         """Return the rows of the data frame; by default a single row of the fields."""
-        return [flat(self.model_dump(mode="json"))]
+        return [flatten(self.model_dump(mode="json"))]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.line()}>"
@@ -89,7 +89,7 @@ class Rows(tuple[Item, ...]):
 
     def to_frame(self, kind: Frame | None = None) -> Any:
         """Return a data frame with a row per record and a column per field: pandas, or pyarrow if pandas is missing."""
-        return frame([flat(record.model_dump(mode="json")) for record in self], kind=kind)
+        return frame([flatten(record.model_dump(mode="json")) for record in self], kind=kind)
 
 
 def render_html(drawn_by: str, what: object) -> str:
@@ -103,7 +103,7 @@ def _call(name: str, *arguments: object) -> Any:
     return getattr(import_module(module), function)(*arguments)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested tables to columns: ``{"time": {"step_seconds": 1}}`` → ``{"time.step_seconds": 1}``.
 
     Lists of tables are left out.
@@ -111,7 +111,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            columns |= flat(value, f"{prefix}{name}.")
+            columns |= flatten(value, f"{prefix}{name}.")
         elif not isinstance(value, list | tuple) or not any(isinstance(item, Mapping | BaseModel) for item in value):
             columns[prefix + name] = value
     return columns

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from fivefold.adapter import Adapter, parse_adapter
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
-from fivefold.record import Record, UserError, nearest
+from fivefold.record import Record, UserError, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, power_of_two
@@ -87,14 +87,14 @@ class Recipe(Record):
         return self.weights_bytes == 1 and self.gathers == "fp8"
 
     @property
-    def wide_bytes(self) -> int:
+    def high_precision_bytes(self) -> int:
         """Return the bytes of weights that no matmul casts (embedding, head, norms, …), and of their gradients."""
         return 2 if self.holds_casts else self.weights_bytes
 
     @property
     def sends_masters(self) -> bool:
         """Tell whether ZeRO can gather the copy that the optimizer updates, as weights have its format."""
-        return self.updated_bytes == self.wide_bytes and not (self.holds_casts and self.half == "fp16")
+        return self.updated_bytes == self.high_precision_bytes and not (self.holds_casts and self.half == "fp16")
 
     @property
     def table_gradients_bytes(self) -> int:
@@ -113,7 +113,7 @@ class Recipe(Record):
         return self.compute in ("bf16", "fp16") and self.weights_bytes == 4
 
     @property
-    def narrow(self) -> bool:
+    def is_low_precision(self) -> bool:
         """Tell whether matmuls read operands with fewer than 16 bits."""
         return self.compute in ("fp8", "fp4")
 
@@ -128,7 +128,7 @@ class Recipe(Record):
             + sum(self.moments_bytes)
         )
 
-    def reduced(self, *, in_fp32: bool) -> Recipe:
+    def with_reduce_dtype(self, *, in_fp32: bool) -> Recipe:
         """Return the recipe; unless ``in_fp32``, it accumulates and reduces gradients in the dtype of the backward."""
         if in_fp32 or self.accumulated_bytes <= self.gradients_bytes:
             return self
@@ -263,7 +263,7 @@ def _stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:
 def recipe(name: str) -> Recipe:
     """Return the recipe called ``name``."""
     if name not in RECIPES:
-        raise nearest(name, list(RECIPES), kind="precision")
+        raise make_unknown_name_error(name, list(RECIPES), kind="precision")
     return RECIPES[name]
 
 
@@ -295,7 +295,7 @@ class Job(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_name(cls, values: object) -> object:
+    def _resolve_names(cls, values: object) -> object:
         """Resolve a stack, a recipe and an adapter given by name, or with some of their fields changed."""
         if not isinstance(values, dict):
             return values
@@ -305,7 +305,7 @@ class Job(Record):
             values = {key: value for key, value in values.items() if key not in FACTS} | {"stack": stack}
             precision = values.get("precision", "bf16")
             if isinstance(precision, str):
-                values["precision"] = recipe(precision).reduced(
+                values["precision"] = recipe(precision).with_reduce_dtype(
                     in_fp32=not isinstance(stack, Stack) or stack.reduce_in_fp32
                 )
             elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
@@ -319,7 +319,7 @@ class Job(Record):
         return values
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.learning_rate.warmup_steps > self.steps:
             raise ValueError(f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}")
         if self.ramp is not None and (sizes := len(self.ramp.sizes(self.global_batch))) > RAMP_SIZES:

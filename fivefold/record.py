@@ -317,7 +317,7 @@ def locate(name: str, *, beside: Path) -> str:
 CATALOGS = {"model": "fivefold models", "machine": "fivefold machines", "stack": "fivefold stacks"}  # by kind of name
 
 
-def nearest(word: str, known: list[str], *, kind: str) -> UserError:
+def make_unknown_name_error(word: str, known: list[str], *, kind: str) -> UserError:
     """Make the ``UserError`` for an unknown name, with similar names or where to find all of them.
 
     ``unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all``

@@ -63,7 +63,7 @@ class Optimizer(Record):
     clip: Natural = 1.0  # largest global gradient norm; 0: no clipping
 
     @model_validator(mode="after")
-    def _one_group_each(self) -> Self:
+    def _check_groups(self) -> Self:
         parts = [group.of for group in self.groups]
         for part in parts:
             if parts.count(part) > 1:
@@ -102,7 +102,7 @@ class Ramp(Record):
     samples: Steps | None = None  # sequences over which the sizes are evenly spread
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _check_fields(self) -> Self:
         if (self.every is None) == (self.samples is None):
             raise ValueError("say either every (steps of one size) or samples (until the batch is whole)")
         return self

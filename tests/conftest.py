@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.forked_python import fork_interpreters
-from tests.processes import forked as fork_ranks
+from tests.processes import run_forked as fork_ranks
 from tests.selection import ProcessGuard, mark
 from tests.skipped import summarize_skips
 
@@ -97,7 +97,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture
-def no_garbage() -> Iterator[None]:
+def disable_garbage_collection() -> Iterator[None]:
     """For brackets without end: what other tests left is not finalized at the bottom of the parser's recursion."""
     gc.disable()
     yield

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_thread(run: Callable[..., T], *arguments: object) -> T:
+def run_in_thread(run: Callable[..., T], *arguments: object) -> T:
     """Return ``run(*arguments)``, such as ``asyncio.run(task)``, of a thread that has no event loop yet."""
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(run, *arguments).result()

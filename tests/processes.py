@@ -20,7 +20,7 @@ class Broken(Exception):
     """A process failed or hung; the text says which and where."""
 
 
-def forked(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
+def run_forked(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: float = 120.0) -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``ranks`` processes of one world, one thread each."""
     import_what_runs_load()
     context = multiprocessing.get_context("fork")
@@ -35,7 +35,7 @@ def forked(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: f
             ends[mine] = rank
             workers.append(worker)
         try:
-            answers = _gathered(ends, seconds)
+            answers = _gather(ends, seconds)
         finally:
             for worker in workers:
                 worker.join(timeout=5 if "answers" in locals() else 0)
@@ -44,7 +44,7 @@ def forked(ranks: int, function: Callable[..., Any], *arguments: Any, seconds: f
     return [answers[rank] for rank in range(ranks)]
 
 
-def _gathered(ends: dict[Any, int], seconds: float) -> dict[int, Any]:
+def _gather(ends: dict[Any, int], seconds: float) -> dict[int, Any]:
     answers: dict[int, Any] = {}
     limit = time.monotonic() + seconds
     while len(answers) < len(ends):

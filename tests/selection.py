@@ -31,7 +31,7 @@ FEWEST_EXAMPLES, DRAWN_SHARE = 10, 4
 SECOND_TRY = ("processes", "browser")  # wait for other processes, which a busy machine may stop for seconds
 
 
-def one_in(share: int, cases: Iterable[Any]) -> list[Any]:
+def mark_share(share: int, cases: Iterable[Any]) -> list[Any]:
     """Return ``cases`` for ``parametrize``: ``make test`` runs one in ``share`` of them, ``make endure`` the others."""
     marked = [
         case if isinstance(case, type(pytest.param())) else pytest.param(*(case if type(case) is tuple else (case,)))

@@ -23,7 +23,7 @@ from fivefold.trainer.data.tokenizer import load
 
 
 @contextmanager
-def feeding(path: Path, *texts: bytes, pause: float = 0.0) -> Iterator[None]:
+def feed_pipe(path: Path, *texts: bytes, pause: float = 0.0) -> Iterator[None]:
     """A writer at the other end of a named pipe, who writes ``texts``, or one for ever."""
 
     def feed() -> None:
@@ -92,7 +92,7 @@ def test_the_page_reads_no_step_of_gigabytes(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
-    with feeding(tmp_path / "run.toml", b"steps = 3", b"0\n", pause=0.05):
+    with feed_pipe(tmp_path / "run.toml", b"steps = 3", b"0\n", pause=0.05):
         assert read_file(tmp_path / "run.toml") == {"steps": 30}
     ours, theirs = os.pipe()  # as the shell's <(…), whose writer may be gone already
     os.write(theirs, b"steps = 4")
@@ -118,7 +118,7 @@ def test_a_pipe_does_not_keep_us_waiting(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_pipe_without_end_is_left(tmp_path: Path) -> None:
     with (
-        feeding(tmp_path / "run.toml", b"x" * 65_536),
+        feed_pipe(tmp_path / "run.toml", b"x" * 65_536),
         pytest.raises(UserError, match="holds more than 4 MiB, the most that is read of such a file"),
     ):
         read_file(tmp_path / "run.toml")

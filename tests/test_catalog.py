@@ -26,7 +26,7 @@ from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
 from fivefold.rendering import report
 from fivefold.requests.playbook import playbook
-from tests.selection import one_in
+from tests.selection import mark_share
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
 FEW = Where.parse("tp=1,8 cp=1 pp=2,4 mbs=1 order=default zero=1 ac=full schedule=1f1b")
@@ -34,9 +34,9 @@ ONE = "dp=8 mbs=1 zero=2 ac=none order=default"
 JOB = Job(sequence=64, global_batch=8)
 
 
-def shortened(model: Model) -> Model:
+def shorten_model(model: Model) -> Model:
     """Return the model with at least one layer of each kind."""
-    slides = [model.slides(layer) for layer in range(model.layers)]
+    slides = [model.has_window(layer) for layer in range(model.layers)]
     needed = 1 + max(map(slides.index, set(slides)))
     moe = model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, 1))
     return model.replace(layers=min(model.layers, max(2, needed)), moe=moe)
@@ -45,7 +45,7 @@ def shortened(model: Model) -> Model:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_every_planning_command_answers_for_every_model(name: str) -> None:
-    model, few = build_model(name), shortened(build_model(name))
+    model, few = build_model(name), shorten_model(build_model(name))
     large = Job(sequence=min(model.positions, 2048), global_batch=512)
     result = search(model=model, machine=LARGE, job=large, where=FEW, within=0.01, top=2, levels=0)
     assert result.best, "no layout of the large machine fits"
@@ -60,9 +60,9 @@ def test_every_planning_command_answers_for_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(4, names()))
+@pytest.mark.parametrize("name", mark_share(4, names()))
 def test_a_model_is_dry_run(name: str) -> None:
-    few, layout = shortened(build_model(name)), Layout.parse("dp8 zero2 mbs1")
+    few, layout = shorten_model(build_model(name)), Layout.parse("dp8 zero2 mbs1")
     result = dryrun(model=few, machine=SMALL, layout=layout, job=JOB)
     assert result.findings == ()
     assert result.step is not None

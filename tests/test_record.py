@@ -10,7 +10,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import Record, UserError, nearest, read_file, read_lines
+from fivefold.record import Record, UserError, make_unknown_name_error, read_file, read_lines
 from fivefold.step import Step
 
 
@@ -98,7 +98,7 @@ def test_a_varied_record_is_checked_without_what_it_holds() -> None:
         job.replace(sequence=True)
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("disable_garbage_collection")
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -138,12 +138,18 @@ def test_files_that_are(tmp_path: Path) -> None:
 
 
 def test_the_nearest_name() -> None:
-    assert str(nearest("lama3-8b", ["llama3-8b", "gpt2"], kind="model")) == (
+    assert str(make_unknown_name_error("lama3-8b", ["llama3-8b", "gpt2"], kind="model")) == (
         "unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all"
     )
-    assert str(nearest("zzz", ["b"], kind="machine")) == "unknown machine 'zzz'; `fivefold machines` lists all"
-    assert str(nearest("ab", ["b", "aab", "abb"], kind="key")) == "unknown key 'ab'; did you mean abb, aab or b?"
-    assert str(nearest("zzz", ["b", "a"], kind="key")) == "unknown key 'zzz'; known: a, b"
+    assert (
+        str(make_unknown_name_error("zzz", ["b"], kind="machine"))
+        == "unknown machine 'zzz'; `fivefold machines` lists all"
+    )
+    assert (
+        str(make_unknown_name_error("ab", ["b", "aab", "abb"], kind="key"))
+        == "unknown key 'ab'; did you mean abb, aab or b?"
+    )
+    assert str(make_unknown_name_error("zzz", ["b", "a"], kind="key")) == "unknown key 'zzz'; known: a, b"
 
 
 @pytest.mark.parametrize("noun", [Model, Machine, Layout, Job, Step])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.selection import ProcessGuard, count_examples, find_marks, mark, one_in
+from tests.selection import ProcessGuard, count_examples, find_marks, mark, mark_share
 
 
 class Starter:
@@ -59,15 +59,15 @@ def test_marks_follow_from_the_code(function: object, marks: set[str], request: 
 
 
 def test_a_fixture_counts(request: pytest.FixtureRequest) -> None:
-    def asks(started: None) -> None: ...
+    def use_fixture(started: None) -> None: ...
 
-    assert marks_of(asks, request) == {"processes"}
+    assert marks_of(use_fixture, request) == {"processes"}
     assert "processes" not in marks_of(lambda tmp_path: None, request)
 
 
 def test_no_case_of_a_list_is_lost(request: pytest.FixtureRequest) -> None:
     """``make test`` and ``make endure`` have all cases together, and none twice."""
-    cases = one_in(3, [*range(7), pytest.param(7, id="eight")])
+    cases = mark_share(3, [*range(7), pytest.param(7, id="eight")])
     assert [case.values for case in cases] == [(number,) for number in range(8)]
     items = []
     for case in cases:

@@ -60,19 +60,19 @@ STEP = Step(
 )  # fmt: skip
 
 
-def lacking(contract: Any, found: Any, place: str = "step") -> list[str]:
+def list_missing(contract: Any, found: Any, place: str = "step") -> list[str]:
     if isinstance(contract, dict):
         missing = [f"{place}.{key}" for key in contract if key not in found]
         present = [key for key in contract if key in found]
-        return missing + [gap for key in present for gap in lacking(contract[key], found[key], f"{place}.{key}")]
+        return missing + [gap for key in present for gap in list_missing(contract[key], found[key], f"{place}.{key}")]
     if isinstance(contract, list):
-        return [gap for item in found for gap in lacking(contract[0], item, f"{place}[]")]
+        return [gap for item in found for gap in list_missing(contract[0], item, f"{place}[]")]
     return []
 
 
 def test_json_keeps_the_contract() -> None:
     result = json.loads(STEP.model_dump_json())
-    assert lacking(CONTRACT, result) == []
+    assert list_missing(CONTRACT, result) == []
     assert result["time"]["exposed_seconds"] == {"dp": 0.4}
     assert result["memory"]["fits"] is None
 
@@ -80,7 +80,7 @@ def test_json_keeps_the_contract() -> None:
 def test_the_contract_test_can_fail() -> None:
     result = json.loads(STEP.model_dump_json())
     del result["traffic"][0]["messages"], result["mfu"]["full"]
-    assert lacking(CONTRACT, result) == ["step.traffic[].messages", "step.mfu.full"]
+    assert list_missing(CONTRACT, result) == ["step.traffic[].messages", "step.mfu.full"]
 
 
 def test_a_step_survives_json() -> None:

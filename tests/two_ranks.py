@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 
-def two_ranks(folder: Path, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def run_two_ranks(folder: Path, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What ``body`` returns on rank 0 of two processes."""
     children = []
     for rank in range(2):

@@ -7,7 +7,7 @@ docs/explanation/how-a-step-costs/constants.md.
 case · cells · convert · exclusions   a published run; cells of a row as our nouns; what readers share; what is left out
 score · ratios            errors and rankings; errors of the ratio of two runs
 intervals · tune  errors and rankings; what to expect by class; a machine calibrated on measured steps
-constants · left_out      the registry of constants; each source scored with those that were set without it
+constants · leave_one_source_out      the registry of constants; each source scored with those that were set without it
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from benchmarks.published.intervals import coverage
 from benchmarks.published.ratios import Pair, pair_runs, summarize_pairs
 from benchmarks.published.score import Score, score, score_message, summarise
 from benchmarks.published.table import KindSummary, Summary, markdown
-from fivefold.record import Record, UserError, nearest
+from fivefold.record import Record, UserError, make_unknown_name_error
 
 if TYPE_CHECKING:
-    from benchmarks.published.left_out import Fit
+    from benchmarks.published.leave_one_source_out import Fit
 
 Reader = Callable[[], Iterator[Case | Message | Excluded]]
 
@@ -83,7 +83,7 @@ class Report(Record):
 def reader(source: str) -> Reader:
     """Return the reader of one source; a ``UserError`` names the nearest where there is none."""
     if source not in SOURCES:
-        raise nearest(source, list(SOURCES), kind="source")
+        raise make_unknown_name_error(source, list(SOURCES), kind="source")
     cases: Reader = import_module(f"{__name__}.readers.{source}").cases
     return cases
 
@@ -97,16 +97,16 @@ def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
 
 def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) -> Report:
     """Predict every case of ``sources`` and score it; ``fits``: constants found without a source, else as stored."""
-    from benchmarks.published import left_out  # only here: readers need no planner
+    from benchmarks.published import leave_one_source_out  # only here: readers need no planner
     from benchmarks.published.tune import Run, time_step
     from fivefold.planner.predict import planner, predict
 
     scores: list[Score] = []
     cases: dict[tuple[str, str], Case] = {}
     excluded: list[Refusal] = []
-    known = tuple(left_out.read() if fits is None else fits)
+    known = tuple(leave_one_source_out.read() if fits is None else fits)
     for source in sources:
-        without = left_out.factors_without(source, known)
+        without = leave_one_source_out.factors_without(source, known)
         for case in reader(source)():
             if isinstance(case, Excluded):
                 excluded.append(Refusal(**case._asdict()))
@@ -124,7 +124,7 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
                 again = Run(case, plan.counts, plan.memory(case.layout))
                 if case.listed:
                     step = step.replace(time=step.time.replace(step_seconds=time_step(again, case.machine)))
-                scores += score(case, step, left_out.predictions(again, without))
+                scores += score(case, step, leave_one_source_out.predictions(again, without))
                 excluded += [
                     Refusal(source=case.source, row=f"{case.row} {quantity}", rule=f"{quantity}: {rule}")
                     for quantity, rule in case.left_out

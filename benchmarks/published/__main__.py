@@ -14,13 +14,13 @@ from fivefold.cli.options import say, show
 
 if TYPE_CHECKING:
     from benchmarks.published import Report
-    from benchmarks.published.left_out import Fit
+    from benchmarks.published.leave_one_source_out import Fit
 
 Field = Literal["chip", "generation", "nodes", "model", "kind", "precision", "software", "recomputed"]
 Sources = Annotated[list[str] | None, typer.Argument(help="Data files by name; without any, all of them.")]
 
 
-def published(
+def score_published(
     sources: Sources = None,
     excluded: Annotated[bool, typer.Option("--excluded", help="Also list what is left out, and why.")] = False,
     rows: Annotated[bool, typer.Option("--rows", help="Every run with its prediction.")] = False,
@@ -92,11 +92,11 @@ def _print_ratios(report: Report, *, markdown: bool) -> None:
 
 def _refit(sources: tuple[str, ...], path: Path) -> tuple[Fit, ...]:
     """Return the constants without each of ``sources``; those that ``path`` has already are kept."""
-    from benchmarks.published import left_out
+    from benchmarks.published import leave_one_source_out
     from fivefold.rendering.progress import bar
 
     with bar("without") as progress:
-        return left_out.refit(sources, path, report=progress)
+        return leave_one_source_out.refit(sources, path, report=progress)
 
 
 def _halves(sources: tuple[str, ...], *, json: bool) -> None:
@@ -129,7 +129,7 @@ def _draw(report: Report, folder: Path) -> None:
 def main() -> None:
     """Run the command line; expected errors are one line."""
     app = typer.Typer(name="benchmarks.published", pretty_exceptions_enable=False, add_completion=False)
-    app.command()(published)
+    app.command()(score_published)
     sys.exit(settle(lambda: app(standalone_mode=False)))
 
 

@@ -66,7 +66,7 @@ class Excluded(NamedTuple):
     rule: str
 
 
-def held_out(row: str) -> bool:
+def is_held_out(row: str) -> bool:
     """Return whether a row is held out of every fit: the CRC-32 of its id is even (half of each source)."""
     return crc32(row.encode()) % 2 == 0
 

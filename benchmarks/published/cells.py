@@ -37,7 +37,7 @@ def integer(row: Row, key: str) -> int:
     return int(text)
 
 
-def needed(row: Row, key: str) -> int:
+def read_required_integer(row: Row, key: str) -> int:
     """Return the integer in a cell, 1 or more, without which there is no run to predict."""
     value = integer(row, key)
     if value < 1:
@@ -47,7 +47,7 @@ def needed(row: Row, key: str) -> int:
 
 def degree(row: Row, key: str) -> int:
     """Return a degree of parallelism; 1 where the source is silent."""
-    return needed(row, key) if row.get(key) else 1
+    return read_required_integer(row, key) if row.get(key) else 1
 
 
 def number(row: Row, key: str) -> float:
@@ -100,9 +100,11 @@ def chip(text: str) -> str:
     return fits[0]
 
 
-def where(row: Row, *, nic_gigabits: float | None = None, source: str = "") -> Machine:
+def read_machine(row: Row, *, nic_gigabits: float | None = None, source: str = "") -> Machine:
     """Return the machine of a row: as many GPUs as it prints, of the hardware that it prints."""
-    return machine(chip(row.get("hardware", "")), needed(row, "gpus"), nic_gigabits=nic_gigabits, source=source)
+    return machine(
+        chip(row.get("hardware", "")), read_required_integer(row, "gpus"), nic_gigabits=nic_gigabits, source=source
+    )
 
 
 @cache
@@ -119,7 +121,7 @@ def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple(patterns)
 
 
-def named_model(text: str) -> Model:
+def find_model(text: str) -> Model:
     """Return the catalog's model in ``Llama 3.1 70b 24.09``, ``LLAMA3_70B``, ``Qwen3_30B_a3B``."""
     match = next((name for name, pattern in _model_patterns() if pattern.fullmatch(text)), None)
     if match is None:
@@ -127,7 +129,7 @@ def named_model(text: str) -> Model:
     return models.resolve(match)
 
 
-def printed(model: Model, row: Row) -> Model:
+def apply_printed_shape(model: Model, row: Row) -> Model:
     """Return ``model`` with the layers and the vocabulary that the row prints.
 
     What else it prints must be the model's.
@@ -153,7 +155,7 @@ def printed(model: Model, row: Row) -> Model:
 
 def head_dim(row: Row) -> int:
     """Return width / heads. Raises ``UserError`` if heads do not divide the width."""
-    width, heads = needed(row, "hidden"), needed(row, "heads")
+    width, heads = read_required_integer(row, "hidden"), read_required_integer(row, "heads")
     if width % heads:
         raise UserError(f"hidden {width} is not divisible by heads {heads}")
     return width // heads
@@ -186,7 +188,7 @@ def schedule(row: Row) -> Order:
         raise UserError(f"schedule {text!r} is none of ours")
     if PIPELINE_SCHEDULES[kind].places_v:
         return Order(kind, 2)
-    if PIPELINE_SCHEDULES[kind].interleaves and stages == 1:
+    if PIPELINE_SCHEDULES[kind].is_interleaved and stages == 1:
         raise UserError(NO_STAGES)
     return Order("interleaved" if kind == "1f1b" and stages > 1 else kind, stages)
 
@@ -194,7 +196,7 @@ def schedule(row: Row) -> Order:
 RECOMPUTED = {"none": "none", "full": "full", "selective": "selective"}
 
 
-def recomputed(row: Row, *, silent: str | None = None, words: Mapping[str, str] = RECOMPUTED) -> str:
+def read_recomputation(row: Row, *, silent: str | None = None, words: Mapping[str, str] = RECOMPUTED) -> str:
     """Return the recomputation as layout keywords; ``silent`` if the source leaves it to its software's default."""
     text = row.get("recompute", "")
     if not text and silent is not None:
@@ -231,11 +233,11 @@ def precision(text: str, *, sums: Literal["fp32", "narrow"]) -> Recipe:
     """
     base_recipe = recipe(number_format(text))
     if sums == "narrow" and not SUMS.search(text.lower()):
-        return narrow_gradients(base_recipe.name) if base_recipe.accumulated_bytes else base_recipe
+        return use_16bit_gradients(base_recipe.name) if base_recipe.accumulated_bytes else base_recipe
     wide = base_recipe.accumulated_bytes == 4 or base_recipe.gradients_bytes == 4
     return base_recipe if wide else base_recipe.replace(name=f"{base_recipe.name}, fp32 gradients", accumulated_bytes=4)
 
 
-def narrow_gradients(name: str) -> Recipe:
+def use_16bit_gradients(name: str) -> Recipe:
     """Return the recipe, with gradients summed and reduced in 16 bits (Megatron's grad_reduce_in_fp32=False)."""
     return recipe(name).replace(name=f"{name}-grad16", accumulated_bytes=0)

@@ -23,7 +23,7 @@ def pictures(points: Iterable[Point]) -> dict[str, Chart]:
     for quantity in WORDS:
         if mine := [point for point in every if point[2] == quantity]:
             charts[f"{quantity}-scatter"] = scatter(mine)
-            charts[f"{quantity}-over-ranks"] = over_ranks(mine)
+            charts[f"{quantity}-over-ranks"] = draw_error_by_ranks(mine)
     if not charts:
         raise UserError("no row has a time or a peak; there is nothing to draw")
     return charts
@@ -42,7 +42,7 @@ def scatter(points: Sequence[Point]) -> Chart:
     )
     line = alt.Chart(alt.Data(values=[{"measured": end, "predicted": end} for end in ends]))
     dots = alt.Chart(alt.Data(values=rows)).mark_point(filled=True, size=22, opacity=0.5)
-    marks = _by_source(alt)
+    marks = _encode_sources(alt)
     chart = line.mark_line(strokeDash=[4, 4], color=PALE_INK).encode(x=x, y=y) + dots.encode(
         x=x, y=y, **marks, tooltip=["source:N", "row:N", "ranks:Q", "error:Q"]
     )
@@ -51,7 +51,7 @@ def scatter(points: Sequence[Point]) -> Chart:
     return _finish(chart, title=title, subtitle="dashed: predicted is measured", height=480)
 
 
-def over_ranks(points: Sequence[Point]) -> Chart:
+def draw_error_by_ranks(points: Sequence[Point]) -> Chart:
     """Return the signed error of one quantity over the number of ranks, with the mean of each doubling."""
     alt = _altair()
     name, _, _ = WORDS[points[0][2]]
@@ -59,8 +59,8 @@ def over_ranks(points: Sequence[Point]) -> Chart:
     x = alt.X("ranks:Q", title="ranks", scale=alt.Scale(type="log", base=2, padding=8), axis=alt.Axis(format=",d"))
     y = alt.Y("error:Q", title=f"error of the {name}", axis=alt.Axis(format="+.0%"))
     base = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y)
-    marks = _by_source(alt)
-    means = _means(rows)
+    marks = _encode_sources(alt)
+    means = _average_doublings(rows)
     line = alt.Chart(alt.Data(values=means)).mark_line(point=True, color=BLUE, strokeWidth=2).encode(x=x, y=y)
     zero = alt.Chart(alt.Data(values=[{"error": 0.0}])).mark_rule(strokeDash=[4, 4], color=PALE_INK).encode(y=y)
     dots = base.mark_point(filled=True, size=22, opacity=0.5).encode(**marks, tooltip=["source:N", "row:N"])
@@ -69,7 +69,7 @@ def over_ranks(points: Sequence[Point]) -> Chart:
     return _finish(zero + dots + line, title=title, subtitle="line: mean of the runs of a doubling", height=380)
 
 
-def _by_source(alt: Any) -> dict[str, Any]:
+def _encode_sources(alt: Any) -> dict[str, Any]:
     """Return a colour and a shape for each source: there are more of them than colours that can be told apart."""
     legend = alt.Legend(orient="right", title=None)
     shapes = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
@@ -94,7 +94,7 @@ def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
     ]
 
 
-def _means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _average_doublings(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Average the runs whose rank counts lie within one doubling, at the lower end of the doubling."""
     doublings = sorted({row["ranks"].bit_length() - 1 for row in rows})
     return [

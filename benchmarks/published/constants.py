@@ -14,7 +14,7 @@ from fivefold.machine import kernel_efficiency, spec
 from fivefold.machine.catalog import NIC_200, NVLINK3, PCIE4
 from fivefold.machine.spec import WIDENING, Chip, Machine
 from fivefold.planner.counts.memory.allocator import AllocatorConstants
-from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, about
+from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, describe_constant
 from fivefold.units import MIB
 
 Change = Callable[[Machine, float], Machine]
@@ -44,7 +44,7 @@ class Constant(NamedTuple):
         """Return whether only integers are valid values."""
         return isinstance(self.value, int)
 
-    def set_without(self, source: str) -> bool:
+    def is_independent_of(self, source: str) -> bool:
         """Return whether the value stays the same when ``source`` is left out."""
         return source not in self.set_on and self.set_on != ALL
 
@@ -72,7 +72,7 @@ def _chip(field: str, *, chips: tuple[str, ...] = ("",)) -> Change:
     return change
 
 
-def _unmeasured_share(machine: Machine, factor: float) -> Machine:
+def _scale_unmeasured_share(machine: Machine, factor: float) -> Machine:
     """Return ``MATMUL_SHARE``: of the number formats for which a chip has no measurement, nor for a wider one."""
     chip = machine.chip
     shares = {
@@ -93,7 +93,7 @@ def _link(index: int, field: str) -> Change:
     return change
 
 
-def _smaller_tiles(tiles: Any, factor: float) -> Any:
+def _scale_smaller_tiles(tiles: Any, factor: float) -> Any:
     """Return the speeds of all but the largest tile."""
     return tuple((*tile[:3], tile[3] * (1 if tile[3] == 1 else factor)) for tile in tiles)
 
@@ -107,7 +107,7 @@ def times(value: Any, factor: float) -> Any:
     return value * factor
 
 
-def on_machine(machine: Machine, factors: Mapping[str, float]) -> Machine:
+def apply_to_machine(machine: Machine, factors: Mapping[str, float]) -> Machine:
     """Return ``machine`` with its figures among the constants times ``factors`` (by name)."""
     for constant in CONSTANTS:
         if constant.machine is not None and (factor := factors.get(constant.name, 1.0)) != 1.0:
@@ -120,7 +120,7 @@ def scale_constants(factors: Mapping[str, float]) -> Constants:
     return PUBLISHED.replace(**_changes(CONSTANTS, factors))
 
 
-def varied_allocator(factors: Mapping[str, float]) -> AllocatorConstants:
+def scale_allocator(factors: Mapping[str, float]) -> AllocatorConstants:
     """Return the constants of the allocator times ``factors`` (by name)."""
     return AllocatorConstants()._replace(**_changes(OF_MEMORY, factors))
 
@@ -139,85 +139,89 @@ def _default(field: str) -> Any:
     return Chip.model_fields[field].default
 
 
-def _of_chip(field: str, between: tuple[float, float], **more: Any) -> Constant:
+def _make_chip_constant(field: str, between: tuple[float, float], **more: Any) -> Constant:
     return Constant(field, _default(field), between, _chip(field), **more)
 
 
-def _of_time(field: str, **more: Any) -> Constant:
-    known = about(field)
+def _make_time_constant(field: str, **more: Any) -> Constant:
+    known = describe_constant(field)
     return Constant(field, getattr(PUBLISHED, field), known.between, set_on=known.fitted_to, **more)
 
 
-def _of_joule(name: str, table: Mapping[Any, float], chips: tuple[str, ...], dtype: str, **more: Any) -> Constant:
+def _make_energy_constant(
+    name: str, table: Mapping[Any, float], chips: tuple[str, ...], dtype: str, **more: Any
+) -> Constant:
     return Constant(f'{name}["{dtype}"]', table[dtype], machine=_joule(chips, dtype), **more)
 
 
 A100, H100, B200 = kernel_efficiency.A100, kernel_efficiency.H100, kernel_efficiency.B200
 
 CONSTANTS: tuple[Constant, ...] = (
-    _of_chip("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
-    _of_time("compiled_launch_share"),
-    _of_time("host_device_exponent"),
-    _of_time("hidden_message_slowdown"),
-    _of_joule("AMPERE_JOULE", kernel_efficiency.AMPERE_JOULE, AMPERE, "bf16",
+    _make_chip_constant("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
+    _make_time_constant("compiled_launch_share"),
+    _make_time_constant("host_device_exponent"),
+    _make_time_constant("hidden_message_slowdown"),
+    _make_energy_constant("AMPERE_JOULE", kernel_efficiency.AMPERE_JOULE, AMPERE, "bf16",
               between=(0.54e12, 0.65e12), set_on=ALL),
-    _of_joule("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "bf16", between=(0.85e12, 1.06e12), set_on=DGXC),
-    _of_joule("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "fp8", between=(1.4e12, 1.9e12), set_on=DGXC),
-    _of_joule("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "bf16",
+    _make_energy_constant("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "bf16", between=(0.85e12, 1.06e12),
+             set_on=DGXC),
+    _make_energy_constant("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "fp8", between=(1.4e12, 1.9e12),
+             set_on=DGXC),
+    _make_energy_constant("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "bf16",
               between=(1.0e12, 1.3e12), set_on=SIMUMAX + BRIDGE),
-    _of_joule("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp8",
+    _make_energy_constant("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp8",
               between=(2.0e12, 2.8e12), set_on=BRIDGE),
-    _of_joule("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp4",
+    _make_energy_constant("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp4",
               between=(3e12, 6e12), set_on=BRIDGE),
     Constant("SUSTAINED", kernel_efficiency.SUSTAINED, (0.84, 0.99), _chip("matmul_share")),
-    Constant("MATMUL_SHARE", spec.MATMUL_SHARE, (0.5, 0.85), _unmeasured_share),
-    _of_chip("bandwidth_share", (0.75, 0.95)),
+    Constant("MATMUL_SHARE", spec.MATMUL_SHARE, (0.5, 0.85), _scale_unmeasured_share),
+    _make_chip_constant("bandwidth_share", (0.75, 0.95)),
     Constant("A100.bandwidth_share", A100.bandwidth_share, (0.8, 0.9), _chip("bandwidth_share", chips=AMPERE)),
     Constant("H100.bandwidth_share", H100.bandwidth_share, (0.8, 0.94), _chip("bandwidth_share", chips=HOPPER),
              set_on=ALL),
     Constant("B200.bandwidth_share", B200.bandwidth_share, (0.75, 0.95), _chip("bandwidth_share", chips=BLACKWELL),
              set_on=ALL),
-    _of_chip("attention_share", (0.65, 0.9)),
-    _of_chip("attention_backward_share", (0.6, 0.8)),
+    _make_chip_constant("attention_share", (0.65, 0.9)),
+    _make_chip_constant("attention_backward_share", (0.6, 0.8)),
     Constant("B200.attention_share", B200.attention_share, (0.7, 0.9), _chip("attention_share", chips=BLACKWELL),
              set_on=SIMUMAX),
     Constant("B200.attention_backward_share", B200.attention_backward_share, (0.6, 0.85),
              _chip("attention_backward_share", chips=BLACKWELL), set_on=SIMUMAX),
     Constant("H100.flash2_share", H100.flash2_share, (0.5, 0.75), _chip("flash2_share", chips=HOPPER)),
     Constant("B200.flash2_share", B200.flash2_share, (0.34, 0.42), _chip("flash2_share", chips=BLACKWELL)),
-    _of_time("unaligned_shares"),
-    _of_time("smallest_kernel_seconds"),
-    _of_time("tile_fill_seconds"),
-    _of_time("last_wave_loss"),
-    _of_time("matmul_tiles", scale=_smaller_tiles),
-    _of_time("attention_tail_rows"),
-    _of_time("attention_diagonal_keys"),
-    _of_time("attention_backward_diagonal_keys"),
-    _of_time("flash1_share"),
-    _of_time("softmax_dim"),
-    _of_time("plain_kernels"),
-    _of_time("plain_bytes"),
-    _of_time("hidden_sums_share"),
-    _of_time("permutation_bytes"),
-    _of_time("loss_bytes_per_second"),
-    _of_time("moe_kernels"),
-    _of_time("expert_bias_bytes"),
-    _of_time("expert_kernels"),
-    _of_time("experts_per_launch"),
-    _of_time("collective_launch_seconds"),
-    _of_time("simple_step_seconds"),
-    _of_time("low_latency_share"),
-    _of_time("tree_shares"),
-    _of_time("crowding"),
-    _of_time("gloo_gather_factor"),
-    _of_time("gloo_exchange_factor"),
+    _make_time_constant("unaligned_shares"),
+    _make_time_constant("smallest_kernel_seconds"),
+    _make_time_constant("tile_fill_seconds"),
+    _make_time_constant("last_wave_loss"),
+    _make_time_constant("matmul_tiles", scale=_scale_smaller_tiles),
+    _make_time_constant("attention_tail_rows"),
+    _make_time_constant("attention_diagonal_keys"),
+    _make_time_constant("attention_backward_diagonal_keys"),
+    _make_time_constant("flash1_share"),
+    _make_time_constant("softmax_dim"),
+    _make_time_constant("plain_kernels"),
+    _make_time_constant("plain_bytes"),
+    _make_time_constant("hidden_sums_share"),
+    _make_time_constant("permutation_bytes"),
+    _make_time_constant("loss_bytes_per_second"),
+    _make_time_constant("moe_kernels"),
+    _make_time_constant("expert_bias_bytes"),
+    _make_time_constant("expert_kernels"),
+    _make_time_constant("experts_per_launch"),
+    _make_time_constant("collective_launch_seconds"),
+    _make_time_constant("simple_step_seconds"),
+    _make_time_constant("low_latency_share"),
+    _make_time_constant("tree_shares"),
+    _make_time_constant("crowding"),
+    _make_time_constant("gloo_gather_factor"),
+    _make_time_constant("gloo_exchange_factor"),
     Constant("near latency", NVLINK3.latency_seconds, (2e-6, 5e-6), _link(0, "latency_seconds")),
     Constant("far latency", NIC_200.latency_seconds, (3e-6, 8e-6), _link(-1, "latency_seconds")),
     Constant("near sustained", PCIE4.sustained, (0.6, 0.9), _link(0, "sustained")),
     Constant("far sustained", NIC_200.sustained, (0.8, 0.97), _link(-1, "sustained")),
-    _of_time("host_link_share"),
-    _of_time("host_link_bandwidth"),
-    _of_time("host_memory_bandwidth"),
+    _make_time_constant("host_link_share"),
+    _make_time_constant("host_link_bandwidth"),
+    _make_time_constant("host_memory_bandwidth"),
 )  # fmt: skip
 
 _ALLOCATOR = AllocatorConstants()

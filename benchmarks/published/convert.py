@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from benchmarks.published.case import Case, Counter, Excluded, Quantity, held_out, rows
-from benchmarks.published.cells import Row, degree, integer, needed, precision, schedule, where
+from benchmarks.published.case import Case, Counter, Excluded, Quantity, is_held_out, rows
+from benchmarks.published.cells import Row, degree, integer, precision, read_machine, read_required_integer, schedule
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -42,7 +42,7 @@ def read(
 ) -> Iterator[Case | Excluded]:
     """Yield every row of ``source``: a case (or some), or excluded by the first rule that it breaks or a cell not read.
 
-    ``halved``: half of the rows are kept out of every fit (``case.held_out``).
+    ``halved``: half of the rows are kept out of every fit (``case.is_held_out``).
     """
     for row in rows(source):
         outcomes = outcome(row, rule=rule, case=case, kinds=kinds)
@@ -51,7 +51,7 @@ def read(
         else:
             for entry in [outcomes] if isinstance(outcomes, Case) else outcomes:
                 seconds, size = entry.step_seconds or None, entry.memory_bytes or None
-                kept_out = halved and held_out(row["row_id"])
+                kept_out = halved and is_held_out(row["row_id"])
                 measured = entry._replace(step_seconds=seconds, memory_bytes=size, held_out=entry.held_out or kept_out)
                 yield measured if seconds or size else Excluded(source, entry.row, NOTHING)
 
@@ -77,7 +77,7 @@ def _rule(row: Row, kinds: tuple[str, ...]) -> str:
 def layout_of_row(row: Row, *, zero: int, **more: Any) -> Layout:
     """Return the layout of a row's degrees; data parallelism is what they leave of its GPUs."""
     tp, pp, cp, order = *(degree(row, key) for key in ("tp", "pp", "cp")), schedule(row)
-    gpus = needed(row, "gpus")
+    gpus = read_required_integer(row, "gpus")
     if gpus % (tp * pp * cp):
         raise UserError(f"{gpus} GPUs are not divisible by tp{tp} pp{pp} cp{cp}")
     fields: dict[str, Any] = {
@@ -89,7 +89,7 @@ def layout_of_row(row: Row, *, zero: int, **more: Any) -> Layout:
         "v": order.v,
         "zero": zero,
         "schedule": order.name,
-        "mbs": needed(row, "mbs"),
+        "mbs": read_required_integer(row, "mbs"),
     }
     return Layout(**(fields | more))
 
@@ -99,7 +99,7 @@ def batch(row: Row, layout: Layout) -> int:
     micro_batches = integer(row, "microbatches") or integer(row, "grad_accum")
     if not row.get("gbs") and micro_batches:
         return layout.dp * layout.mbs * micro_batches
-    return needed(row, "gbs")
+    return read_required_integer(row, "gbs")
 
 
 def case_of(
@@ -125,7 +125,7 @@ def case_of(
     ``seconds``: of a step, or what makes them of the job. ``name``: the row's, unless one row is several cases.
     """
     job = Job(
-        sequence=sequence or needed(row, "seq"),
+        sequence=sequence or read_required_integer(row, "seq"),
         global_batch=batch(row, layout),
         precision=recipe or precision(row["precision"], sums="fp32" if stack.reduce_in_fp32 else "narrow"),
         stack=stack,
@@ -155,11 +155,11 @@ def cluster(row: Row) -> Machine:
     NVLink joins the 72 GPUs of a rack, of which Slurm gives a job segments of 16 nodes of 4 (executors.py in the
     performance scripts of NVIDIA-NeMo/Megatron-Bridge).
     """
-    resolved = where(row)
-    return in_nodes(resolved, RACK_RANKS) if resolved.ranks_per_node > RACK_RANKS else resolved
+    resolved = read_machine(row)
+    return split_into_nodes(resolved, RACK_RANKS) if resolved.ranks_per_node > RACK_RANKS else resolved
 
 
-def in_nodes(machine: Machine, ranks: int) -> Machine:
+def split_into_nodes(machine: Machine, ranks: int) -> Machine:
     """Return ``found`` in nodes of another size."""
     near, far = machine.links
     links = (near.replace(span=ranks), far.replace(span=max(machine.ranks, ranks)))

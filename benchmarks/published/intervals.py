@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.published.score import Coverage, Score, grouped
-from fivefold.planner.time.errors import TABLE, Cell, Quantity, RunClass, expected
+from benchmarks.published.score import Coverage, Score, group_by
+from fivefold.planner.time.errors import TABLE, Cell, Quantity, RunClass, estimate_interval
 from fivefold.step import Interval
 
 KEPT = 9
@@ -22,9 +22,9 @@ KEPT = 9
 
 def learn(scores: Iterable[Score]) -> tuple[Cell, ...]:
     """Return the table, in order."""
-    told = [score for score in _of_steps(scores) if not score.held_out]
+    told = [score for score in _select_step_scores(scores) if not score.held_out]
     learned = []
-    for group in grouped(told, by=lambda score: (score.quantity, score.source, score.run_class)):
+    for group in group_by(told, by=lambda score: (score.quantity, score.source, score.run_class)):
         quantity: Quantity = "time" if group[0].quantity == "time" else "peak"
         first, ratios = group[0], sorted(score.measured / score.predicted_without_source for score in group)
         few = min(KEPT, len(ratios))
@@ -36,23 +36,25 @@ def learn(scores: Iterable[Score]) -> tuple[Cell, ...]:
 
 def coverage(scores: Iterable[Score]) -> tuple[Coverage, ...]:
     """Return the coverage of every source by the intervals learned on all other sources."""
-    told = _of_steps(scores)
+    told = _select_step_scores(scores)
     cells = learn(told)
-    return tuple(_covered(group, cells) for group in grouped(told, by=lambda score: (score.quantity, score.source)))
+    return tuple(
+        _measure_coverage(group, cells) for group in group_by(told, by=lambda score: (score.quantity, score.source))
+    )
 
 
-def _of_steps(scores: Iterable[Score]) -> list[Score]:
+def _select_step_scores(scores: Iterable[Score]) -> list[Score]:
     return [score for score in scores if score.quantity in ("time", "peak") and score.software]
 
 
-def _covered(scores: Sequence[Score], cells: Iterable[Cell]) -> Coverage:
+def _measure_coverage(scores: Sequence[Score], cells: Iterable[Cell]) -> Coverage:
     first = scores[0]
     others = [cell for cell in cells if cell.quantity == first.quantity and cell.source != first.source]
     known: dict[RunClass, Interval | None] = {}
     inside = []
     for score in scores:
         if score.run_class not in known:
-            known[score.run_class] = expected(1.0, of=score.run_class, ranks=score.ranks, cells=others)
+            known[score.run_class] = estimate_interval(1.0, of=score.run_class, ranks=score.ranks, cells=others)
         cell, ratio = known[score.run_class], score.measured / score.predicted_without_source
         if cell is not None:
             inside.append((cell.low_50 <= ratio <= cell.high_50, cell.low_90 <= ratio <= cell.high_90))

@@ -48,10 +48,10 @@ class ListedUnits(Units):
             asked = message.collective, message.payload, make_group(layout, message.group, message.ranks)
             seconds = max(self.network.seconds(*asked), message.ranks * LIST_PART_SECONDS)
             if message.collective == "all_gather":
-                gather, gather_busy = gather + seconds, gather_busy + self.network.busy(*asked)
+                gather, gather_busy = gather + seconds, gather_busy + self.network.busy_seconds(*asked)
                 again += seconds * (message.times // layout.micro_batches(self.job) - 1)
             else:
-                reduce, reduce_busy = reduce + seconds, reduce_busy + self.network.busy(*asked)
+                reduce, reduce_busy = reduce + seconds, reduce_busy + self.network.busy_seconds(*asked)
         return GatherReduceTime(gather, reduce, 0.0, gather_busy, reduce_busy, again)
 
 
@@ -73,13 +73,13 @@ def _staying_seconds(units: Units, layout: Layout) -> float:
 def list_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
     """Yield gathers and reductions of a unit in a step, but for the gather after the update."""
     recipe, micro_batches = counts.job.precision, layout.micro_batches(counts.job)
-    reduces = micro_batches if counts.reduces_each(layout, name) else 1
+    reduces = micro_batches if counts.reduces_every_micro_batch(layout, name) else 1
     for unit, shards, _ in counts.local_parts(layout, name):
         group = "expert_shard" if unit.name == "experts" else "shard"
         for weight in list_weights(counts, layout, name, unit, shards):
             if not weight.stays:
                 gathers = micro_batches * (1 + weight.backward_gathers)
-                yield Message("dp", "all_gather", gathers, weight.numel * recipe.wide_bytes, shards, group)
+                yield Message("dp", "all_gather", gathers, weight.numel * recipe.high_precision_bytes, shards, group)
             yield Message("dp", "reduce_scatter", reduces, weight.numel * recipe.summed_bytes, shards, group)
 
 
@@ -108,7 +108,7 @@ def list_staying(counts: Counts, layout: Layout) -> list[tuple[Message, int]]:
             group = "expert_shard" if unit.name == "experts" else "shard"
             weights = list_weights(counts, layout, run.name, unit, shards)
             sizes.setdefault((group, shards), []).extend([weight.numel for weight in weights if weight.stays] * times)
-    width = counts.job.precision.wide_bytes
+    width = counts.job.precision.high_precision_bytes
     return [
         (Message("dp", "all_gather", 1, sum(numels) * width, shards, group), shards * len(numels))
         for (group, shards), numels in sizes.items()

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, get_args
 
 from benchmarks.published.case import Case
-from benchmarks.published.score import Score, grouped
+from benchmarks.published.score import Score, group_by
 from benchmarks.published.table import KindSummary
 from fivefold.layout.spec import Layout
 from fivefold.planner.time.ratio_errors import (
@@ -62,7 +62,7 @@ class Pair(Record):
 def pair_runs(scores: Iterable[Score], cases: Mapping[tuple[str, str], Case]) -> tuple[Pair, ...]:
     """Return all pairs of measured step times of one source that differ in one thing."""
     runs = [score for score in scores if score.quantity == "time" and (score.source, score.row) in cases]
-    return tuple(pair for group in grouped(runs, by=lambda score: score.source) for pair in _pair(group, cases))
+    return tuple(pair for group in group_by(runs, by=lambda score: score.source) for pair in _pair(group, cases))
 
 
 def _pair(scores: Sequence[Score], cases: Mapping[tuple[str, str], Case]) -> Iterator[Pair]:
@@ -99,7 +99,7 @@ def _rank(kind: Difference, case: Case) -> Any:
         "precision": -job.precision.weights_bytes - {"fp8": 8, "fp4": 4}.get(job.precision.compute, 16),
         "ranks": layout.world,
         "micro-batch": layout.mbs,
-        "recomputation": _recomputed(layout),
+        "recomputation": _estimate_recomputation(layout),
         "chip": max(chip.peak_flops.values()),
         "chip and layout": max(chip.peak_flops.values()),
         "sequence": job.sequence,
@@ -113,11 +113,11 @@ def _rank(kind: Difference, case: Case) -> Any:
     return orders[kind]
 
 
-def _recomputed(layout: Layout) -> float:
+def _estimate_recomputation(layout: Layout) -> float:
     """Return roughly how much is recomputed, to order two runs."""
-    if "layer" in layout.recomputed:
+    if "layer" in layout.recomputed_operations:
         return 1 / layout.recompute_every
-    return 0.01 * len(layout.recomputed)
+    return 0.01 * len(layout.recomputed_operations)
 
 
 def summarize_pairs(pairs: Iterable[Pair]) -> tuple[KindSummary, ...]:
@@ -128,7 +128,7 @@ def summarize_pairs(pairs: Iterable[Pair]) -> tuple[KindSummary, ...]:
 
 
 def _summarize(kind: Difference, pairs: Sequence[Pair], all_pairs: Sequence[Pair]) -> KindSummary:
-    sources = grouped(pairs, by=lambda pair: pair.source)
+    sources = group_by(pairs, by=lambda pair: pair.source)
     clear = [pair for pair in pairs if abs(pair.measured) > MIN_DIFFERENCE]
     coverage = list(_cover(kind, sources, all_pairs))
     return KindSummary(
@@ -158,7 +158,7 @@ def _cover(
 
 def learn_ratios(pairs: Iterable[Pair]) -> tuple[KindErrors, ...]:
     """Return the table of errors that ``compare`` reads; pairs with a run that is held out teach nothing."""
-    groups = grouped((pair for pair in pairs if not pair.held_out), by=lambda pair: (pair.kind, pair.source))
+    groups = group_by((pair for pair in pairs if not pair.held_out), by=lambda pair: (pair.kind, pair.source))
     return tuple(sorted(KindErrors(group[0].kind, group[0].source, len(group), *_quantiles(group)) for group in groups))
 
 

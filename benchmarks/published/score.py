@@ -154,13 +154,13 @@ def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: 
     """
     known = {(cell.source, cell.quantity): cell for cell in covered}
     told = [score for score in scores if getattr(score, by)]
-    groups = grouped(told, by=lambda score: (getattr(score, by), score.quantity))
+    groups = group_by(told, by=lambda score: (getattr(score, by), score.quantity))
     if by != "source":
         groups.sort(key=lambda group: (group[0].quantity, getattr(group[0], by)))
     return tuple(
         _summary(half, name=str(getattr(half[0], by)), covered=known.get((half[0].source, half[0].quantity)))
         for group in groups
-        for half in grouped(sorted(group, key=lambda score: score.held_out), by=lambda score: score.held_out)
+        for half in group_by(sorted(group, key=lambda score: score.held_out), by=lambda score: score.held_out)
     )
 
 
@@ -190,7 +190,7 @@ def _summary(scores: Sequence[Score], *, name: str, covered: Coverage | None) ->
 def rank(scores: Iterable[Score]) -> list[Ranking]:
     """Rank each group of three or more alternatives by time."""
     timed = [score for score in scores if score.rivals and score.quantity in STEPS]
-    groups = [group for group in grouped(timed, by=lambda score: score.rivals) if len(group) >= FEWEST_RIVALS]
+    groups = [group for group in group_by(timed, by=lambda score: score.rivals) if len(group) >= FEWEST_RIVALS]
     return [
         Ranking(
             kendall(
@@ -224,7 +224,7 @@ def _sign(number: float) -> int:
 T = TypeVar("T")
 
 
-def grouped(items: Iterable[T], *, by: Callable[[T], object]) -> list[list[T]]:
+def group_by(items: Iterable[T], *, by: Callable[[T], object]) -> list[list[T]]:
     """Return items that agree in ``by``, together, in the order in which they first come."""
     groups: defaultdict[object, list[T]] = defaultdict(list)
     for item in items:

@@ -61,7 +61,7 @@ class Run(NamedTuple):
     memory: list[RankMemory]
 
 
-def prepared(cases: Iterable[Case]) -> list[Run]:
+def prepare_runs(cases: Iterable[Case]) -> list[Run]:
     """Return every case with its counts; equal models and jobs are counted once."""
     known: dict[tuple[Model, Job], Counts] = {}
     runs = []
@@ -118,7 +118,7 @@ class Halves(NamedTuple):
 def halves(cases: Iterable[Case]) -> list[Halves]:
     """Return the scores per chip: every second run tunes, the others are scored."""
     chips: dict[str, list[Run]] = {}
-    for run in prepared(case for case in cases if case.step_seconds):
+    for run in prepare_runs(case for case in cases if case.step_seconds):
         chips.setdefault(run.case.machine.chip.name, []).append(run)
     results = []
     for chip, runs in chips.items():

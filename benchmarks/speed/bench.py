@@ -21,7 +21,7 @@ from pathlib import Path
 
 import contenders
 import torch
-from crew import Race, Taken, crew, timed
+from crew import Race, Taken, crew, time_step
 from rich.console import Console
 from torch import Tensor
 
@@ -68,7 +68,7 @@ class Bench:
     only: str
     say: Callable[[str], None]
 
-    def wants(self, setting: str) -> bool:
+    def is_selected(self, setting: str) -> bool:
         """Return whether to run a setting, and print its name."""
         if self.only not in setting:
             return False
@@ -113,22 +113,22 @@ def job_of(*, precision: str = "fp32", compiled: bool = False, pipeline: bool = 
     )
 
 
-def one_process(bench: Bench) -> list[Result]:
+def compare_one_process(bench: Bench) -> list[Result]:
     """Compare our step with plain PyTorch, transformers and litgpt."""
     results = []
     for compiled, model, precision in product((False, True), (TINY, WIDE), ("fp32", "bf16")):
         setting = f"{model.name} {precision}{' compiled' if compiled else ''}"
-        if not bench.wants(setting):
+        if not bench.is_selected(setting):
             continue
         torch.compiler.reset()
         job = job_of(precision=precision, compiled=compiled)
         steps: dict[str, contenders.Step] = {
-            "ours": contenders.ours(model, job, layout=Layout(mbs=job.global_batch)),
-            "plain torch": contenders.plain(model, job),
+            "ours": contenders.build_fivefold_step(model, job, layout=Layout(mbs=job.global_batch)),
+            "plain torch": contenders.build_torch_step(model, job),
             "transformers": contenders.transformers(model, job),
             "litgpt": contenders.litgpt(model, job),
         }
-        racers = {name: partial(timed, step) for name, step in steps.items()}
+        racers = {name: partial(time_step, step) for name, step in steps.items()}
         # litgpt leaves the loss in bf16, to three digits
         error = 1e-4 if precision == "fp32" else 5e-2
         results += bench.race(setting, racers, job=job, vocab=model.vocab, error=error)
@@ -140,7 +140,7 @@ def parallel(bench: Bench) -> list[Result]:
     results = []
     for model, text in ((model, text) for model, texts in PARALLEL for text in texts):
         setting = f"{model.name} fp32 {text}"
-        if not bench.wants(setting):
+        if not bench.is_selected(setting):
             continue
         layout = Layout.parse(text)
         job = job_of(pipeline=layout.pp > 1)
@@ -152,11 +152,11 @@ def parallel(bench: Bench) -> list[Result]:
 def zero_against_one(bench: Bench) -> list[Result]:
     """Compare ZeRO-2 on two processes of one thread each with one process of two, at the same global batch."""
     setting, job = "tiny fp32 dp2 zero2", job_of()
-    if torch.get_num_threads() != 2 or not bench.wants(setting):
+    if torch.get_num_threads() != 2 or not bench.is_selected(setting):
         return []
-    one = contenders.ours(TINY, job, layout=Layout(mbs=job.global_batch))
+    one = contenders.build_fivefold_step(TINY, job, layout=Layout(mbs=job.global_batch))
     with crew(Race(TINY, job, Layout(dp=2, zero=2, mbs=job.global_batch // 2)), against=False) as racers:
-        racers = {**racers, "one process": partial(timed, one)}
+        racers = {**racers, "one process": partial(time_step, one)}
         return bench.race(setting, racers, job=job, vocab=TINY.vocab, error=1e-4)
 
 
@@ -187,14 +187,14 @@ def table(results: list[Result]) -> Grid:
             f"{r.lowest:.3f}",
             f"{r.highest:.3f}",
             str(r.rounds),
-            _judged(r),
+            _format_verdict(r),
         )
         for r in results
     )
     return Grid(headings, rows, words=("ours", "against"))
 
 
-def _judged(result: Result) -> str:
+def _format_verdict(result: Result) -> str:
     target = TARGETS.get(result.other)
     if target is None:
         return ""
@@ -214,7 +214,7 @@ def main() -> None:
     if options.shared:
         torch.set_num_threads(1)
     bench = Bench(options.seconds, options.shared, options.only, log.print)
-    results = [*one_process(bench), *zero_against_one(bench), *parallel(bench)]
+    results = [*compare_one_process(bench), *zero_against_one(bench), *parallel(bench)]
     predictions = predictions_per_second(seconds=3)
     Process.end()
     if options.json:

@@ -26,7 +26,7 @@ Step = Callable[[Tensor], float]  # one step on tokens [B, T + 1] → loss in na
 Loss = Callable[[Tensor, Tensor], Tensor]  # tokens, targets [B, T] → mean loss
 
 
-def ours(model: Model, job: Job, *, layout: Layout, update: bool = True) -> Step:
+def build_fivefold_step(model: Model, job: Job, *, layout: Layout, update: bool = True) -> Step:
     """Build our engine. Without ``update`` it stops when all gradients are where the optimizer wants them."""
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=model, layout=layout, job=job)
@@ -41,7 +41,7 @@ def ours(model: Model, job: Job, *, layout: Layout, update: bool = True) -> Step
     return step
 
 
-def plain(model: Model, job: Job) -> Step:
+def build_torch_step(model: Model, job: Job) -> Step:
     """Return a decoder of torch's own modules."""
     decoder = Decoder(model, seed=job.seed)
     loss: Loss = lambda tokens, targets: cross_entropy(decoder(tokens), targets)  # noqa: E731
@@ -75,7 +75,7 @@ def transformers(model: Model, job: Job) -> Step:
         "head.norm": "model.norm",
         "head.out": "lm_head",
     }
-    llama.load_state_dict({_renamed(name, renamed): x for name, x in drawn(model, seed=job.seed).items()})
+    llama.load_state_dict({_rename_parts(name, renamed): x for name, x in drawn(model, seed=job.seed).items()})
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         targets = targets.contiguous()
@@ -123,12 +123,12 @@ def litgpt(model: Model, job: Job) -> Step:
     for layer in range(model.layers):
         heads = [whole.pop(f"blocks.{layer}.attention.{x}.weight") for x in "qkv"]
         whole[f"blocks.{layer}.attn.qkv.weight"] = torch.cat(heads)
-    gpt.load_state_dict({_renamed(name, renamed): x for name, x in whole.items()})
+    gpt.load_state_dict({_rename_parts(name, renamed): x for name, x in whole.items()})
     loss: Loss = lambda tokens, targets: chunked_cross_entropy(gpt(tokens), targets)  # noqa: E731
     return _loop(gpt, gpt.transformer.h, loss, job)
 
 
-def _renamed(name: str, parts: dict[str, str]) -> str:
+def _rename_parts(name: str, parts: dict[str, str]) -> str:
     for old, new in parts.items():
         name = name.replace(old, new)
     return name

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from contenders import Step, ours
-from native import native
+from contenders import Step, build_fivefold_step
+from native import build_native_step
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
@@ -50,7 +50,7 @@ class Race(NamedTuple):
     layout: Layout
 
 
-def timed(step: Step, tokens: Tensor) -> Taken:
+def time_step(step: Step, tokens: Tensor) -> Taken:
     """Take a step."""
     wall, cpu = time.perf_counter(), time.process_time()
     loss = step(tokens)
@@ -89,11 +89,11 @@ def _rank(rank: int, race: Race, against: bool, store: str, orders: Connection) 
     torch.set_num_threads(1)
     world = race.layout.world
     dist.init_process_group("gloo", store=FileStore(store, world), rank=rank, world_size=world)
-    steps = {"ours": ours(race.model, race.job, layout=race.layout, update=not against)}
+    steps = {"ours": build_fivefold_step(race.model, race.job, layout=race.layout, update=not against)}
     if against:
-        steps["native"] = native(race.model, race.job, layout=race.layout)
+        steps["native"] = build_native_step(race.model, race.job, layout=race.layout)
     while (order := orders.recv()) is not None:
         name, tokens = order
         dist.barrier()  # none begins before the others are there
-        orders.send(tuple(timed(steps[name], torch.from_numpy(tokens))))
+        orders.send(tuple(time_step(steps[name], torch.from_numpy(tokens))))
     dist.destroy_process_group()

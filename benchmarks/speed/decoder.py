@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.trainer.build import initial
+from fivefold.trainer.build import draw_initial_weight
 
 
 def initial_weights(model: Model, *, seed: int) -> dict[str, Tensor]:
     """Return the engine's weights before the first step, in full and in fp32."""
-    return {weight.name: initial(weight, model=model, seed=seed) for weight in weights(model)}
+    return {weight.name: draw_initial_weight(weight, model=model, seed=seed) for weight in weights(model)}
 
 
 class Attention(nn.Module):

@@ -20,7 +20,7 @@ from fivefold.record import read_lines
 DEMO = Path(__file__).parents[2] / "examples" / "demo.toml"
 
 
-def changed(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+def apply_changes(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return ``values`` with each KEY.KEY=VALUE of ``changes``, whose value is TOML."""
     for change in changes:
         place, _, value = change.partition("=")
@@ -32,7 +32,7 @@ def changed(values: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     return values
 
 
-def finished(folder: Path, steps: int) -> list[dict[str, Any]]:
+def read_finished_log(folder: Path, steps: int) -> list[dict[str, Any]]:
     """Return the lines of a run's log, if it has come to its end; else none."""
     lines = read_lines(folder / "log.jsonl")
     return lines if any(line["step"] == steps and "heldout_loss" in line for line in lines) else []
@@ -52,15 +52,15 @@ def main() -> None:
     for seed in range(int(first), int(last or first) + 1):
         folder = options.folder / f"seed-{seed}"
         own = [f"job.seed={seed}", f'folder="{folder}"', 'sample=""']
-        values = changed(tomllib.loads(DEMO.read_text()), [*options.set, *own])
+        values = apply_changes(tomllib.loads(DEMO.read_text()), [*options.set, *own])
         file = folder.with_suffix(".toml")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(emit(values))
         steps = values["job"]["steps"]
-        if not finished(folder, steps):
+        if not read_finished_log(folder, steps):
             command = [sys.executable, "-m", "fivefold", "train", str(file), "--layout", options.layout]
             subprocess.run(command, check=True, capture_output=True)
-        lines = finished(folder, steps)
+        lines = read_finished_log(folder, steps)
         losses = [line["heldout_loss"] for line in lines if "heldout_loss" in line]
         norm, at = max((line["gradient_norm"], line["step"]) for line in lines if "gradient_norm" in line)
         print(f"| {seed} | {losses[0]:.3f} | {losses[-1]:.3f} | {norm:.1f} | {at} |", flush=True)

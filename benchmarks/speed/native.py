@@ -47,7 +47,7 @@ SCHEDULES: dict[str, type[Any]] = {  # ours → PyTorch's; it has no zb1p of one
 }
 
 
-def native(model: Model, job: Job, *, layout: Layout) -> Step:
+def build_native_step(model: Model, job: Job, *, layout: Layout) -> Step:
     """Build PyTorch's native engine for the one parallel dimension of ``layout``."""
     make = tensor if layout.tp > 1 else context if layout.cp > 1 else pipeline
     return make(model, job, layout=layout)
@@ -59,7 +59,7 @@ def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
     mesh = init_device_mesh("cpu", (layout.tp,))
     column, row = ColwiseParallel, partial(RowwiseParallel, output_layouts=Shard(1))
 
-    def gathered(*others: None) -> PrepareModuleInput:
+    def gather_inputs(*others: None) -> PrepareModuleInput:
         return PrepareModuleInput(
             input_layouts=(Shard(1), *others), desired_input_layouts=(Replicate(), *others), use_local_output=False
         )
@@ -68,8 +68,8 @@ def tensor(model: Model, job: Job, *, layout: Layout) -> Step:
         "embed.tokens": row(input_layouts=Replicate()),
         "blocks.*.norm1": SequenceParallel(),
         "blocks.*.norm2": SequenceParallel(),
-        "blocks.*.attention": gathered(None, None),
-        "blocks.*.mlp": gathered(),
+        "blocks.*.attention": gather_inputs(None, None),
+        "blocks.*.mlp": gather_inputs(),
         **{f"blocks.*.attention.{x}": column() for x in "qkv"},
         "blocks.*.attention.out": row(),
         "blocks.*.mlp.gate": column(),

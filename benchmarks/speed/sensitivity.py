@@ -19,8 +19,8 @@ from typing import NamedTuple
 from benchmarks.published import SOURCES, cases_of, reader
 from benchmarks.published.case import Case
 from benchmarks.published.constants import CONSTANTS
-from benchmarks.published.left_out import step_seconds
-from benchmarks.published.tune import Run, prepared
+from benchmarks.published.leave_one_source_out import step_seconds
+from benchmarks.published.tune import Run, prepare_runs
 
 THINNED = {"llm_foundry": 3, "dgxc_benchmarking": 3}
 
@@ -37,7 +37,7 @@ def runs() -> dict[str, list[Run]]:
     by_source = {}
     for source in SOURCES:
         if cases := [case for case in cases_of([source]) if case.step_seconds]:
-            by_source[source] = prepared(cases[:: THINNED.get(source, 1)])
+            by_source[source] = prepare_runs(cases[:: THINNED.get(source, 1)])
     return by_source
 
 
@@ -72,7 +72,7 @@ def print_source_errors() -> None:
     for constant in (entry for entry in CONSTANTS if entry.name in OWN):
         source = OWN[constant.name]
         composed = [case for case in reader(source)() if isinstance(case, Case) and case.composed]
-        chosen = {source: prepared(composed[::8]) or by_source[source]}
+        chosen = {source: prepare_runs(composed[::8]) or by_source[source]}
         cells = [f"{errors(chosen, {constant.name: factor}).mean:.1%}" for factor in (0.3, 0.8, 0.9, 1.0, 1.1, 1.2)]
         print(f"| `{constant.name}` | {source} | {len(chosen[source])} | {' | '.join(cells)} |", flush=True)
 

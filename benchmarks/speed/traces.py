@@ -44,7 +44,7 @@ class TraceSummary(NamedTuple):
     overlap: float
 
 
-def theirs(folder: Path) -> dict[int, TraceSummary]:
+def summarize_with_hta(folder: Path) -> dict[int, TraceSummary]:
     """Return the summary of HolisticTraceAnalysis for each rank."""
     from hta.configs.config import logger
     from hta.trace_analysis import TraceAnalysis
@@ -65,7 +65,7 @@ def theirs(folder: Path) -> dict[int, TraceSummary]:
     }
 
 
-def ours(folder: Path) -> dict[int, TraceSummary]:
+def summarize_with_fivefold(folder: Path) -> dict[int, TraceSummary]:
     """Return the summary of `fivefold trace`."""
     from fivefold.profiling.traces import read
 
@@ -103,7 +103,7 @@ def main() -> None:
     options.add_argument("--huge", type=float, metavar="GIB")
     chosen = options.parse_args()
     if chosen.huge:
-        huge(chosen.huge)
+        time_large_file(chosen.huge)
         return
     frozen, worst = {}, 0.0
     for seed in range(chosen.seeds):
@@ -111,14 +111,14 @@ def main() -> None:
             folder = Path(name)
             write_random_traces(seed, folder)
             worst = max(worst, compare(f"drawn, seed {seed}", folder, frozen if seed < FROZEN_SEEDS else None, seed))
-    worst = max(worst, *recorded())
+    worst = max(worst, *compare_recorded())
     print(f"largest difference: {worst:.4f} %")
     if chosen.freeze:
         FROZEN.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
     sys.exit(1 if worst > MAX_DIFFERENCE_PERCENT else 0)
 
 
-def huge(gib: float) -> None:
+def time_large_file(gib: float) -> None:
     """Print what reading one file of ``gib`` GiB takes, gzipped and not: a job of one rank, its steps over and over."""
     from tests.profiling.traces.kineto import Shape, draw, events, text
 
@@ -166,10 +166,10 @@ def compare(
 ) -> float:
     """Print a line for a folder of traces; the largest difference over its ranks, in percent."""
     begun = time.perf_counter()
-    mine = ours(mine_from or folder)
+    mine = summarize_with_fivefold(mine_from or folder)
     took = time.perf_counter() - begun
     begun = time.perf_counter()
-    hta = theirs(folder)
+    hta = summarize_with_hta(folder)
     longer = (time.perf_counter() - begun) / took
     assert mine.keys() == hta.keys()
     if frozen is not None:
@@ -179,15 +179,15 @@ def compare(
     return worst
 
 
-def recorded() -> list[float]:
+def compare_recorded() -> list[float]:
     """Compare on traces of real runs on CPU, of a plain DDP loop and of our own engine."""
-    from tests.profiling.traces.recorded import as_gpu, ddp_traces, engine_traces
+    from tests.profiling.traces.recorded import convert_to_gpu, ddp_traces, engine_traces
 
     worst = []
     for name, record in (("torch DDP", ddp_traces), ("engine, dp2 zero2", engine_traces)):
         with tempfile.TemporaryDirectory() as here, tempfile.TemporaryDirectory() as there:
             for path in record(Path(here)):
-                (Path(there) / path.name).write_text(as_gpu(path), encoding="utf-8")
+                (Path(there) / path.name).write_text(convert_to_gpu(path), encoding="utf-8")
             worst.append(compare(f"torch.profiler, {name}", Path(there), mine_from=Path(here)))
     return worst
 

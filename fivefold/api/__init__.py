@@ -1,6 +1,6 @@
 """The Python API: the commands as functions, with the arguments and defaults of the command line (``import fivefold``).
 
-verbs                  predict, search, compare, ask, sweep, dryrun, train, trace
+functions              predict, search, compare, ask, sweep, dryrun, train, trace
 job_fields · job_words a job from keyword arguments; the types of these, generated from the records
 documentation          adds help texts of the request schemas to docstrings
 watch                  measures a step of any training loop

@@ -20,7 +20,7 @@ HEADING = re.compile(r"^(Parameters|Returns|Yields|Raises|Notes|Examples)\n-+$",
 ENTRY = re.compile(r"^\*{0,2}(\w+)(?: : .*)?\n((?:    .*\n?)+)", flags=re.MULTILINE)
 
 
-def documented(*schemas: type[Request]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def document_parameters(*schemas: type[Request]) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Add a section of parameters to a function's docstring: types of its signature, help texts of its request.
 
     A function that takes a job gets the job's options too, also in the signature that help and editors show. Entries in

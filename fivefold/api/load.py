@@ -62,10 +62,10 @@ def load(path: str | PathLike[str]) -> Loaded:
         from fivefold.sweeps import rows_file
 
         return Rows(rows_file.read(path))
-    return _of_json(path)
+    return _load_json(path)
 
 
-def _of_json(path: Path) -> Answer:
+def _load_json(path: Path) -> Answer:
     from fivefold.display import Rows
     from fivefold.record import read_text
     from fivefold.results.comparison import Comparison

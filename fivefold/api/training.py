@@ -7,17 +7,17 @@ from os import fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.api.documentation import documented
+from fivefold.api.documentation import document_parameters
 from fivefold.record import UserError
 from fivefold.requests.commands import TrainOptions
 
 if TYPE_CHECKING:
-    from fivefold.api.verbs import Where
+    from fivefold.api.functions import Where
     from fivefold.layout.spec import Layout
     from fivefold.results.run_folder import RunFolder
 
 
-@documented(TrainOptions)
+@document_parameters(TrainOptions)
 def train(
     run: Where | Mapping[str, Any],
     *,

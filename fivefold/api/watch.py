@@ -70,13 +70,13 @@ def watch(
     >>> watched.step.kind
     'measured'
     """
-    from fivefold.api import verbs
+    from fivefold.api import functions
     from fivefold.profiling.watch_loop import watch as run
 
     predicted, machine = None, None
     if against is not None:
-        machine = verbs._machine(against[1])
-        predicted = verbs.predict(against[0], machine, against[2], **job)
+        machine = functions._machine(against[1])
+        predicted = functions.predict(against[0], machine, against[2], **job)
         tokens = tokens or int(str(predicted.job["sequence"])) * int(str(predicted.job["global_batch"]))
     elif job:
         raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")

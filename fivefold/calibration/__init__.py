@@ -71,7 +71,7 @@ def calibrate(
 
         facts = _measure(count, quick=quick, points=points, note=note)
     assert facts is not None, "there is at least one number of ranks"
-    points_by_kind["collectives"] = rising(points_by_kind["collectives"])
+    points_by_kind["collectives"] = make_monotonic(points_by_kind["collectives"])
     values: dict[str, Any] = {"date": date.today().isoformat(), "torch": facts.torch, "cores": cores()}
     values.update({str(kind): points_by_kind[kind] for kind in points_by_kind})
     if len(spreads) > 1:
@@ -80,7 +80,7 @@ def calibrate(
     return fit_machine(calibration, facts=facts, ranks=counts[-1])
 
 
-def rising(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def make_monotonic(points: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the points of each collective with seconds that never fall as the message grows.
 
     Neighbours in the wrong order, which only noise can explain, are set to their geometric mean (isotonic regression).

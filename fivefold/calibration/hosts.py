@@ -64,16 +64,16 @@ def calibrate_hosts(
     local, nodes = process.local_ranks, process.world // process.local_ranks
     process.start()
     try:
-        if len(set(_of_all(local))) > 1 or nodes * local != process.world:
+        if len(set(_gather_values(local))) > 1 or nodes * local != process.world:
             raise UserError(
-                f"hosts have {sorted(set(_of_all(local)))}; calibrate needs the same number of ranks on every host"
+                f"hosts have {sorted(set(_gather_values(local)))}; calibrate needs equally many ranks on every host"
             )
         host_machine = (
             calibrate(ranks=(1, local), quick=quick, points=points, progress=progress)
             if process.local_rank == 0
             else None
         )
-        machines = [machine for machine in _of_all(host_machine) if machine is not None]
+        machines = [machine for machine in _gather_values(host_machine) if machine is not None]
         chosen = points or default_points("gloo", quick=False)
         links = [point for group in _groups(process) for point in _measure(group, chosen.collective_bytes)]
         return _machine(machines, links, ranks=process.world, local=local) if process.rank == 0 else None
@@ -81,7 +81,7 @@ def calibrate_hosts(
         process.end()
 
 
-def _of_all(mine: Any) -> list[Any]:
+def _gather_values(mine: Any) -> list[Any]:
     """Return the value of every rank, once the slowest host has sent its own."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, mine)
@@ -149,21 +149,21 @@ def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing
     The result is equal on every rank of the group. In a round trip (``ways`` = 2), the ranks that send first and
     receive last are always the last to arrive.
     """
-    step, meeting = group.ranks // group.nodes, _meeting(group)
+    step, meeting = group.ranks // group.nodes, _time_barrier(group)
     first = {index for index in range(group.ranks) if index // step % 2 == 0}
     lasts = [first] if ways == 2 else [{index} for index in range(group.ranks)]
     run()  # warm
-    once = max(_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
-    repeats = int(_largest(max(3 * len(lasts), min(MOST_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
-    turns = [_once(run, group, last=lasts[turn % len(lasts)], meeting=meeting) for turn in range(repeats)]
+    once = max(_time_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
+    repeats = int(_max_over_ranks(max(3 * len(lasts), min(MOST_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
+    turns = [_time_once(run, group, last=lasts[turn % len(lasts)], meeting=meeting) for turn in range(repeats)]
     seconds = statistics.mean(
         statistics.median(turn.seconds for turn in turns[index :: len(lasts)]) for index in range(len(lasts))
     )
     cpu_seconds = statistics.median(turn.busy for turn in turns)
-    return Timing(seconds / ways, _largest(cpu_seconds, group) / ways)
+    return Timing(seconds / ways, _max_over_ranks(cpu_seconds, group) / ways)
 
 
-def _once(run: Callable[[], object], group: HostGroup, *, last: set[int], meeting: float) -> Timing:
+def _time_once(run: Callable[[], object], group: HostGroup, *, last: set[int], meeting: float) -> Timing:
     """Time one run for which the ranks in ``last`` arrive last.
 
     Returns the seconds of the slowest of these ranks, and the CPU seconds of this rank. A rank's own call returns as
@@ -179,10 +179,10 @@ def _once(run: Callable[[], object], group: HostGroup, *, last: set[int], meetin
     dist.barrier(group=group.group)
     barrier_end_seconds = time.perf_counter() - start - meeting
     run_seconds = own_seconds if own_seconds < SHORT_SECONDS else max(own_seconds, barrier_end_seconds)
-    return Timing(_largest(run_seconds if group.place in last else 0.0, group), cpu_seconds)
+    return Timing(_max_over_ranks(run_seconds if group.place in last else 0.0, group), cpu_seconds)
 
 
-def _meeting(group: HostGroup) -> float:
+def _time_barrier(group: HostGroup) -> float:
     """Return the seconds of a barrier at which all ranks arrive at the same time."""
     barrier_times = []
     for _ in range(9):
@@ -192,7 +192,7 @@ def _meeting(group: HostGroup) -> float:
     return statistics.median(barrier_times)
 
 
-def _largest(value: float, group: HostGroup) -> float:
+def _max_over_ranks(value: float, group: HostGroup) -> float:
     """Return the largest value of all ranks of the group."""
     largest = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group.group)
@@ -223,11 +223,11 @@ def _machine(machines: list[Machine], links: list[CollectivePoint], *, ranks: in
         ranks=ranks,
         ranks_per_node=local,
         calibration=calibration,
-        links=(host.links[0], between(links, span=ranks, date=calibration.date)),
+        links=(host.links[0], fit_host_link(links, span=ranks, date=calibration.date)),
     )
 
 
-def between(points: list[CollectivePoint], *, span: int, date: str) -> Link:
+def fit_host_link(points: list[CollectivePoint], *, span: int, date: str) -> Link:
     """Fit the link between hosts: a line through the p2p messages, which all ranks of a host send at the same time."""
     messages = [point for point in points if point.collective == "p2p"]
     latency, bandwidth = fit_line([point.bytes for point in messages], [point.seconds for point in messages])

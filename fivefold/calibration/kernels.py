@@ -68,7 +68,7 @@ def rope(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
 def swiglu(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run SwiGLU on a gate and an up tensor of the size of x; return the output and the differentiable inputs."""
     gate, up = x.requires_grad_(), torch.ones_like(x).requires_grad_()
-    return kernels_on(x).gated(gate, up, "silu"), (gate, up)
+    return kernels_on(x).activate_gated(gate, up, "silu"), (gate, up)
 
 
 def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

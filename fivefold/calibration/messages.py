@@ -110,7 +110,7 @@ def time_message(
 ) -> CollectivePoint:
     """Time one message; every rank calls it. For p2p, also measure how long the message occupies a core."""
     if order.collective == "p2p":
-        timing = hop_beside if order.both_ways else there_and_back
+        timing = hop_beside if order.both_ways else time_round_trip
         seconds, core_seconds = timing(order, among, work=work, device=device)
         return CollectivePoint(
             collective="p2p",
@@ -123,7 +123,7 @@ def time_message(
     return CollectivePoint(collective=order.collective, ranks=order.ranks, bytes=order.bytes, seconds=seconds)
 
 
-def there_and_back(
+def time_round_trip(
     order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
 ) -> tuple[float, float]:
     """Time a round trip; return the seconds one way, and the seconds until the message has left its sender.
@@ -152,7 +152,7 @@ def there_and_back(
             torch.cuda.synchronize(device)
         one_way_seconds.append((time.perf_counter() - start) / 2)
     sums = torch.tensor(
-        [_without_hiccups(one_way_seconds), _without_hiccups(sent_seconds), float(bool(one_way_seconds))],
+        [_mean_without_outliers(one_way_seconds), _mean_without_outliers(sent_seconds), float(bool(one_way_seconds))],
         dtype=torch.float64,
     )
     dist.all_reduce(sums)
@@ -240,32 +240,32 @@ def time_message_after_work(run: Callable[[], object], work: Callable[[], object
     """Return the seconds of one message that follows ``work`` on every rank: the mean over ranks, without outliers."""
     run()
     begin, seconds = time.perf_counter(), list[float]()
-    while len(seconds) < MAX_REPEATS and (len(seconds) < MIN_REPEATS or not _late(begin)):
+    while len(seconds) < MAX_REPEATS and (len(seconds) < MIN_REPEATS or not _is_time_up(begin)):
         work()
         start = time.perf_counter()
         run()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    mean = torch.tensor(_without_hiccups(seconds), dtype=torch.float64)
+    mean = torch.tensor(_mean_without_outliers(seconds), dtype=torch.float64)
     dist.all_reduce(mean)
     return float(mean) / dist.get_world_size()
 
 
-def _without_hiccups(seconds: list[float]) -> float:
+def _mean_without_outliers(seconds: list[float]) -> float:
     """Return the mean of all but the slowest few values; 0 if there are none."""
     fastest = sorted(seconds)[: len(seconds) - len(seconds) // HICCUPS]
     return statistics.fmean(fastest) if fastest else 0.0
 
 
-def _late(begin: float) -> bool:
+def _is_time_up(begin: float) -> bool:
     """Return whether the repeats of the slowest rank have used up their time; every rank calls it."""
     longest = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     return float(longest) > 0.3
 
 
-def some_work(seconds: float) -> Callable[[], object]:
+def make_work(seconds: float) -> Callable[[], object]:
     """Return a function of matmuls and passes over memory that takes about ``seconds``, the same work on each call."""
     x, weight, row = torch.ones(512, 256), torch.ones(256, 512), torch.ones(2**18)
 

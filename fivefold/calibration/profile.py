@@ -57,7 +57,7 @@ def profile(
     assert machine.calibration is not None, "profile() adds to a calibration"
     if job.stack.pairs:
         raise UserError("pairs = true: two micro-batches alternate within a unit, which cannot be timed; drop it")
-    together, model = ranks_per_host(layout, machine), shortened(model, layout, job)
+    together, model = ranks_per_host(layout, machine), shorten_model(model, layout, job)
     ranks, plans = _measured_ranks(layout, together), planner(model, machine, job)
     profiles: list[RankProfile] = []
     for done, first in enumerate(range(0, len(ranks), together)):
@@ -96,7 +96,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     )
     updates[update.key, ranks] = update
     collectives = {(p.collective, p.ranks, p.nodes, p.bytes): p for p in calibration.collectives}
-    points = [p for rank_profile in profiles for p in rank_profile.messages] + _in_step(
+    points = [p for rank_profile in profiles for p in rank_profile.messages] + _collect_step_points(
         profiles, counts=counts, layout=layout, ranks=ranks
     )
     collectives |= {(p.collective, p.ranks, p.nodes, p.bytes): p for p in points}
@@ -108,7 +108,9 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     return machine.replace(calibration=calibration.replace(**store))
 
 
-def _in_step(profiles: list[RankProfile], *, counts: Counts, layout: Layout, ranks: int) -> list[CollectivePoint]:
+def _collect_step_points(
+    profiles: list[RankProfile], *, counts: Counts, layout: Layout, ranks: int
+) -> list[CollectivePoint]:
     """Return the messages that were timed in the step, with the mean seconds over ranks.
 
     The mean is taken because some ranks arrive late and others wait for them.
@@ -132,7 +134,7 @@ def is_profiled(machine: Machine, *, model: Model, layout: Layout, job: Job) -> 
     return all((p := store.unit(layout, run)) and p.key == store.unit_key(layout, run) for run in units)
 
 
-def shortened(model: Model, layout: Layout, job: Job) -> Model:
+def shorten_model(model: Model, layout: Layout, job: Job) -> Model:
     """Return ``model`` with at most ``DEEP`` layers per stage, provided that every kind of block is still there."""
     layers, kinds = layout.pp * layout.v * DEEP, set(Counts(model, job).kinds)
     if model.moe is not None:
@@ -161,7 +163,7 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
     """Run workers for ``ranks`` in parallel. ``plans`` is the planner of this model and job on this machine."""
     profiles: list[RankProfile] = []
     message_orders = distinct_messages(plans.counts, layout, beside=len(ranks)) if len(ranks) > 1 else ()
-    work = _between_messages(plans, layout) if message_orders else MOST_WORK
+    work = _estimate_message_interval(plans, layout) if message_orders else MOST_WORK
     with TemporaryDirectory(prefix="fivefold-") as folder:
         orders = [
             ProfileOrder(
@@ -194,7 +196,7 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
     return profiles
 
 
-def _between_messages(plans: Planner, layout: Layout) -> float:
+def _estimate_message_interval(plans: Planner, layout: Layout) -> float:
     """Return the seconds that a rank computes between two messages, estimated from the curves and bounded."""
     message_count = sum(message.times for message in messages(plans.counts, layout))
     compute = plans.estimate(layout).step_time.compute

@@ -46,7 +46,7 @@ class UnitClock:
         self._kind = "BW"
         self._left = 0
         self._pipeline = engine.pipeline
-        self._ends = [_ends(layers, engine.layers) for layers in engine.layers]
+        self._ends = [_name_end_units(layers, engine.layers) for layers in engine.layers]
         module = engine.built.module
         self._watch(module.embed, "embed")
         self._watch(module.head, "head")
@@ -62,7 +62,7 @@ class UnitClock:
         self._mark(UPDATE)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def exclude(self) -> Iterator[None]:
         """Count the time within this context for ``ASIDE``, which is not part of the step."""
         label = self.switch(ASIDE)
         yield
@@ -128,12 +128,12 @@ class UnitClock:
 
     def _watch(self, unit: nn.Module, name: str) -> None:
         def on_forward_begin(_unit: nn.Module, _inputs: object) -> None:
-            if not _recomputing():
+            if not _is_recomputing():
                 self._times["F", name] += 1
                 self._mark(("F", name))
 
         def on_forward_end(_unit: nn.Module, _inputs: object, output: Tensor) -> None:
-            if output.requires_grad and not _recomputing():
+            if output.requires_grad and not _is_recomputing():
                 output.register_hook(lambda _gradient: self._backward(name))
 
         unit.register_forward_pre_hook(on_forward_begin, prepend=True)
@@ -153,22 +153,22 @@ class _Posted:
         clock.count(label)
         self._before = clock.switch(label)
 
-    def posted(self) -> None:
+    def on_launched(self) -> None:
         self._clock.switch(self._before)
 
-    def waits(self, _completed: bool) -> None:
+    def on_wait_begin(self, _completed: bool) -> None:
         self._before = self._clock.switch(self._label)
 
-    def done(self) -> None:
+    def on_wait_end(self) -> None:
         self._clock.switch(self._before)
 
 
-def _recomputing() -> bool:
+def _is_recomputing() -> bool:
     """Return whether the forward that is running is part of a backward pass (recomputation)."""
     return torch._C._current_graph_task_id() != -1
 
 
-def _ends(layers: range, stages: Sequence[range]) -> tuple[str, str]:
+def _name_end_units(layers: range, stages: Sequence[range]) -> tuple[str, str]:
     """Return the names of the first and the last unit of the stage that holds ``layers``."""
     first = "embed" if layers == stages[0] else f"block {layers.start}"
     last = "head" if layers == stages[-1] else f"block {layers.stop - 1}"

@@ -21,7 +21,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch._C._distributed_c10d import FileStore
 
-from fivefold.calibration.messages import MessageOrder, Timed, gloo_world, heard, some_work, time_messages
+from fivefold.calibration.messages import MessageOrder, Timed, gloo_world, heard, make_work, time_messages
 from fivefold.calibration.null_process_group import NullProcessGroup, silent_world
 from fivefold.calibration.processes import carry_out
 from fivefold.calibration.unit_clock import UnitClock, UnitSeconds
@@ -77,7 +77,7 @@ class Barrier:
         self._store.set_timeout(timedelta(seconds=order.silence_seconds))
         self._order, self._round = order, 0
 
-    def together(self) -> None:
+    def wait(self) -> None:
         """Wait until all workers have called it."""
         self._round += 1
         name = f"round/{self._round}"
@@ -85,7 +85,7 @@ class Barrier:
             self._store.set(f"{name}/go", "1")
         self._store.wait([f"{name}/go"])
 
-    def longest(self, seconds: float) -> float:
+    def max_over_workers(self, seconds: float) -> float:
         """Return the largest value of all workers."""
         self._store.set(f"value/{self._round}/{self._order.place}", repr(seconds))
         return max(float(self._store.get(f"value/{self._round}/{worker}")) for worker in range(self._order.beside))
@@ -112,8 +112,8 @@ def profile(order: ProfileOrder, meeting: Barrier, *, device: torch.device) -> R
         steps: list[UnitSeconds] = []
         begin = time.perf_counter()
         while True:
-            meeting.together()
-            if len(steps) >= order.steps and meeting.longest(time.perf_counter() - begin) > order.seconds:
+            meeting.wait()
+            if len(steps) >= order.steps and meeting.max_over_workers(time.perf_counter() - begin) > order.seconds:
                 break
             steps.append(step())
     return RankProfile(
@@ -121,7 +121,7 @@ def profile(order: ProfileOrder, meeting: Barrier, *, device: torch.device) -> R
     )
 
 
-def _sends(order: ProfileOrder) -> bool:
+def _has_messages(order: ProfileOrder) -> bool:
     """Return whether the workers exchange messages.
 
     Messages of gloo take different times in a step than alone; those of NCCL run on streams of their own.
@@ -132,7 +132,7 @@ def _sends(order: ProfileOrder) -> bool:
 
 def _world(order: ProfileOrder, layout: Layout) -> AbstractContextManager[None]:
     """Return the context of the process group in which the steps are profiled."""
-    if not _sends(order):
+    if not _has_messages(order):
         return silent_world(rank=order.rank, world=layout.world)
     silence = timedelta(seconds=order.silence_seconds)
     return gloo_world(Path(f"{order.meeting}.step"), rank=order.rank, world=layout.world, silence=silence)
@@ -141,11 +141,11 @@ def _world(order: ProfileOrder, layout: Layout) -> AbstractContextManager[None]:
 def _step_of(engine: Engine, built: Built, order: ProfileOrder) -> Callable[[], UnitSeconds]:
     """Return a function that runs one step on random tokens under the clock."""
     layout, job, clock = engine.layout, order.job, UnitClock(engine)
-    NullProcessGroup.aside[0] = clock.aside
-    if _sends(order):
+    NullProcessGroup.aside[0] = clock.exclude
+    if _has_messages(order):
         clock.follow(engine)
     draw = torch.Generator().manual_seed(order.rank)
-    shape = layout.micro_batches(job), layout.mbs, job.row_tokens(order.model.predicted)
+    shape = layout.micro_batches(job), layout.mbs, job.row_tokens(order.model.mtp_depth)
     tokens = torch.randint(0, order.model.vocab, shape, generator=draw)
 
     def step() -> UnitSeconds:
@@ -173,7 +173,7 @@ def _message_times(order: ProfileOrder, *, device: torch.device) -> list[Collect
     """Time the messages of ``order`` among the workers, with compute as in the run between two of them."""
     silence = timedelta(seconds=order.silence_seconds)
     with gloo_world(Path(f"{order.meeting}.gloo"), rank=order.place, world=order.beside, silence=silence):
-        work = some_work(order.work_seconds)
+        work = make_work(order.work_seconds)
         return time_messages(order.messages, rank=order.place, beside=order.beside, work=work, device=device)
 
 
@@ -193,7 +193,7 @@ def main(order: ProfileOrder) -> None:
     if order.place == 0:
         for item in profiles:
             print(item.model_dump_json(), flush=True)
-    meeting.together()  # the file must outlive the last reader
+    meeting.wait()  # the file must outlive the last reader
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.calibration.kernels import KERNELS
-from fivefold.calibration.messages import MessageOrder, RankRing, message_of, some_work, time_message
+from fivefold.calibration.messages import MessageOrder, RankRing, make_work, message_of, time_message
 from fivefold.calibration.points import (
     AttentionShape,
     Facts,
@@ -70,15 +70,15 @@ class WorkerContext(NamedTuple):
 
     def clock(self, run: Callable[[], object]) -> float:
         """Return the seconds of one ``run``: the median over repeats that begin at a barrier, maximum over ranks."""
-        once = self.slowest(self._time(run, times=1))  # warm up
+        once = self.max_over_ranks(self._time(run, times=1))  # warm up
         if once < 5e-3:
-            once = self.slowest(self._time(run, times=1))
+            once = self.max_over_ranks(self._time(run, times=1))
         times = min(1000, math.ceil(2e-3 / once))
         repeats = max(1, min(15, int(self.seconds / (times * once))))
-        return self.slowest(statistics.median(self._time(run, times=times) for _ in range(repeats)))
+        return self.max_over_ranks(statistics.median(self._time(run, times=times) for _ in range(repeats)))
 
     def _time(self, run: Callable[[], object], *, times: int) -> float:
-        self.slowest(0.0)  # a barrier
+        self.max_over_ranks(0.0)  # a barrier
         start = time.perf_counter()
         for _ in range(times):
             run()
@@ -86,7 +86,7 @@ class WorkerContext(NamedTuple):
             torch.cuda.synchronize(self.device)
         return (time.perf_counter() - start) / times
 
-    def slowest(self, seconds: float) -> float:
+    def max_over_ranks(self, seconds: float) -> float:
         """Return the largest ``seconds`` of all ranks, on every rank (an all-reduce); also serves as a barrier."""
         value = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(value, dist.ReduceOp.MAX)
@@ -140,7 +140,7 @@ def collective(context: WorkerContext, name: Collective, size_bytes: int) -> Col
     order = MessageOrder(collective=name, ranks=context.ranks, bytes=4 * share * context.ranks)
     ring = RankRing(context.rank, 0, context.ranks, dist.group.WORLD)
     if context.device.type == "cpu" or name == "p2p":
-        return time_message(order, ring, work=some_work(WORK_SECONDS), device=context.device)
+        return time_message(order, ring, work=make_work(WORK_SECONDS), device=context.device)
     seconds = context.clock(message_of(order, ring, device=context.device))
     return CollectivePoint(collective=name, ranks=context.ranks, bytes=order.bytes, seconds=seconds)
 
@@ -191,12 +191,12 @@ def best_of(
         say(Progress(kind=KINDS[type(results[index][0])], done=done, total=total), context.rank)
 
     for step in range(total):
-        if step >= len(todo) and context.slowest(time.perf_counter() - start) > points.budget_seconds:
+        if step >= len(todo) and context.max_over_ranks(time.perf_counter() - start) > points.budget_seconds:
             break
         measure(step % len(todo), step + 1)
     for index, points_of_one in enumerate(results):
-        spread = context.slowest(_spread(points_of_one) or 0.0)
-        is_over_budget = context.slowest(time.perf_counter() - start) > AGAIN * points.budget_seconds
+        spread = context.max_over_ranks(_spread(points_of_one) or 0.0)
+        is_over_budget = context.max_over_ranks(time.perf_counter() - start) > AGAIN * points.budget_seconds
         if spread > NOISY and not is_over_budget:
             measure(index, total)
     return [(points_of_one[0], _spread(points_of_one)) for points_of_one in results]

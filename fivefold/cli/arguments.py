@@ -71,7 +71,7 @@ def say_notes(notes: Sequence[ConfigNotes] | ConfigNotes | None) -> None:
 
 
 @contextmanager
-def adds_fields(fields: Mapping[str, Any]) -> Iterator[None]:
+def add_fields(fields: Mapping[str, Any]) -> Iterator[None]:
     """Add ``fields`` to the JSON object that a command prints, or to each object of a list; none: leave it as it is."""
     if not fields:
         yield

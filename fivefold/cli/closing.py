@@ -54,7 +54,11 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     say(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
     if proof.text:
         say(f"\nsample after {run.sample!r}:\n{proof.text}\n")
-    pair = (proof.predicted, proof.measured) if proof.measured else _earlier(run.folder / "step.json", proof.predicted)
+    pair = (
+        (proof.predicted, proof.measured)
+        if proof.measured
+        else _read_earlier_steps(run.folder / "step.json", proof.predicted)
+    )
     if pair is None:
         say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
         return
@@ -65,7 +69,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
         show(page((pair[0], *trace_compare.read_dry_run(run.folder / "step.json"), pair[1]), findings=pair[1].findings))
 
 
-def _earlier(path: Path, predicted: Step) -> tuple[Step, Step] | None:
+def _read_earlier_steps(path: Path, predicted: Step) -> tuple[Step, Step] | None:
     """Return the steps that an earlier start of this run wrote, as this start may have had nothing left to train."""
     from fivefold.results.step_comparison import read_pair
 

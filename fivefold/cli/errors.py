@@ -14,7 +14,7 @@ import typer
 
 from fivefold.cli.options import say
 from fivefold.record import RunFailure, StopSignal, UsageWarning, UserError, reword
-from fivefold.requests.extras import missing
+from fivefold.requests.extras import describe_missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 
 LONG_WORD = 300  # characters of a word in a message; longer ones, from user input or a file, are shortened
@@ -40,7 +40,7 @@ def settle(action: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ModuleNotFoundError as error:
-        if (line := missing(error)) is None:
+        if (line := describe_missing(error)) is None:
             raise
         return _print_line(line, code=2)
     except MemoryError:

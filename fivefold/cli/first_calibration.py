@@ -13,7 +13,7 @@ from fivefold.requests.machines import local_file
 Value = TypeVar("Value")
 
 
-def calibrated(read: Callable[[], Value], *, allowed: bool) -> Value:
+def calibrate_if_needed(read: Callable[[], Value], *, allowed: bool) -> Value:
     """Return what ``read`` returns; if it asks for this computer's calibration and there is none, measure it first.
 
     Not in a rank that a launcher has started, nor without torch: the error then says what to do.

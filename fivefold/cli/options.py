@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-def whole_numbers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:
+def parse_integers(text: str, *, option: str, of: str, such: str) -> tuple[int, ...]:
     """Return ``0,3`` as numbers; raises ``UserError`` if ``option`` is no list ``of`` them (``such``: an example)."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):

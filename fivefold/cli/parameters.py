@@ -37,7 +37,7 @@ def make_parameters(schema: type[Request]) -> Iterator[inspect.Parameter]:
 
 def make_parameter(name: str, field: FieldInfo, *, optional: bool = False) -> inspect.Parameter:
     """Make the parameter of one field; ``optional``: an argument that a config or setting may replace."""
-    kind, default = _plain(field.annotation), field.default
+    kind, default = _strip_constraints(field.annotation), field.default
     argument, option = _find(field, Argument), _find(field, Option) or Option()
     if option.separator:
         kind, default = str, ""
@@ -81,15 +81,15 @@ def _is_list(annotation: Any) -> bool:
     return get_origin(annotation) is tuple and Ellipsis in get_args(annotation)
 
 
-def _plain(annotation: Any) -> Any:
+def _strip_constraints(annotation: Any) -> Any:
     """Return a type without pydantic's constraints."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _plain(parts[0])
+        return _strip_constraints(parts[0])
     if origin in (Union, UnionType):
-        return functools.reduce(operator.or_, map(_plain, parts))
+        return functools.reduce(operator.or_, map(_strip_constraints, parts))
     if origin is tuple:
-        plain: Any = tuple(part if part is Ellipsis else _plain(part) for part in parts)
+        plain: Any = tuple(part if part is Ellipsis else _strip_constraints(part) for part in parts)
         return tuple[plain]
     return annotation
 

@@ -24,7 +24,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
 
-    rank, limit = _fullest(step), ON_TERMINAL // layout.v
+    rank, limit = _find_peak_stage(step), ON_TERMINAL // layout.v
     memory_levels, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
     show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time, rows)))
     show(pipeline.Picture(rows, drawn=_describe_limit(planner, layout, limit)))
@@ -38,7 +38,7 @@ def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, 
     from fivefold.planner.time.spans import spans
     from fivefold.rendering.drawing import memory, pipeline
 
-    rank, limit = _fullest(step), IN_CHART // layout.v
+    rank, limit = _find_peak_stage(step), IN_CHART // layout.v
     memory_levels, caption = levels(planner, layout, rank=rank, limit=limit), _describe_limit(planner, layout, limit)
     return {
         "pipeline": pipeline.draw_file(spans(planner, layout, limit=limit), step=step, drawn=caption),
@@ -86,5 +86,5 @@ def _describe_limit(planner: Planner, layout: Layout, limit: int) -> str:
     return remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
 
 
-def _fullest(step: Step) -> int:
+def _find_peak_stage(step: Step) -> int:
     return max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage

@@ -49,7 +49,11 @@ def _options(job: Job) -> list[tuple[str, str]]:
         options.append(("--stack", stack.name))
     if job.precision != default_job.precision:
         reduces_in_fp32 = stack.reduce_in_fp32
-        names = [name for name, recipe in RECIPES.items() if recipe.reduced(in_fp32=reduces_in_fp32) == job.precision]
+        names = [
+            name
+            for name, recipe in RECIPES.items()
+            if recipe.with_reduce_dtype(in_fp32=reduces_in_fp32) == job.precision
+        ]
         options.append(("--precision", names[0] if names else job.precision.name))
     for name, text in changed_settings(job):
         options.append(("--attention", text) if name == "attention" else ("--set", f"{name}={text}"))

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from fivefold.cli.arguments import adds_fields, read_config, read_words, resolve_words, say_notes
-from fivefold.cli.first_calibration import calibrated
+from fivefold.cli.arguments import add_fields, read_config, read_words, resolve_words, say_notes
+from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.cli.user_settings import apply_prices, apply_settings
@@ -28,33 +28,33 @@ from fivefold.requests.schema import Request
 Asked = TypeVar("Asked", bound=Request)
 
 
-def takes_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def accept_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the arguments and options of ``schema``; it is called with the request and with records."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         record_names = tuple(name for name in (*RECORDS, "job") if name in inspect.signature(command).parameters)
 
         @functools.wraps(command)
-        def with_request(**values: Any) -> None:
+        def call_with_request(**values: Any) -> None:
             request, settings = apply_settings(build_request(schema, values))
             may_calibrate = isinstance(request, CalibrationOption) and not request.no_calibrate
-            records = calibrated(partial(read_records, request, record_names), allowed=may_calibrate)
+            records = calibrate_if_needed(partial(read_records, request, record_names), allowed=may_calibrate)
             machines = [records["machine"]] if "machine" in records else []
             request, settings = apply_prices(request, machines, settings)
             prints_json = getattr(request, "as_json", False)
             notes = records.pop("notes", None)
             say_notes(notes)
-            with adds_fields(list_fields(notes) | settings.list_fields() if prints_json else {}):
+            with add_fields(list_fields(notes) | settings.list_fields() if prints_json else {}):
                 command(request, **records)
             if not (prints_json or settings.is_empty):
                 show(settings.describe())
 
         parameters = list(make_parameters(schema))
-        typer_function: Any = with_request  # typer reads the signature and annotations of a function
+        typer_function: Any = call_with_request  # typer reads the signature and annotations of a function
         del typer_function.__wrapped__
         typer_function.__signature__ = inspect.Signature(parameters)
         typer_function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return with_request
+        return call_with_request
 
     return decorate
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from fivefold.cli.errors import settle
-from fivefold.record import UserError, nearest
+from fivefold.record import UserError, make_unknown_name_error
 from fivefold.requests.commands import (
     COMMANDS,
     AskRequest,
@@ -164,7 +164,7 @@ def call_tool(name: str, arguments: Mapping[str, Any], *, folder: Path, writes: 
         nonlocal wants_json
         tools = {tool.name: tool for tool in list_tools(writes=writes)}
         if name not in tools:
-            raise nearest(name, list(tools), kind="tool")
+            raise make_unknown_name_error(name, list(tools), kind="tool")
         request = tools[name].request.read(dict(arguments), origin=name)
         wants_json = getattr(request, "answer", "") == "json"
         _command(name)(**_spell_values(name, request, folder=folder))

@@ -23,7 +23,7 @@ def add(run: Run, layout: Layout, *, model: Model, machine: Machine, steps: tupl
     """Dry-run the step of a traced run, write it with ``steps``, and merge the traces."""
     from fivefold.profiling.closed_loop import write_steps
 
-    step, rows = _rehearse(run, layout, model=model, machine=machine)
+    step, rows = _dry_run(run, layout, model=model, machine=machine)
     if step is not None:
         write_steps(run.folder / "step.json", *steps, step)
     _merge(run, layout, model=model, machine=machine, dry_run=rows)
@@ -38,7 +38,7 @@ def read_dry_run(path: Path) -> tuple[Step, ...]:
     return (Step.read(dry_run_step, origin=f"{path}: dry_run"),) if dry_run_step else ()
 
 
-def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[Step | None, Rows]:
+def _dry_run(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[Step | None, Rows]:
     """Return the dry-run step and its spans by pipeline rank; None and no spans if it would fail.
 
     In that case the reason is printed.
@@ -51,7 +51,7 @@ def _rehearse(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tu
         say(f"no dry run: {rehearsal.findings[0]}")
         return None, []
     rows = zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
-    return rehearsal.step, [spans(rehearsal.played, rehearsal.steady[rank], row) for rank, row in rows]
+    return rehearsal.step, [spans(rehearsal.played, rehearsal.steady_tapes[rank], row) for rank, row in rows]
 
 
 def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, dry_run: Rows) -> None:

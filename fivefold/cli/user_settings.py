@@ -55,11 +55,11 @@ def apply_prices(
     prices = {name: settings.prices[name] for name in names if name in settings.prices and name not in priced}
     if not prices:
         return request, applied
-    words = (*(f"{name}={_plain(price)}/h" for name, price in prices.items()), *given)
+    words = (*(f"{name}={_format_price(price)}/h" for name, price in prices.items()), *given)
     return request.model_copy(update={"price": words}), applied.replace(prices=prices)
 
 
-def _plain(price: float) -> str:
+def _format_price(price: float) -> str:
     """Return a price without an exponent, as ``--price`` takes it."""
     return f"{price:.9f}".rstrip("0").rstrip(".")
 

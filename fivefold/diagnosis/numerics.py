@@ -33,7 +33,7 @@ from fivefold.trainer.checkpoint.full_weights import gather_full
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import Source
 from fivefold.trainer.model.experts import Experts
-from fivefold.trainer.model.float8.blocks import in_blocks, widen_blocks
+from fivefold.trainer.model.float8.blocks import has_block_scales, widen_blocks
 from fivefold.trainer.model.float8.cast import Cast, widen
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.optimizers.loss_scaling import INITIAL_SCALE
@@ -77,7 +77,7 @@ class ErrorStats:
             self.product += float(a.dot(b))
             self.difference += float(a.sub_(b).dot(a))
 
-    def compared(self, place: Place) -> Compared:
+    def to_row(self, place: Place) -> Compared:
         """Return the statistics as a row of the report: relative error, cosine, shares of underflow and overflow."""
         kind, layer, name = place
         count, norm_product = max(1, self.elements), math.sqrt(self.squared * self.reference)
@@ -122,7 +122,7 @@ class TensorProbe:
 
         A value that rounds to the format's largest is no overflow, so there is none in MXFP8 and NVFP4.
         """
-        if in_blocks(cast):
+        if has_block_scales(cast):
             widened = widen_blocks(cast, columns=x.shape[-1]).double()
             self.tallies.setdefault(place, ErrorStats()).add(widened, x, top=torch.inf)
             return
@@ -149,7 +149,7 @@ class TensorProbe:
 
     def rows(self) -> tuple[Compared, ...]:
         """Return a row per place, in order of first occurrence."""
-        return tuple(tally.compared(place) for place, tally in self.tallies.items())
+        return tuple(tally.to_row(place) for place, tally in self.tallies.items())
 
 
 def examine(
@@ -218,7 +218,7 @@ def _run(
     engine.scale = probe.scale / job.tokens_per_step
     for moe in engine.routed.values():
         moe.scale = engine.scale
-    with probing(built.module, probe):
+    with probe_module(built.module, probe):
         total = engine.backward(tokens[None])
     probe.loss = float(total.view(-1)[0]) / engine.scale / (len(tokens) * job.sequence)
     if probe.reference is None and not math.isfinite(probe.loss):
@@ -242,14 +242,14 @@ def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
     """Copy full ``weights``, by name, into the shards."""
     for shard in built.shards:
         shard.weight.copy_(shard.rows_of(weights[shard.name]))
-    for layer, moe in built.routed.items():
+    for layer, moe in built.moe_layers.items():
         moe.bias.copy_(weights[f"{block_name(built.module.model, layer)}.moe.bias"])
     for unit in built.units:
-        unit.updated()
+        unit.on_optimizer_step()
 
 
 @contextmanager
-def probing(module: nn.Module, probe: TensorProbe) -> Iterator[None]:
+def probe_module(module: nn.Module, probe: TensorProbe) -> Iterator[None]:
     """Pass the result of every operation of ``module``, and its gradient, to ``probe`` within this context."""
     hooks = []
     for layer, block in enumerate(module.get_submodule("blocks").children()):

@@ -1,6 +1,6 @@
 """Dry run: runs the real training code on fake tensors and a fake process group, for ranks of any world.
 
-rehearse      runs two steps of one rank per pipeline rank, or of every rank (fake/), and records tapes (record/)
+rank_tapes    runs two steps of one rank per pipeline rank, or of every rank (fake/), and records tapes (record/)
 report        compares memory/ with the chip and builds a step record of kind "dry run"
 match         compares the messages of the ranks                       failures   turns an exception into a finding
 time/         prices the tapes and gives every event its time
@@ -13,22 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fivefold.dry_run import match, report
-from fivefold.dry_run.failures import describe_failure, quiet
+from fivefold.dry_run.failures import describe_failure, silence_fake_tensor_log
 from fivefold.dry_run.fake.world import differ_over_cp, representatives
-from fivefold.dry_run.rehearse import RankTapes, describe_assumptions, rehearse_rank
-from fivefold.dry_run.report import RankSummary, Rehearsal
+from fivefold.dry_run.rank_tapes import RankTapes, describe_assumptions, run_rank
+from fivefold.dry_run.report import DryRun, RankSummary
 from fivefold.dry_run.time.play import play
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.supported import check_supported
 
-__all__ = ["Rehearsal", "dryrun"]
+__all__ = ["DryRun", "dryrun"]
 
 
 def dryrun(
@@ -42,7 +42,7 @@ def dryrun(
     replay: bool = True,
     ranks: Sequence[int] = (),
     progress: Callable[[int, int], None] | None = None,
-) -> Rehearsal:
+) -> DryRun:
     """Run a dry run of a training step.
 
     ``ranks``: further ranks to run, whose tapes are kept. ``table``: a custom pipeline schedule. ``progress(done,
@@ -53,7 +53,7 @@ def dryrun(
     unknown_ranks = [rank for rank in ranks if not 0 <= rank < layout.world]
     if unknown_ranks:
         raise UserError(f"no rank {unknown_ranks[0]} in layout {str(layout)!r}; its ranks are 0 to {layout.world - 1}")
-    streams, job = machine.overlaps, job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
+    streams, job = machine.can_overlap, job.replace(stack=job.stack.with_device_kernels(gpu=machine.backend == "nccl"))
     job = job if streams else job.replace(overlap=())  # one stream: nothing overlaps with compute
     table = table or schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     kept_ranks = {*representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job)), *ranks}
@@ -64,25 +64,25 @@ def dryrun(
         if progress:
             progress(done, len(run_ranks))
         try:
-            with quiet():
-                rank_tapes = rehearse_rank(
+            with silence_fake_tensor_log():
+                rank_tapes = run_rank(
                     model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
                 )
         except (UserError, RunFailure, MemoryError):
             raise
         except Exception as error:
-            return Rehearsal(step=None, findings=(describe_failure(error, rank=rank),))
+            return DryRun(step=None, findings=(describe_failure(error, rank=rank),))
         rank_summaries.append(report.summarise(rank_tapes, machine=machine, layout=layout, job=job))
         tapes[rank] = rank_tapes if rank in kept_ranks else report.messages_only(rank_tapes)
-    findings = report.too_large(rank_summaries, model=model, machine=machine, layout=layout, job=job)
+    findings = report.find_out_of_memory(rank_summaries, model=model, machine=machine, layout=layout, job=job)
     mismatches = _message_findings(list(tapes.values()), streams=streams)
     if mismatches:
-        return Rehearsal(step=None, findings=(*findings, *mismatches), rank_summaries=tuple(rank_summaries))
+        return DryRun(step=None, findings=(*findings, *mismatches), rank_summaries=tuple(rank_summaries))
     tapes = {rank: tapes[rank] for rank in sorted(kept_ranks)}
     steady = [tapes_of_rank.steady for tapes_of_rank in tapes.values()]
     timed_step = play(steady, machine=machine, job=job, world=layout.world)
     step = report.step(rank_summaries, steady[0], timed_step, model=model, machine=machine, layout=layout, job=job)
-    return Rehearsal(step, findings, tuple(rank_summaries), tapes, timed_step, table, describe_assumptions(model, job))
+    return DryRun(step, findings, tuple(rank_summaries), tapes, timed_step, table, describe_assumptions(model, job))
 
 
 def _message_findings(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:

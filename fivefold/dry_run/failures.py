@@ -28,7 +28,7 @@ CANNOT_BE_FAKED = (
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_fake_tensor_log() -> Iterator[None]:
     """Silence torch's logger of fake tensors, which prints pages about every exception that passes through it."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fivefold.dry_run.fake.world import count_represented_ranks
-from fivefold.dry_run.memory.breakdown import LiveStorage, largest, stage_memory
+from fivefold.dry_run.memory.breakdown import LiveStorage, list_largest, stage_memory
 from fivefold.dry_run.memory.reserved import replay_allocator
+from fivefold.dry_run.rank_tapes import RankTapes
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
-from fivefold.dry_run.rehearse import RankTapes
 from fivefold.dry_run.time.play import Played
 from fivefold.job import Job
-from fivefold.layout.legal import describe_idle
 from fivefold.layout.mesh import group
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import describe_idle
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.flops import work
@@ -28,7 +28,7 @@ from fivefold.planner.counts.memory.allocator import AllocatorTotals, driver_byt
 from fivefold.planner.predict import predict
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
-from fivefold.rendering.rehearsal import Holding, Moment
+from fivefold.rendering.dry_run import Holding, Moment
 from fivefold.step import Memory, StageMemory, Step, Traffic, Work, build_step, sent_bytes
 from fivefold.units import show_bytes
 
@@ -50,7 +50,7 @@ class RankSummary(NamedTuple):
         return max(self.first.peak_bytes, self.steady.peak_bytes)
 
 
-class Rehearsal(NamedTuple):
+class DryRun(NamedTuple):
     """The result of a dry run. ``step`` is None if the job would raise or deadlock; then ``findings`` say why."""
 
     step: Step | None
@@ -63,20 +63,20 @@ class Rehearsal(NamedTuple):
 
     def __repr__(self) -> str:
         findings_text = f"; {'; '.join(self.findings)}" if self.findings else ""
-        return f"<Rehearsal {self.step.line() if self.step else 'without a step'}{findings_text}>"
+        return f"<DryRun {self.step.line() if self.step else 'without a step'}{findings_text}>"
 
     def _repr_html_(self) -> str:
         from fivefold.rendering import html
 
-        return html.rehearsal(self.step, self.findings)
+        return html.render_dry_run(self.step, self.findings)
 
     @property
-    def first(self) -> dict[int, Tape]:
+    def first_tapes(self) -> dict[int, Tape]:
         """Return the tape of the first step, by rank."""
         return {rank: tapes.first for rank, tapes in self.tapes.items()}
 
     @property
-    def steady(self) -> dict[int, Tape]:
+    def steady_tapes(self) -> dict[int, Tape]:
         """Return the tape of the steady step, by rank."""
         return {rank: tapes.steady for rank, tapes in self.tapes.items()}
 
@@ -87,7 +87,7 @@ class Rehearsal(NamedTuple):
         return [stages[stage] for stage in sorted(stages)]
 
     @property
-    def fullest(self) -> RankSummary:
+    def peak_rank(self) -> RankSummary:
         """Return the rank with the highest steady peak among those whose tapes are kept."""
         return max(
             (summary for summary in self.rank_summaries if summary.rank in self.tapes),
@@ -111,10 +111,10 @@ def summarise(tapes: RankTapes, *, machine: Machine, layout: Layout, job: Job) -
 
 def messages_only(tapes: RankTapes) -> RankTapes:
     """Drop allocations and kernels from a rank's tapes: only messages, waits and scopes remain."""
-    return tapes._replace(first=_only_messages(tapes.first), steady=_only_messages(tapes.steady))
+    return tapes._replace(first=_select_messages(tapes.first), steady=_select_messages(tapes.steady))
 
 
-def _only_messages(tape: Tape) -> Tape:
+def _select_messages(tape: Tape) -> Tape:
     messages_tape = Tape(tape.rank)
     messages_tape.sites, messages_tape.scopes, messages_tape.messages = tape.sites, tape.scopes, tape.messages
     for event in tape:
@@ -179,7 +179,7 @@ def traffic(tape: Tape) -> tuple[Traffic, ...]:
 
 def describe_peak(tapes: RankTapes, *, rows: int = 16) -> Moment:
     """Return the live bytes at the steady step's peak by category, and the ``rows`` largest groups of tensors."""
-    storages = largest(tapes.steady, len(tapes.steady))
+    storages = list_largest(tapes.steady, len(tapes.steady))
     bytes_by_category = Counter[str]()
     groups: dict[tuple[str, str, str], list[LiveStorage]] = {}
     for storage in storages:
@@ -204,7 +204,7 @@ def available_bytes(machine: Machine, layout: Layout) -> int:
     return machine.chip.memory_bytes - driver_bytes(machine, layout)
 
 
-def out_of_memory(share: RankSummary, machine: Machine, layout: Layout) -> bool:
+def is_out_of_memory(share: RankSummary, machine: Machine, layout: Layout) -> bool:
     """Return whether a rank runs out of memory, by size or by fragmentation."""
     return bool(share.shortage) or share.peak_bytes > available_bytes(machine, layout)
 
@@ -214,7 +214,7 @@ def _risk(share: RankSummary, *, model: Model, machine: Machine, layout: Layout,
 
     Fragmentation is that of the replayed allocator; all of it counts as lost.
     """
-    if out_of_memory(share, machine, layout):
+    if is_out_of_memory(share, machine, layout):
         return 1.0
     peak, reserved_bytes = share.peak_bytes, share.reserved_bytes
     totals = (
@@ -226,11 +226,11 @@ def _risk(share: RankSummary, *, model: Model, machine: Machine, layout: Layout,
     return risk.probability(layout, peak_bytes=peak, totals=totals, lost=1.0)
 
 
-def too_large(
+def find_out_of_memory(
     rank_summaries: Sequence[RankSummary], *, model: Model, machine: Machine, layout: Layout, job: Job
 ) -> tuple[str, ...]:
     """Return one finding if any rank runs out of memory: the rank with the highest peak, its peak, a layout to try."""
-    failing = [share for share in rank_summaries if out_of_memory(share, machine, layout)]
+    failing = [share for share in rank_summaries if is_out_of_memory(share, machine, layout)]
     if not failing:
         return ()
     available, fullest = available_bytes(machine, layout), max(failing, key=lambda share: share.peak_bytes)
@@ -293,11 +293,11 @@ def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) 
     return counted.replace(parameters=sum(weights.values()), hardware_flops=flops)
 
 
-def data(rehearsal: Rehearsal, predicted: Step | None) -> dict[str, object]:
+def data(rehearsal: DryRun, predicted: Step | None) -> dict[str, object]:
     """Return the result as JSON: both steps, memory of the first one, the live bytes at the peak, and the findings."""
     if rehearsal.step is None:
         return {"findings": rehearsal.findings}
-    peak_moment = describe_peak(rehearsal.tapes[rehearsal.fullest.rank])
+    peak_moment = describe_peak(rehearsal.tapes[rehearsal.peak_rank.rank])
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
         "dry_run": rehearsal.step.model_dump(mode="json"),

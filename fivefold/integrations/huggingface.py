@@ -106,7 +106,7 @@ class PredictionCallback(TrainerCallback):
 
     def predict(self, args: Any) -> tuple[Step, Machine]:
         """Return the predicted step of these TrainingArguments, and its machine; raises ``UserError``."""
-        from fivefold.api.verbs import predict
+        from fivefold.api.functions import predict
         from fivefold.job import Job
         from fivefold.layout.spec import Layout
 

@@ -111,7 +111,7 @@ def predict_step(
     ``model``: a name, a record, or a config of Hugging Face as a table. ``machine``: without a number it has ``world``
     GPUs.
     """
-    from fivefold.api.verbs import predict
+    from fivefold.api.functions import predict
     from fivefold.model.catalog import from_values
 
     try:

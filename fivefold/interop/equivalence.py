@@ -13,7 +13,9 @@ def fit_free_fields(model: Model, read_model: Model) -> Model:
     if model.moe is None or read_model.moe is None:
         return model
     moe = model.moe.replace(balance=read_model.moe.balance, aux_coefficient=read_model.moe.aux_coefficient)
-    if _shared(moe) == _shared(read_model.moe):  # several shared experts cost as much as one of their total width
+    if _shared_width(moe) == _shared_width(
+        read_model.moe
+    ):  # several shared experts cost as much as one of their total width
         moe = moe.replace(shared_experts=read_model.moe.shared_experts, shared_ffn=read_model.moe.shared_ffn)
     return model.replace(moe=moe)
 
@@ -32,5 +34,5 @@ def divide_rates(least: float, peak: float) -> float:
     return min(1.0, float(f"{least / peak:.12g}"))
 
 
-def _shared(moe: MoE) -> int:
+def _shared_width(moe: MoE) -> int:
     return moe.shared_experts * (moe.shared_ffn or moe.ffn)

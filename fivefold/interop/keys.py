@@ -38,14 +38,14 @@ def part(means: str, default: Any) -> Key:
     return Key("part", means, default)
 
 
-def foreign(means: str, default: Any) -> Key:
+def unmodelled_key(means: str, default: Any) -> Key:
     """Return a key with an effect that is not modelled, unless its value is ``default``."""
     return Key("foreign", means, default)
 
 
-def unsupported(means: str, *names: str, default: Any = None) -> dict[str, Key]:
+def unmodelled_keys(means: str, *names: str, default: Any = None) -> dict[str, Key]:
     """Return keys with effects that are not modelled, unless they have the value ``default`` or are off."""
-    return dict.fromkeys(names, foreign(means, default))
+    return dict.fromkeys(names, unmodelled_key(means, default))
 
 
 def approximate_keys(means: str, *names: str, default: Any = None) -> dict[str, Key]:
@@ -53,7 +53,7 @@ def approximate_keys(means: str, *names: str, default: Any = None) -> dict[str, 
     return dict.fromkeys(names, Key("near", means, default))
 
 
-def idle(*names: str) -> dict[str, Key]:
+def ignored_keys(*names: str) -> dict[str, Key]:
     """Return keys without effect on memory, work, traffic and time.
 
     A name that ends in ``*``, such as ``group.*`` or ``wandb_*``, stands for all keys with that beginning.
@@ -78,7 +78,7 @@ def is_off(value: Any, default: Any) -> bool:
     return value is False or value in ([], {}) or (isinstance(value, str) and value.lower() in OFF)
 
 
-def flat(values: Mapping[str, Any], *, origin: str, within: str = "", depth: int = 0) -> dict[str, Any]:
+def flatten(values: Mapping[str, Any], *, origin: str, within: str = "", depth: int = 0) -> dict[str, Any]:
     """Flatten nested tables into one, with keys joined by dots."""
     flattened: dict[str, Any] = {}
     if depth > 16:
@@ -86,7 +86,7 @@ def flat(values: Mapping[str, Any], *, origin: str, within: str = "", depth: int
     for key, value in values.items():
         name = f"{within}.{key}" if within else str(key)
         if isinstance(value, Mapping) and value:
-            flattened |= flat(value, origin=origin, within=name, depth=depth + 1)
+            flattened |= flatten(value, origin=origin, within=name, depth=depth + 1)
         else:
             flattened[name] = value
     return flattened
@@ -99,7 +99,7 @@ class Values:
         self, table: Table, given: Mapping[str, Any], *, origin: str, software: str, version: str = ""
     ) -> None:
         self.table, self.origin, self.software, self.version = table, origin, software, version
-        self.given = {key: self._typed(key, value) for key, value in given.items()}
+        self.given = {key: self._parse_text(key, value) for key, value in given.items()}
         for name, value in self.given.items():
             self._check(name, value)
         self.doubts: dict[str, str] = {}
@@ -109,7 +109,7 @@ class Values:
         value, default = self.given.get(key), self.table[key].default
         return default if value is None and (key not in self.given or is_number(default)) else value
 
-    def says(self, key: str) -> bool:
+    def is_set(self, key: str) -> bool:
         """Return whether the config sets the key."""
         return key in self.given
 
@@ -173,7 +173,7 @@ class Values:
         groups = (name[:end] + "*" for end in range(len(name), 0, -1) if name[end - 1] in "._")
         return next((self.table[group] for group in groups if group in self.table), None)
 
-    def _typed(self, name: str, value: Any) -> Any:
+    def _parse_text(self, name: str, value: Any) -> Any:
         """Return ``value`` as a number or boolean if it is text and the key's default is not text."""
         key = self.find_key(name)
         if not isinstance(value, str) or key is None or isinstance(key.default, str):
@@ -195,7 +195,7 @@ class Values:
         if is_number(default) and value is not None and not isinstance(value, int | float):
             raise UserError(f"{self.origin}: {name} must be a number, not {shorten_value(value)!r}")
 
-    def understood(self) -> tuple[ParsedKey, ...]:
+    def list_parsed(self) -> tuple[ParsedKey, ...]:
         """Return the keys of the config that our records represent."""
         return tuple(
             ParsedKey(key=name, value=shorten_value(value), means=key.means)
@@ -203,7 +203,7 @@ class Values:
             if (key := self.find_key(name)) and key.kind in ("field", "part") and not self._is_doubted(name)
         )
 
-    def defaulted(self) -> tuple[ParsedKey, ...]:
+    def list_defaults(self) -> tuple[ParsedKey, ...]:
         """Return the keys that the config leaves at their defaults."""
         return tuple(
             ParsedKey(key=name, value=shorten_value(key.default), means=key.means)
@@ -214,19 +214,19 @@ class Values:
             and not self._is_doubted(name)
         )
 
-    def not_understood(self) -> tuple[ParsedKey, ...]:
+    def list_unparsed(self) -> tuple[ParsedKey, ...]:
         """Return the keys that may change the cost of a step and that no record represents."""
-        return tuple(self._strange())
+        return tuple(self._iterate_unknown())
 
-    def approximated(self) -> tuple[ParsedKey, ...]:
+    def list_approximated(self) -> tuple[ParsedKey, ...]:
         """Return the keys that are read as the nearest setting that is counted."""
-        return (*self._of_kind("near"), *self._doubted(self.approximations))
+        return (*self._iterate_kind("near"), *self._iterate_doubted(self.approximations))
 
-    def harmless(self) -> tuple[ParsedKey, ...]:
+    def list_harmless(self) -> tuple[ParsedKey, ...]:
         """Return the keys of the config that have no effect on the cost of a step."""
-        return tuple(self._harmless())
+        return tuple(self._iterate_harmless())
 
-    def _harmless(self) -> Iterator[ParsedKey]:
+    def _iterate_harmless(self) -> Iterator[ParsedKey]:
         for name, value in self.given.items():
             key = self.find_key(name)
             if self._is_doubted(name):
@@ -239,7 +239,7 @@ class Values:
             elif key.kind in ("foreign", "near") and is_off(value, key.default):
                 yield ParsedKey(key=name, value=shorten_value(value), means="off, as it is counted")
 
-    def _strange(self) -> Iterator[ParsedKey]:
+    def _iterate_unknown(self) -> Iterator[ParsedKey]:
         for name, value in self.given.items():
             if self.find_key(name) is None and value != {} and not self._is_doubted(name):
                 yield ParsedKey(
@@ -247,17 +247,17 @@ class Values:
                     value=shorten_value(value),
                     means=f"is no key that is known of {self.software} {self.version}",
                 )
-        yield from self._of_kind("foreign")
-        yield from self._doubted(self.doubts)
+        yield from self._iterate_kind("foreign")
+        yield from self._iterate_doubted(self.doubts)
 
-    def _of_kind(self, kind: str) -> Iterator[ParsedKey]:
+    def _iterate_kind(self, kind: str) -> Iterator[ParsedKey]:
         """Yield the keys of one kind that are not off."""
         for name, value in self.given.items():
             key = self.find_key(name)
             if key and key.kind == kind and not self._is_doubted(name) and not is_off(value, key.default):
                 yield ParsedKey(key=name, value=shorten_value(value), means=key.means)
 
-    def _doubted(self, reasons: Mapping[str, str]) -> Iterator[ParsedKey]:
+    def _iterate_doubted(self, reasons: Mapping[str, str]) -> Iterator[ParsedKey]:
         for name, why in reasons.items():
             yield ParsedKey(
                 key=name, value=shorten_value(self[name] if name in self.table else self.given.get(name)), means=why

@@ -14,9 +14,9 @@ from fivefold.interop.registry import FORMATS
 from fivefold.interop.shell.expand import substitute
 from fivefold.interop.shell.launch import strip_launchers
 from fivefold.interop.shell.script import is_script, script
-from fivefold.layout.legal import reasons
+from fivefold.layout.validity import reasons
 from fivefold.model import catalog
-from fivefold.model.huggingface.write import differs
+from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_text
 from fivefold.results.reading import Reading
@@ -55,7 +55,7 @@ def _find_known(model: Model) -> Model:
         if (layers, width) != (model.layers, model.width):
             continue
         published = catalog.build_model(name)
-        if published.layers == model.layers and differs(published, fit_free_fields(model, published)) is None:
+        if published.layers == model.layers and find_difference(published, fit_free_fields(model, published)) is None:
             return model.replace(name=name)
     return model
 

@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 
 from fivefold import interop
 from fivefold.interop.format import Format
-from fivefold.record import UserError, nearest
+from fivefold.record import UserError, make_unknown_name_error
 
 
 def _list_formats() -> Iterator[Format]:
@@ -31,7 +31,7 @@ def find_format(name: str) -> Format:
     for form in FORMATS:
         if form.name == name and form.emit:
             return form
-    raise nearest(name, list_written(), kind="format")
+    raise make_unknown_name_error(name, list_written(), kind="format")
 
 
 def find_stack_format(stack: str) -> str:

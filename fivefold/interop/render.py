@@ -33,11 +33,11 @@ def toml_file(values: Mapping[str, Any], table: Table, *, about: Sequence[str], 
     lines = [f"# {line}" for line in about]
     for group, rows in group_keys(values, table, extra).items():
         lines += ["", f"[{group}]"]
-        lines += [append_comment(f"{name} = {literal(value)}", means) for name, value, means in rows]
+        lines += [append_comment(f"{name} = {format_literal(value)}", means) for name, value, means in rows]
     return "\n".join(lines) + "\n"
 
 
-def literal(value: Any) -> str:
+def format_literal(value: Any) -> str:
     """Write a value as TOML, JSON and YAML all spell it."""
     if isinstance(value, tuple):
         value = list(value)
@@ -67,7 +67,7 @@ def _yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
             lines += [f"{indent}{name}:", *_yaml(within, indent + "  ")]
         else:
             value, means = within
-            lines.append(append_comment(f"{indent}{name}: {literal(value)}", means))
+            lines.append(append_comment(f"{indent}{name}: {format_literal(value)}", means))
     return lines
 
 

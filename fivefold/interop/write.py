@@ -12,10 +12,10 @@ from fivefold.interop.equivalence import fit_free_fields, resolve_rate
 from fivefold.interop.format import Format, Overrides, Plan, Written
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
-from fivefold.model.huggingface.write import differs
+from fivefold.layout.validity import refuse
+from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, difference
 from fivefold.results.reading import Reading
@@ -31,9 +31,9 @@ def write(plan: Plan, *, to: str) -> Written:
     assert form.emit is not None
     if form.stack and plan.job.stack.name != form.stack:
         plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
-    plan = plan._replace(layout=plain(plan.layout, plan.model))
+    plan = plan._replace(layout=drop_default_stages(plan.layout, plan.model))
     if plan.layout.offload:  # in configs a setting of the job
-        job = plan.job.replace(offload=tuple(sorted(plan.layout.offloads(plan.job), reverse=True)))
+        job = plan.job.replace(offload=tuple(sorted(plan.layout.list_offloaded(plan.job), reverse=True)))
         plan = plan._replace(layout=plan.layout.replace(offload=()), job=job)
     refuse(plan.layout, model=plan.model, job=plan.job)
     if form.stack and plan.layout.ac != plan.layout.recomputation:
@@ -48,7 +48,7 @@ def write(plan: Plan, *, to: str) -> Written:
     return files._replace(remarks=(*files.remarks, *check(plan, back, form)))
 
 
-def plain(layout: Layout, model: Model) -> Layout:
+def drop_default_stages(layout: Layout, model: Model) -> Layout:
     """Return the layout without ``stages`` if they equal the default division of layers."""
     if sum(layout.stages) != model.layers:
         return layout
@@ -72,7 +72,7 @@ def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
     option = f"--to {form.name}"
     if back.model is None or back.layout is None or back.job is None:
         raise UserError(f"{option}: the config has no key for {'; '.join(back.missing)}")
-    if why := differs(back.model, fit_free_fields(plan.model, back.model)):
+    if why := find_difference(back.model, fit_free_fields(plan.model, back.model)):
         raise UserError(f"{option}: the config can express model {plan.model.name!r} only with {why}")
     if back.layout != plan.layout:
         raise UserError(

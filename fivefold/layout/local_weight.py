@@ -34,7 +34,7 @@ class LocalSlice(NamedTuple):
     holders: int
 
     @property
-    def front(self) -> tuple[slice, ...]:
+    def data_slices(self) -> tuple[slice, ...]:
         """Return the slices of the local tensor that hold data, without padding."""
         return tuple(slice(0, part.stop - part.start) for part in self.slices)
 

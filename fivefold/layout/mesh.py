@@ -31,7 +31,7 @@ class Group(NamedTuple):
 
 
 def group(layout: Layout, axis: str) -> Group:
-    """Return size and stride of the groups of ``axis``; ``layout.legal`` ensures that one stride describes them.
+    """Return size and stride of the groups of ``axis``; ``layout.validity`` ensures that one stride describes them.
 
     In addition to the axes of the mesh: ``world``, ``stage`` (all ranks with one pipeline rank; no single stride if pp
     is a middle axis: use ``members``), ``shard`` and ``replica`` (ZeRO's groups over dp·cp), ``ep``, ``etp``,
@@ -53,10 +53,10 @@ def group(layout: Layout, axis: str) -> Group:
     if axis == "stage":
         return Group(layout.world // layout.pp, layout.pp if strides["pp"] == 1 else 1)
 
-    def nearest(*axes: str) -> int:
+    def find_stride(*axes: str) -> int:
         return min((strides[name] for name in axes if getattr(layout, name) > 1), default=1)
 
-    replicas, replica_stride = layout.dp * layout.cp, nearest("dp", "cp")
+    replicas, replica_stride = layout.dp * layout.cp, find_stride("dp", "cp")
     if axis == "shard":
         return Group(layout.shards, replica_stride)
     if axis == "replica":
@@ -64,7 +64,7 @@ def group(layout: Layout, axis: str) -> Group:
     if axis == "etp":
         return Group(layout.etp, strides["tp"])
     # experts are sharded over tp too, unless etp covers all of it
-    expert_stride = nearest("tp", "dp", "cp") * layout.etp if layout.etp < layout.tp else replica_stride
+    expert_stride = find_stride("tp", "dp", "cp") * layout.etp if layout.etp < layout.tp else replica_stride
     if axis == "ep":
         return Group(layout.ep, expert_stride)
     if axis in ("expert_shard", "expert_replica"):

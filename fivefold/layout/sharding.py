@@ -64,7 +64,7 @@ def policy(layout: Layout, job: Job) -> Policy:
     return POLICIES[(3 if frees_weights else layout.zero) if layout.shards > 1 else 0]
 
 
-def reduces_each(layout: Layout, job: Job) -> bool:
+def reduces_every_micro_batch(layout: Layout, job: Job) -> bool:
     """Tell whether gradients are reduced to their shards after the backward of every micro-batch, not once per step.
 
     False if there is one micro-batch, and under ZeRO-0 and -1, where full gradients stay until the update.
@@ -73,7 +73,7 @@ def reduces_each(layout: Layout, job: Job) -> bool:
     return every_micro_batch and layout.micro_batches(job) > 1 and not policy(layout, job).gradients_stay
 
 
-def regathers(layout: Layout, job: Job) -> bool:
+def gathers_for_backward(layout: Layout, job: Job) -> bool:
     """Tell whether gathered weights are freed after a forward and gathered again for its backward."""
     return not policy(layout, job).weights_stay and layout.zero == 3 and job.stack.reshard == "forward"
 
@@ -90,7 +90,7 @@ def needs_backward_gather(name: object, layout: Layout, job: Job) -> bool:
     some stacks gather them anyway.
     """
     gathers_embedding = job.stack.backward_all_gather != "needed" and not joins_ends(layout, job)
-    return name != "head" and (name != "embed" or gathers_embedding) and regathers(layout, job)
+    return name != "head" and (name != "embed" or gathers_embedding) and gathers_for_backward(layout, job)
 
 
 def chunk_rows(rows: int, *, shards: int) -> int:
@@ -201,7 +201,7 @@ def shard_numel(weight: Weight, *, shards: int) -> int:
     return chunk_rows(rows, shards=shards) * (weight.numel // rows)
 
 
-def multiplies(weight: Weight) -> bool:
+def is_gemm_weight(weight: Weight) -> bool:
     """Tell whether the weight is the matrix of a GEMM in a block, which may run in fp8: not a router or bias."""
     return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
 
@@ -235,7 +235,7 @@ def frozen_bytes(unit: Unit, *, shards: int, job: Job) -> FrozenBytes:
         if weight.is_adapter:
             continue
         elements = shard_numel(weight, shards=shards)
-        if job.adapter.base == "nf4" and multiplies(weight):
+        if job.adapter.base == "nf4" and is_gemm_weight(weight):
             elements_bytes = nf4_bytes(elements)
             shares_codebooks = job.stack.kernel_facts.fused_dequantization
             scales += nf4_scales_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)

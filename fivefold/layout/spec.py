@@ -28,10 +28,10 @@ from fivefold.layout.schedule.pipeline_schedule import (
     SCHEDULES,
     PipelineSchedule,
     ScheduleName,
+    get_1f1b_name,
     names_of_one_way_pairing,
-    usual_schedule,
 )
-from fivefold.record import Record, UserError, nearest
+from fivefold.record import Record, UserError, make_unknown_name_error
 
 # Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
@@ -64,7 +64,7 @@ class Layout(Record):
     offload: tuple[Offloaded, ...] = ()  # kept in host memory, in addition to what the job offloads
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.world > RANKS:
             raise ValueError(f"dp·cp·tp·pp={self.world} ranks are more than {RANKS:,}; lower a degree")
         replicas = self.dp * self.cp
@@ -103,11 +103,11 @@ class Layout(Record):
             raise ValueError(f"{self.schedule} v{self.v} needs a pipeline; add pp2 or more, or drop it")
         if self.pipeline.places_v and self.v != 2:
             raise ValueError(f"{self.schedule} places two stages on each rank as a V; write v2, not v{self.v}")
-        if self.pipeline.interleaves and self.v < 2:
+        if self.pipeline.is_interleaved and self.v < 2:
             raise ValueError(f"{self.schedule} needs virtual stages; write v2 or more, or {DEFAULT_SCHEDULE}")
         if self.v > 1 and self.pipeline.stages_per_rank == 1:
             raise ValueError(
-                f"{self.schedule} runs one stage per rank; drop v{self.v} or write {usual_schedule(self.v)}"
+                f"{self.schedule} runs one stage per rank; drop v{self.v} or write {get_1f1b_name(self.v)}"
             )
         if self.pipeline.enters_both_ends and self.pp % 2:
             raise ValueError(f"{self.schedule} needs an even pp, not {self.pp}; try pp{self.pp + 1}")
@@ -120,7 +120,7 @@ class Layout(Record):
             groups = self.recomputation.split("+")
             unknown = next((group for group in groups if group not in RECOMPUTABLE), self.ac)
             known = [f"ac={group}" for group in ("none", "selective", "full", *RECOMPUTABLE)]
-            raise ValueError(str(nearest(f"ac={unknown}", known, kind="recomputation")))
+            raise ValueError(str(make_unknown_name_error(f"ac={unknown}", known, kind="recomputation")))
         if self.ac == self.recomputation:
             return
         if not 0 < self.recompute_ranks < self.pp:
@@ -145,7 +145,7 @@ class Layout(Record):
         return self.ac.partition("@")[0]
 
     @cached_property
-    def recomputed(self) -> frozenset[str]:
+    def recomputed_operations(self) -> frozenset[str]:
         """Return the groups of operations that a layer recomputes in the backward; ``{"layer"}`` under full."""
         kind = self.recomputation
         if kind == "none":
@@ -180,7 +180,7 @@ class Layout(Record):
                 fields[key] = value
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
-            fields["schedule"] = usual_schedule(v)
+            fields["schedule"] = get_1f1b_name(v)
         schedule = next(
             (pipeline for pipeline in PIPELINE_SCHEDULES.values() if pipeline.name == fields.get("schedule")), None
         )
@@ -242,7 +242,7 @@ class Layout(Record):
         max_shards = self.expert_replicas * self.shards // (self.dp * self.cp)
         return divisor_below(self.expert_replicas, max(1, max_shards))
 
-    def offloads(self, job: Job) -> frozenset[Offloaded]:
+    def list_offloaded(self, job: Job) -> frozenset[Offloaded]:
         """Return what is kept in host memory, by the layout or by the job."""
         return frozenset((*self.offload, *job.offload))
 
@@ -330,14 +330,16 @@ def read_token(token: str) -> Mapping[str, object]:
         return {"cp_kind": token[3:]}
     if token.startswith("offload="):
         return {"offload": _parse_offload(token)}
-    raise nearest(token, _WORDS, kind="layout token")
+    raise make_unknown_name_error(token, _WORDS, kind="layout token")
 
 
 def _parse_offload(token: str) -> tuple[str, ...]:
     """Return the values of a token such as ``offload=optimizer+activations``, in that order."""
     words = token.partition("=")[2].split("+")
     if set(words) - set(get_args(Offloaded)):
-        raise nearest(token, [word for word in _WORDS if word.startswith("offload=")], kind="layout token")
+        raise make_unknown_name_error(
+            token, [word for word in _WORDS if word.startswith("offload=")], kind="layout token"
+        )
     return tuple(word for word in get_args(Offloaded) if word in words)
 
 

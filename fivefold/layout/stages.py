@@ -26,7 +26,7 @@ def recomputed_stages(layout: Layout) -> tuple[bool, ...]:
     ranks = (divmod(stage, layout.pp) for stage in range(layout.pp * layout.v))
     back = layout.pipeline.places_v
     places = [layout.pp - 1 - place if back and turn % 2 else place for turn, place in ranks]
-    return tuple(bool(layout.recomputed) and place < layout.recompute_ranks for place in places)
+    return tuple(bool(layout.recomputed_operations) and place < layout.recompute_ranks for place in places)
 
 
 def recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 from fivefold.layout.names import DEFAULT_ORDER, CpKind
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError, nearest
+from fivefold.record import UserError, make_unknown_name_error
 
 _TERM = re.compile(r"([a-z]+)(<=|>=|!=|<|>|=)(.+)")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt, "=": eq, "!=": ne}
@@ -35,7 +35,7 @@ class Term(NamedTuple):
     sign: str
     values: tuple[str, ...]
 
-    def admits(self, value: object) -> bool:
+    def is_satisfied_by(self, value: object) -> bool:
         """Tell whether a value of the field satisfies the constraint."""
         if self.field in NUMBERS:
             assert isinstance(value, int)
@@ -58,21 +58,21 @@ class Where(NamedTuple):
         where = cls(tuple(_term(word, text) for word in text.split()))
         for field in dict.fromkeys(term.field for term in where.terms):
             terms = [term for term in where.terms if term.field == field]
-            if not any(where.admits(field, value) for value in _values(field, terms)):
+            if not any(where.is_allowed(field, value) for value in _values(field, terms)):
                 raise UserError(f"where {text!r}: no {field} is {' and '.join(map(str, terms))}; drop one")
         return where
 
-    def admits(self, field: str, value: object) -> bool:
+    def is_allowed(self, field: str, value: object) -> bool:
         """Tell whether a value of a field is allowed."""
-        return all(term.admits(value) for term in self.terms if term.field == field)
+        return all(term.is_satisfied_by(value) for term in self.terms if term.field == field)
 
     def values_of(self, field: str) -> tuple[str, ...]:
         """Return the values of ``field`` that some term names with ``=``."""
         return tuple(value for term in self.terms if term.field == field and term.sign == "=" for value in term.values)
 
-    def holds(self, layout: Layout) -> bool:
+    def is_satisfied_by(self, layout: Layout) -> bool:
         """Tell whether a layout satisfies all constraints."""
-        return all(term.admits(get_value(layout, term.field)) for term in self.terms)
+        return all(term.is_satisfied_by(get_value(layout, term.field)) for term in self.terms)
 
     def __str__(self) -> str:
         return " ".join(map(str, self.terms))
@@ -106,7 +106,7 @@ def _term(word: str, text: str) -> Term:
         raise UserError(f"where {text!r}: {word!r} is not a constraint; write tp<=8, cp=1 or ac=none,selective")
     field, sign, values = matched[1], matched[2], tuple(matched[3].split(","))
     if field not in NUMBERS and field not in WORDS:
-        raise nearest(field, [*NUMBERS, *WORDS], kind="constraint")
+        raise make_unknown_name_error(field, [*NUMBERS, *WORDS], kind="constraint")
     if field in NUMBERS:
         if invalid := [value for value in values if not value.isdecimal()]:
             raise UserError(
@@ -119,7 +119,7 @@ def _term(word: str, text: str) -> Term:
     elif known := WORDS[field]:
         for value in values:
             if value not in known:
-                raise nearest(value, list(known), kind=field)
+                raise make_unknown_name_error(value, list(known), kind=field)
     elif field == "ac":
         for value in values:
             if "@" in value:

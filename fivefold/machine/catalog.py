@@ -18,7 +18,7 @@ from fivefold.machine.kernel_efficiency import KernelEfficiency, chip_fields
 from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi
-from fivefold.record import UserError, locate, nearest, read_file
+from fivefold.record import UserError, locate, make_unknown_name_error, read_file
 from fivefold.units import MIB, Dtype
 
 # The source of most rows: github.com/stas00/ml-engineering at commit 744d01e.
@@ -434,7 +434,7 @@ def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[
         machine = _read(local if name == "local" else find(name))
         return machine if count is None else with_ranks(machine, count)
     if name.lower() not in ROWS:
-        raise nearest(name.lower(), [*ROWS, "local"], kind="machine")
+        raise make_unknown_name_error(name.lower(), [*ROWS, "local"], kind="machine")
     return _build(name.lower(), ROWS[name.lower()], count)
 
 

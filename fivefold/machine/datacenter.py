@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from fivefold.record import Record, UserError, nearest
+from fivefold.record import Record, UserError, make_unknown_name_error
 
 # gCO2e per kWh of electricity, life cycle, 2023: Ember, by ourworldindata.org/grapher/carbon-intensity-electricity;
 # the world: Ember, by Statista 943137.
@@ -81,7 +81,7 @@ def apply_assumptions(words: Sequence[str]) -> Site:
     for word in words:
         key, equals, text = word.partition("=")
         if key not in READ:
-            raise nearest(key, list(READ), kind="assumption")
+            raise make_unknown_name_error(key, list(READ), kind="assumption")
         if not equals or not text:
             raise UserError(f"--assume {word!r} is not NAME=VALUE; write such as failures=2 or grid=france")
         try:
@@ -93,10 +93,10 @@ def apply_assumptions(words: Sequence[str]) -> Site:
 
 def parse_seconds(text: str) -> float:
     """Parse ``10min`` to seconds; ``ValueError`` for text that is not a time."""
-    return _sized(text, {"s": 1, "min": 60, "h": 3600, "d": 86400}, such="90s, 30min, 2h or 30d")
+    return _parse_quantity(text, {"s": 1, "min": 60, "h": 3600, "d": 86400}, such="90s, 30min, 2h or 30d")
 
 
-def _sized(text: str, units: Mapping[str, float], *, such: str) -> float:
+def _parse_quantity(text: str, units: Mapping[str, float], *, such: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([A-Za-z]+)", text)
     if match is None or match[2] not in units:
         raise ValueError(f"is not a number and a unit; write such as {such}")
@@ -124,7 +124,7 @@ def _grid(text: str) -> dict[str, object]:
 READ: Mapping[str, Callable[[str], dict[str, object]]] = {
     "failures": lambda text: {"failures": _number(text)},
     "restart": lambda text: {"restart_seconds": parse_seconds(text)},
-    "storage": lambda text: {"storage": _sized(text, {"MB": 1e6, "GB": 1e9, "TB": 1e12}, such="2GB")},
+    "storage": lambda text: {"storage": _parse_quantity(text, {"MB": 1e6, "GB": 1e9, "TB": 1e12}, such="2GB")},
     "checkpoint": _checkpoint,
     "pause": lambda text: {"pause_seconds": parse_seconds(text)},
     "evaluation": lambda text: {"evaluation": _number(text)},

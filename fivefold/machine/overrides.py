@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from fivefold.machine.spec import Link, Machine
-from fivefold.record import UserError, nearest
+from fivefold.record import UserError, make_unknown_name_error
 from fivefold.units import GIB, KIB, MIB
 
 SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
@@ -25,7 +25,7 @@ def apply_overrides(machine: Machine, words: list[str], *, text: str) -> Machine
     for word in words:
         key, _, value = word.partition("=")
         if key not in WORDS:
-            raise nearest(key, list(WORDS), kind="word of a machine")
+            raise make_unknown_name_error(key, list(WORDS), kind="word of a machine")
         if key in value_by_key:
             raise UserError(f"machine {text!r}: {word!r} sets {key} a second time; keep one")
         value_by_key[key] = value
@@ -85,7 +85,7 @@ def _number(text: str) -> float:
     return float(text)
 
 
-def _sized(text: str, units: Mapping[str, float], *, such: str) -> float:
+def _parse_quantity(text: str, units: Mapping[str, float], *, such: str) -> float:
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([A-Za-z]+)", text)
     if match is None or match[2] not in units:
         raise ValueError(f"is not a number and a unit; write such as {such}")
@@ -94,11 +94,11 @@ def _sized(text: str, units: Mapping[str, float], *, such: str) -> float:
 
 def _rate(text: str) -> float:
     bits = {unit: size / 8 for unit, size in BITS.items()}
-    return _sized(text.removesuffix("/s"), {**SIZES, **bits}, such="100Gbit, 100Gbit/node or 12.5GB")
+    return _parse_quantity(text.removesuffix("/s"), {**SIZES, **bits}, such="100Gbit, 100Gbit/node or 12.5GB")
 
 
 def _bytes(text: str) -> float:
-    return int(_sized(text, SIZES, such="80GiB"))
+    return int(_parse_quantity(text, SIZES, such="80GiB"))
 
 
 WORDS: dict[str, Callable[[Machine, str], Machine]] = {

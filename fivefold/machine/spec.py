@@ -47,23 +47,23 @@ class Chip(Record):
 
     def peak(self, dtype: Dtype) -> float:
         """Return the peak dense FLOP/s of ``dtype``, or of the next wider format that the chip has."""
-        format = dtype if dtype in self.peak_flops else _nearest_wider(dtype, self.peak_flops)
+        format = dtype if dtype in self.peak_flops else _find_nearest_wider(dtype, self.peak_flops)
         return self.peak_flops[format] if format else max(self.peak_flops.values())
 
-    def sustained(self, dtype: Dtype) -> float:
+    def sustained_flops(self, dtype: Dtype) -> float:
         """Return the FLOP/s that large matmuls in ``dtype`` sustain in a step: a share of the peak, capped by power.
 
         Without a measurement for ``dtype``, that of the next wider format is used.
         """
-        format = dtype if dtype in self.matmul_share else _nearest_wider(dtype, self.matmul_share)
+        format = dtype if dtype in self.matmul_share else _find_nearest_wider(dtype, self.matmul_share)
         rate = self.peak(dtype) * (self.matmul_share[format] if format else MATMUL_SHARE)
-        capped_format = dtype if dtype in self.flops_per_joule else _nearest_wider(dtype, self.flops_per_joule)
+        capped_format = dtype if dtype in self.flops_per_joule else _find_nearest_wider(dtype, self.flops_per_joule)
         if capped_format is None or self.power_watts is None:
             return rate
         return min(rate, self.power_watts * self.flops_per_joule[capped_format])
 
 
-def _nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:
+def _find_nearest_wider(dtype: Dtype, known: dict[Dtype, float]) -> Dtype | None:
     return next((wider for wider in WIDENING[WIDENING.index(dtype) :] if wider in known), None)
 
 
@@ -185,7 +185,7 @@ class Machine(Record):
     calibration: Calibration | None = None  # measurements of ``fivefold calibrate``, which replace the chip's shares
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if not self.name.strip():  # its first word names the machine in options and messages
             raise ValueError("name is empty; give one such as 'mine'")
         spans = [link.span for link in self.links]
@@ -202,7 +202,7 @@ class Machine(Record):
         return -(-self.ranks // self.ranks_per_node)
 
     @property
-    def overlaps(self) -> bool:
+    def can_overlap(self) -> bool:
         """Tell whether messages can overlap with compute: on streams of a GPU, or by NICs between hosts."""
         return self.backend == "nccl" or self.nodes > 1
 

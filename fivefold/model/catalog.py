@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.read import from_config, remark
 from fivefold.model.spec import Model
-from fivefold.record import UsageWarning, UserError, locate, nearest, read_file
+from fivefold.record import UsageWarning, UserError, locate, make_unknown_name_error, read_file
 
 
 class Entry(NamedTuple):
@@ -32,7 +32,7 @@ def names() -> list[str]:
 def build_model(name: str) -> Model:
     """Build the catalog model ``name``; a ``UserError`` suggests the nearest names."""
     if name not in CATALOG:
-        raise nearest(name, names(), kind="model")
+        raise make_unknown_name_error(name, names(), kind="model")
     entry = CATALOG[name]
     source = f"Hugging Face config.json of {entry.source}" if entry.source.count("/") == 1 else entry.source
     source += f"; as written in {entry.also}" if entry.also else ""
@@ -58,7 +58,7 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     if path.suffix not in (".json", ".toml"):
         if is_file:
             raise UserError(f"{text}: a model file ends in .json or .toml")
-        raise nearest(text, names(), kind="model")
+        raise make_unknown_name_error(text, names(), kind="model")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     return from_values(read_file(path), name=name, source=text)
 

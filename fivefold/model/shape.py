@@ -49,7 +49,7 @@ class MLA(Record):
     indexer: Indexer | None = None  # chooses the keys that a query attends to; None: all
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.indexer is not None and self.q_rank is None:
             raise ValueError("an indexer makes its queries from compressed queries: give q_rank, or no indexer")
         if self.indexer is not None and not self.indexer.has_own(0):
@@ -86,7 +86,7 @@ class MoE(Record):
     )
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.shared_gate and not self.shared_experts:
             raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
         if self.topk > self.experts:
@@ -233,7 +233,7 @@ class ModelShape(Record):
     source: str = ""  # where the figures are from
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if (size := self._approximate_parameters()) > PARAMETERS:
             raise ValueError(f"about {size:.0e} parameters are more than {PARAMETERS:.0e}; make it smaller")
         if self.heads % self.kv_heads:
@@ -290,7 +290,7 @@ class ModelShape(Record):
         """Raise ``ValueError`` for a geometry of sliding layers that does not fit the model."""
         if self.sliding is None:
             return
-        if not any(map(self.slides, range(self.layers))):
+        if not any(map(self.has_window, range(self.layers))):
             raise ValueError("sliding is given, but no layer slides: leave it out, or give window")
         if self.mla is not None:
             raise ValueError("sliding is of grouped attention, not of mla: leave it out")
@@ -342,7 +342,7 @@ class ModelShape(Record):
 
     def _check_mixers(self) -> None:
         """Raise ``ValueError`` for a token mixer without a geometry, or a geometry without a layer."""
-        halves = [(self.mixer_name(layer) != "none", self.feeds(layer)) for layer in range(self.layers)]
+        halves = [(self.mixer_name(layer) != "none", self.has_feed_forward(layer)) for layer in range(self.layers)]
         if (False, False) in halves:
             raise ValueError(f"layer {halves.index((False, False))} has neither a token mixer nor a feed-forward")
         if self.block in ("parallel", "parallel_shared") and not all(map(all, halves)):
@@ -363,7 +363,7 @@ class ModelShape(Record):
         if own is not None:
             head_dims = max(head_dims, 4 * (own.heads or self.heads) * (own.head_dim or self.head_dim))
         ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
-        return (self.layers + self.predicted) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width
+        return (self.layers + self.mtp_depth) * self.width * (head_dims + 2 * ffn) + self.vocab * self.width
 
     @property
     def rope_dim(self) -> int:
@@ -377,15 +377,15 @@ class ModelShape(Record):
         They are the rotary tables of all layers, those of sliding layers with a base of their own, and the
         temperature's. The trainer builds these tables in this order, and the planner counts their bytes.
         """
-        layers = range(self.layers + self.predicted)
+        layers = range(self.layers + self.mtp_depth)
         rotary: tuple[int, ...] = (self.rope_dim,) if self.position == "rope" else ()
         if rotary and self.rope_theta_sliding:
             rotary += (self._attention(slides=True).rope_dim,)
-        return rotary + ((self._attention(slides=False).head_dim,) if any(map(self.tempers, layers)) else ())
+        return rotary + ((self._attention(slides=False).head_dim,) if any(map(self.has_temperature, layers)) else ())
 
     def attention(self, layer: int) -> AttentionShape:
         """Return the geometry of the attention of ``layer``."""
-        return self._attention(slides=self.slides(layer))
+        return self._attention(slides=self.has_window(layer))
 
     @property
     def attention_shapes(self) -> tuple[AttentionShape, ...]:
@@ -411,7 +411,7 @@ class ModelShape(Record):
         )
 
     @property
-    def predicted(self) -> int:
+    def mtp_depth(self) -> int:
         """Return the number of tokens predicted per position in addition to the next: the depth of MTP."""
         return self.mtp.depth if self.mtp else 0
 
@@ -442,41 +442,41 @@ class ModelShape(Record):
         geometry: Mixer | None = None if name in ("attention", "none") else getattr(self, name)
         return geometry
 
-    def attends(self, layer: int) -> bool:
+    def has_attention(self, layer: int) -> bool:
         """Tell whether the token mixer of ``layer`` is attention."""
         return self.mixer_name(layer) == "attention"
 
-    def feeds(self, layer: int) -> bool:
+    def has_feed_forward(self, layer: int) -> bool:
         """Tell whether ``layer`` has a feed-forward; modules of multi-token prediction do."""
         pattern = self.feed_forwards
         return pattern[layer % len(pattern)] if pattern and layer < self.layers else True
 
     @property
-    def other_mixers(self) -> tuple[str, ...]:
+    def non_attention_mixers(self) -> tuple[str, ...]:
         """Return the kinds of token mixers other than attention that the model's layers have, in order."""
         kinds = dict.fromkeys(map(self.mixer_name, range(self.layers if self.mixers else 0)))
         return tuple(kind for kind in kinds if kind not in ("attention", "none"))
 
-    def slides(self, layer: int) -> bool:
+    def has_window(self, layer: int) -> bool:
         """Tell whether ``layer`` attends only to the last ``window`` tokens, or to those of the chunk."""
-        if self.window is None or not self.attends(layer):
+        if self.window is None or not self.has_attention(layer):
             return False
         return self.window_pattern[layer % len(self.window_pattern)] if self.window_pattern else True
 
-    def rotates(self, layer: int) -> bool:
+    def has_rope(self, layer: int) -> bool:
         """Tell whether ``layer`` rotates its queries and keys."""
         pattern = self.rope_pattern
-        if not self.attends(layer):
+        if not self.has_attention(layer):
             return False
         return self.position == "rope" and (pattern[layer % len(pattern)] if pattern else True)
 
     def is_moe(self, layer: int) -> bool:
         """Tell whether ``layer`` routes its tokens to experts."""
-        if self.moe is None or layer < self.moe.dense_layers or not self.feeds(layer):
+        if self.moe is None or layer < self.moe.dense_layers or not self.has_feed_forward(layer):
             return False
         return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
 
-    def chooses_keys(self, layer: int) -> bool:
+    def has_indexer(self, layer: int) -> bool:
         """Tell whether ``layer`` has an indexer, which chooses the keys that its queries attend to."""
         indexer = self.mla.indexer if self.mla else None
         return indexer is not None and self.mixer_name(layer) == "attention" and indexer.has_own(layer)
@@ -485,8 +485,8 @@ class ModelShape(Record):
         """Tell whether a norm of its own, in addition to the one before it, follows the feed-forward of ``layer``."""
         return self.block == "sandwich" or (self.moe is not None and self.moe.post_norm and self.is_moe(layer))
 
-    def tempers(self, layer: int) -> bool:
+    def has_temperature(self, layer: int) -> bool:
         """Tell whether ``layer`` multiplies its queries by the temperature of their positions."""
-        if self.temperature is None or not self.attends(layer):
+        if self.temperature is None or not self.has_attention(layer):
             return False
-        return self.temperature.rotated or not self.rotates(layer)
+        return self.temperature.rotated or not self.has_rope(layer)

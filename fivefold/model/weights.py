@@ -57,7 +57,7 @@ def head_weights(model: ModelShape) -> Iterator[Weight]:
         yield Weight("head.out.weight", (model.vocab, model.width), "head")
     if model.head_bias:
         yield Weight("head.out.bias", (model.vocab,), "bias")
-    for index in range(model.predicted):
+    for index in range(model.mtp_depth):
         yield from _mtp(model, f"head.mtp.{index}", layer=model.layers + index)
 
 
@@ -93,7 +93,7 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
             yield from _mla(model, layer) if model.mla else _attention(model, model.attention(layer))
         if model.block == "sandwich":
             yield from _norm(model, "norm1_post", model.width)
-    if not model.feeds(layer):
+    if not model.has_feed_forward(layer):
         return
     if model.block != "parallel_shared":
         yield from _norm(model, "norm2", model.width)
@@ -110,7 +110,7 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
     for weight in block:
         yield weight
         linear, _, leaf = weight.name.rpartition(".")
-        if leaf != "weight" or weight.kind not in ("column", "row") or not adapter.adapts(linear):
+        if leaf != "weight" or weight.kind not in ("column", "row") or not adapter.has_adapter(linear):
             continue
         (out, into), column = weight.shape, weight.kind == "column"
         yield Weight(f"{linear}.lora_a", (adapter.rank, into), "lora" if column else "row")
@@ -173,7 +173,7 @@ def _mla(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield from _linear("attention.q_down", mla.q_rank, model.width, "column", bias=model.qkv_bias)
         yield from _norm(model, "attention.q_norm", mla.q_rank)
         yield from _linear("attention.q_up", q_out, mla.q_rank, "column", bias=False)
-        if mla.indexer is not None and model.chooses_keys(layer):
+        if mla.indexer is not None and model.has_indexer(layer):
             yield from mla.indexer.weights(q_rank=mla.q_rank, width=model.width)
     yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_dim, model.width, "column", bias=model.qkv_bias)
     yield from _norm(model, "attention.kv_norm", mla.kv_rank)

@@ -39,7 +39,7 @@ TEAMS = (
 
 def laws(model: Model, tokens: float) -> list[Advice]:
     """Return the batch size that each scaling law gives for a run of ``tokens``."""
-    compute = 6 * _active(model) * tokens
+    compute = 6 * _count_active_parameters(model) * tokens
     return [
         Advice("DeepSeek LLM's law", 0.2920 * compute**0.3271, "arXiv:2401.02954 §3.1"),
         Advice("Step Law", 0.58 * tokens**0.571, "arXiv:2503.04715"),
@@ -63,5 +63,5 @@ def find_nearby_advice(size: float, *, model: Model, tokens: float) -> Iterator[
             yield law
 
 
-def _active(model: Model) -> int:
+def _count_active_parameters(model: Model) -> int:
     return max(1, model.active_parameters - model.vocab * model.width)

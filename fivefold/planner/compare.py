@@ -77,14 +77,14 @@ def with_stack(job: Job, stack: str) -> Job:
     usual = build_stack(job.stack.name)
     changed = [name for name in FACTS if getattr(job.stack, name) != getattr(usual, name)]
     widened = job.stack.reduce_in_fp32
-    asked = [name for name, entry in RECIPES.items() if entry.reduced(in_fp32=widened) == job.precision]
+    asked = [name for name, entry in RECIPES.items() if entry.with_reduce_dtype(in_fp32=widened) == job.precision]
     other = job.replace(stack=build_stack(stack), **{name: getattr(job.stack, name) for name in changed})
     return with_precision(other, asked[0]) if asked else other
 
 
 def with_precision(job: Job, name: str) -> Job:
     """Return the job in the recipe called ``name``, with gradients as its software reduces them."""
-    return job.replace(precision=recipe(name).reduced(in_fp32=job.stack.reduce_in_fp32))
+    return job.replace(precision=recipe(name).with_reduce_dtype(in_fp32=job.stack.reduce_in_fp32))
 
 
 def _variant(name: str, case: Case, facts: Sequence[str]) -> Variant:
@@ -102,7 +102,7 @@ def _facts(cases: Sequence[Case]) -> list[list[str]]:
 
     Other fields of the jobs are listed where they differ.
     """
-    jobs = [_flat(case.job.model_dump(mode="json")) for case in cases]
+    jobs = [_flatten(case.job.model_dump(mode="json")) for case in cases]
     names = {"stack": {case.job.stack.name for case in cases}, "precision": {c.job.precision.name for c in cases}}
     told = {"sequence", "global_batch", "stack.name", "precision.name"}
     fields = [
@@ -123,11 +123,11 @@ def _facts(cases: Sequence[Case]) -> list[list[str]]:
     return fact_lists
 
 
-def _flat(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
+def _flatten(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
     """Flatten a record's dump to one level: ``{"optimizer": {"kind": "adamw"}}`` → ``{"optimizer.kind": "adamw"}``."""
     flat: dict[str, str] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{within}{key}.") if isinstance(value, dict) else {f"{within}{key}": str(value)}
+        flat |= _flatten(value, f"{within}{key}.") if isinstance(value, dict) else {f"{within}{key}": str(value)}
     return flat
 
 
@@ -163,20 +163,20 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
         name="free memory",
         unit="bytes",
         better="more",
-        values=tuple(float(_left_bytes(case, step)) for case, step in told),
+        values=tuple(float(_free_bytes(case, step)) for case, step in told),
     )
     yield row("risk of out of memory", "share", "less", lambda step: step.memory.risk)
     for part in STATES:
         name = STATES[part]
-        yield row(name, "bytes", "less", lambda step, part=part: getattr(_fullest(step), f"{part}_bytes"))  # type: ignore[misc]
+        yield row(name, "bytes", "less", lambda step, part=part: getattr(_find_peak_stage(step), f"{part}_bytes"))  # type: ignore[misc]
     yield from _time_rows(steps, row)
     yield row("parameters of the model", "count", "neither", lambda step: step.work.parameters)
     yield row("hardware FLOPs", "count", "less", lambda step: step.work.hardware_flops)
     for axis in dict.fromkeys(item.axis for step in steps for item in step.traffic):
-        yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sent(step, axis))  # type: ignore[misc]
+        yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sum_sent_bytes(step, axis))  # type: ignore[misc]
 
 
-def _left_bytes(case: Case, step: Step) -> int:
+def _free_bytes(case: Case, step: Step) -> int:
     """Return what the peak and the driver leave of the device's memory."""
     layout = Layout.parse(step.layout)
     return case.machine.chip.memory_bytes - driver_bytes(case.machine, layout) - step.memory.peak_bytes
@@ -196,7 +196,7 @@ def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[
         yield row(name, "seconds", "less", lambda step, part=part: getattr(step.time, f"{part}_seconds"))
 
 
-def _fullest(step: Step) -> Any:
+def _find_peak_stage(step: Step) -> Any:
     return max(step.memory.stages, key=lambda stage: stage.peak_bytes)
 
 
@@ -204,5 +204,5 @@ def _hours(step: Step) -> float:
     return LARGE / step.tokens_per_second_per_gpu / 3600
 
 
-def _sent(step: Step, axis: str) -> int:
+def _sum_sent_bytes(step: Step, axis: str) -> int:
     return sum(item.bytes for item in step.traffic if item.axis == axis)

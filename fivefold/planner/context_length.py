@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from fivefold.job import Job
-from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.questions import longest_sequence
-from fivefold.planner.search.layout_changes import change, changed_words
+from fivefold.planner.search.layout_changes import change, list_changed_keywords
 from fivefold.record import UserError
 from fivefold.results.search_result import Answer, LengthCurve, LengthPoint, Lengths, NearMiss, SearchResult
 from fivefold.step import FITS_RISK
@@ -54,7 +54,7 @@ def lengths(
         if not is_legal(other, model=model, job=job, machine=machine):
             continue
         points = tuple(_points(other, sizes, planner, job=job))
-        longest = _longest(model, machine, job, other, risk=risk)
+        longest = _find_longest(model, machine, job, other, risk=risk)
         curves.append(LengthCurve(cp=other.cp, ac=other.ac, layout=str(other), longest=longest, points=points))
     changes = _changes(model, machine, job, layout, answer, search=search, target=target)
     return Lengths(
@@ -95,7 +95,7 @@ def _points(
         )
 
 
-def _longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> int:
+def _find_longest(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> int:
     try:
         return int(longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value)
     except UserError:
@@ -128,16 +128,16 @@ def _changes(
         yield f"more: {mistake}"
         return
     if result.proposal is None:
-        yield from (_needs(miss) for miss in result.misses[:1])
+        yield from (_describe_miss(miss) for miss in result.misses[:1])
         return
     step = result.proposal.choice.step
-    words = changed_words(layout, Layout.parse(result.proposal.layout))
+    words = list_changed_keywords(layout, Layout.parse(result.proposal.layout))
     figures = f"{show_bytes(step.memory.peak_bytes)}, {show_seconds(step.time.step_seconds)} a step"
     figures += f", MFU {step.mfu.causal:.1%}"
     yield f"the layout: {words or 'nothing'}, so {result.proposal.layout} with gbs {batch} ({figures})"
 
 
-def _needs(miss: NearMiss) -> str:
+def _describe_miss(miss: NearMiss) -> str:
     fix = f"; it would fit with {miss.fixes[0]}" if miss.fixes else "; use more GPUs"
     need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
     return f"more than the layout: none fits; {miss.layout} comes closest and needs {need} of {have}{fix}"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import log2
 
 from fivefold.job import Job
-from fivefold.layout.legal import is_legal, reasons, validate_job
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal, reasons, validate_job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.batch import advise_tokens, find_nearby_advice, laws
@@ -35,7 +35,9 @@ def batch_stage(model: Model, job: Job, *, tokens: float, said: bool) -> tuple[S
     chosen = job.global_batch if said else proposed
     sizes = sorted({chosen, max(1, proposed // 4), max(1, proposed // 2), proposed, 2 * proposed, 4 * proposed})
     tried = tuple(
-        Attempt(layout=f"gbs {size}", chosen=size == chosen, fits=True, why=_who(model, size * job.sequence, tokens))
+        Attempt(
+            layout=f"gbs {size}", chosen=size == chosen, fits=True, why=_cite_advice(model, size * job.sequence, tokens)
+        )
         for size in sizes
     )
     told = ", ".join(f"{law.who} {show_count(law.tokens)}" for law in laws(model, tokens))
@@ -214,7 +216,7 @@ def _describe_attempt(planner: Planner, layout: Layout, *, fits: str, else_: str
     )
 
 
-def _who(model: Model, size: float, tokens: float) -> str:
+def _cite_advice(model: Model, size: float, tokens: float) -> str:
     who = ", ".join(
         f"{advice.who} ({advice.source})" for advice in find_nearby_advice(size, model=model, tokens=tokens)
     )

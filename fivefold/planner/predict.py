@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.legal import describe_idle, describe_uncounted, refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import describe_idle, describe_uncounted, refuse
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -45,10 +45,10 @@ class Estimate(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """Return the peak bytes per rank."""
-        return fullest(self.ranks)
+        return max_peak_bytes(self.ranks)
 
 
-def fullest(ranks: list[RankMemory]) -> int:
+def max_peak_bytes(ranks: list[RankMemory]) -> int:
     """Return the peak bytes of the fullest of ``ranks``."""
     return max(rank.peak_bytes for rank in ranks)
 
@@ -74,10 +74,10 @@ class Planner:
         probability of running out of memory up to which a layout ``fits``. ``constants``: the constants of the time
         model.
         """
-        job = job.replace(stack=job.stack.on(gpu=machine.backend == "nccl"))
+        job = job.replace(stack=job.stack.with_device_kernels(gpu=machine.backend == "nccl"))
         if machine.backend == "gloo":  # attention kernels with a single head dim; within one host, no overlap
             attention = "blocks" if job.stack.attention == "flash" else job.stack.attention
-            job = job.replace(overlap=job.stack.overlap if machine.overlaps else (), attention=attention)
+            job = job.replace(overlap=job.stack.overlap if machine.can_overlap else (), attention=attention)
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
         self.units = Units(self.counts, machine, constants)
@@ -100,7 +100,7 @@ class Planner:
 
     def peak_bytes(self, layout: Layout) -> int:
         """Return the peak bytes per rank, without estimating time."""
-        return fullest(self.memory(layout))
+        return max_peak_bytes(self.memory(layout))
 
     def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
         """Return the bytes that PyTorch reserves and the bytes that the driver reports; None on a CPU."""
@@ -110,7 +110,7 @@ class Planner:
         """Return the probability that the layout runs out of memory; ``ranks``: its memory, if known already."""
         ranks = self.memory(layout) if ranks is None else ranks
         totals = self.allocator_totals(layout, ranks)
-        return self.memory_risk.probability(layout, peak_bytes=fullest(ranks), totals=totals)
+        return self.memory_risk.probability(layout, peak_bytes=max_peak_bytes(ranks), totals=totals)
 
     def fits(self, layout: Layout, ranks: list[RankMemory] | None = None) -> bool:
         """Return whether the layout runs out of memory with a probability of at most ``risk``."""
@@ -121,7 +121,7 @@ class Planner:
         ranks = self.memory(layout) if ranks is None else ranks
         if self.fits(layout, ranks):
             return 0
-        peak, totals = fullest(ranks), self.allocator_totals(layout, ranks)
+        peak, totals = max_peak_bytes(ranks), self.allocator_totals(layout, ranks)
         return max(1, peak - self.memory_risk.peak_limit(layout, peak_bytes=peak, totals=totals, risk=self.risk))
 
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
@@ -155,7 +155,7 @@ class Planner:
                 driver_bytes=device.driver_bytes if device else None,
                 capacity_bytes=machine.chip.memory_bytes,
                 risk=self.memory_risk.probability(layout, peak_bytes=peak, totals=device),
-                host_bytes=host_bytes(self.counts, layout, machine) if layout.offloads(job) else None,
+                host_bytes=host_bytes(self.counts, layout, machine) if layout.list_offloaded(job) else None,
                 interval=expected_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
                 stages=stages,
             ),
@@ -185,7 +185,7 @@ class Planner:
             for run, _ in stage
         }
         for run, times in tally.items():
-            local = self.counts.local(part)
+            local = self.counts.get_local(part)
             unit = self.counts.unit(run_part(part, run), run.name)
             kept = kept_bytes(unit, sizes={"x": local.entry_bytes})
             for op, size in zip(unit.ops, kept, strict=True):

@@ -13,8 +13,8 @@ from math import ceil, log2
 
 from fivefold.adapter import Adapter
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import is_legal, refuse
 from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.validity import is_legal, refuse
 from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -23,7 +23,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.batch import find_nearby_advice, laws
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
-from fivefold.planner.search import fits_any, fitting, search
+from fivefold.planner.search import find_fitting_layout, has_fitting_layout, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.search.neighbours import climb
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
@@ -51,7 +51,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
             )
     if not legal:
         refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
-    raise UserError(_too_large(planner, legal[-1]))
+    raise UserError(_describe_shortage(planner, legal[-1]))
 
 
 def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
@@ -67,9 +67,9 @@ def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout
     def planner(steps: int) -> Planner:
         return Planner(model=model, machine=machine, job=job.replace(sequence=steps * step), risk=risk)
 
-    most = _most(lambda steps: _fits(planner(steps), layout), limit=longest // step)
+    most = _find_largest(lambda steps: _fits(planner(steps), layout), limit=longest // step)
     if most == 0:
-        raise UserError(_too_large(planner(1), layout))
+        raise UserError(_describe_shortage(planner(1), layout))
     beyond = "" if most * step <= model.positions else f", beyond the model's {model.positions} positions"
     return _answer(question, f"{most * step} tokens{beyond}", most * step, planner(most), layout)
 
@@ -132,7 +132,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
 
     def fits(ranks: int) -> bool:
         some = with_ranks(machine, ranks)
-        return ranks >= least and fits_any(model=model, machine=some, job=job, risk=risk, using=planner)
+        return ranks >= least and has_fitting_layout(model=model, machine=some, job=job, risk=risk, using=planner)
 
     sizes = sorted({*(2**power for power in range(most.bit_length())), most})
     enough = next((size for size in sizes if fits(size)), None)
@@ -175,12 +175,12 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     def fits_at(eighths: int) -> bool:
         tried = scale_model(model, eighths / 8)
         planner = Planner(model=tried, machine=machine, job=job, risk=risk)
-        layout = fitting(ANY, model=tried, machine=machine, job=job, risk=risk, using=planner)
+        layout = find_fitting_layout(ANY, model=tried, machine=machine, job=job, risk=risk, using=planner)
         if layout is not None:
             fits[eighths] = planner, layout
         return layout is not None
 
-    most = _most(fits_at, limit=256)
+    most = _find_largest(fits_at, limit=256)
     if most == 0:
         raise UserError(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
     planner, layout = fits[most]
@@ -232,7 +232,7 @@ def _scale_heads(model: Model, share: float) -> Sliding:
     return model.sliding.replace(kv_heads=kv_heads, heads=own.heads // own.kv_heads * kv_heads)
 
 
-def sound_batches(
+def list_reasonable_batches(
     *,
     job: Job,
     layout: Layout,
@@ -340,11 +340,11 @@ def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout
         if other := with_virtual_stages(layout, 2 * layout.v):
             yield "interleaved, twice the stages", job, other
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
-    if not job.precision.narrow:
+    if not job.precision.is_low_precision:
         yield "fp8", job.replace(precision=recipe("fp8")), layout
     if job.optimizer.kind == "adamw":
         yield "adamw8bit", job.replace(optimizer=job.optimizer.replace(kind="adamw8bit")), layout
-    if "optimizer" not in layout.offloads(job):
+    if "optimizer" not in layout.list_offloaded(job):
         yield "offload=optimizer", job, with_optimizer_offloaded(layout)
     yield "flash attention", job.replace(attention="flash"), layout
     yield "fused kernels", job.replace(kernels="fused", compile=False), layout
@@ -355,7 +355,7 @@ def _fits(planner: Planner, layout: Layout) -> bool:
     return planner.fits(layout)
 
 
-def _most(fits: Callable[[int], bool], *, limit: int) -> int:
+def _find_largest(fits: Callable[[int], bool], *, limit: int) -> int:
     """Return the largest number up to ``limit`` that fits, or 0, by bisection. Every smaller number must fit too."""
     if not fits(1):
         return 0
@@ -381,9 +381,11 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
     )
 
 
-def _too_large(planner: Planner, layout: Layout) -> str:
+def _describe_shortage(planner: Planner, layout: Layout) -> str:
     risk, mend = planner.out_of_memory_risk(layout), "raise zero, tp or pp"
-    if "optimizer" not in layout.offloads(planner.job) and planner.fits(other := with_optimizer_offloaded(layout)):
+    if "optimizer" not in layout.list_offloaded(planner.job) and planner.fits(
+        other := with_optimizer_offloaded(layout)
+    ):
         host = host_bytes(planner.counts, other, planner.machine)
         mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
     return (

@@ -58,16 +58,16 @@ def best_interval(*, blocked: float, written: float, restart: float, between: fl
     low, high = log(least), log(max(2 * least, 100 * sqrt(2 * max(blocked, 1e-3) * between), between))
     share = (sqrt(5) - 1) / 2
 
-    def lost(at: float) -> float:
+    def negative_goodput(at: float) -> float:
         return -goodput(exp(at), blocked=blocked, restart=restart, between=between)
 
     while high - low > 1e-6:
         left, right = high - share * (high - low), low + share * (high - low)
-        low, high = (low, right) if lost(left) <= lost(right) else (left, high)
+        low, high = (low, right) if negative_goodput(left) <= negative_goodput(right) else (left, high)
     return exp((low + high) / 2)
 
 
-def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> WholeRun:
+def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> WholeRun:
     """Return the full run of ``tokens`` with steps of ``step`` at ``site``.
 
     Raises ``UserError`` if it would never end.
@@ -106,7 +106,7 @@ def whole_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: f
         seconds=seconds,
         low_seconds=low,
         high_seconds=high,
-        lost=_lost(training, site=site, interval=interval, **times),
+        lost=_lost_seconds(training, site=site, interval=interval, **times),
         failures=seconds / between,
         between_failures_seconds=None if between == inf else between,
         checkpoint_bytes=size,
@@ -130,7 +130,7 @@ def _seconds(training: float, *, site: Site, interval: float, blocked: float, re
     return training * (1 + site.evaluation) / share if share else inf
 
 
-def _lost(
+def _lost_seconds(
     training: float, *, site: Site, interval: float, blocked: float, restart: float, between: float
 ) -> dict[str, float]:
     """Return the lost seconds by cause.

@@ -99,7 +99,7 @@ def _step(step: RankStep) -> StepSummary:
     for span in step.spans:
         if span.kind in ("post", "wait"):
             continue
-        action = next((outer.kind for outer in enclosing(step.spans, span) if outer.kind in ACTIONS), "")
+        action = next((outer.kind for outer in iterate_enclosing(step.spans, span) if outer.kind in ACTIONS), "")
         seconds_and_count = sums[action, *_category(span, action)]
         seconds_and_count[0] += span.own
         seconds_and_count[1] += 1
@@ -108,7 +108,7 @@ def _step(step: RankStep) -> StepSummary:
     return StepSummary(step.begin, step.seconds, items, step.messages, places)
 
 
-def enclosing(spans: Sequence[Span], span: Span) -> Iterator[Span]:
+def iterate_enclosing(spans: Sequence[Span], span: Span) -> Iterator[Span]:
     """Yield ``span`` and the spans around it, from the inside out."""
     while True:
         yield span
@@ -127,7 +127,7 @@ def _category(span: Span, action: str) -> tuple[str, str]:
 
 
 def _place(spans: Sequence[Span], message: Message) -> str:
-    outer_spans = list(enclosing(spans, spans[message.span]))[1:]
+    outer_spans = list(iterate_enclosing(spans, spans[message.span]))[1:]
     inner = next((f"{outer.name} {outer.way}".strip() for outer in outer_spans if outer.kind in ("op", "call")), "")
     action = next((outer.name for outer in outer_spans if outer.kind in ACTIONS), "")
     return " in ".join(filter(None, (inner, action)))

@@ -63,7 +63,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
     device = process.start()
     torch.manual_seed(run.job.seed + process.rank)  # so that runs with one seed are reproducible
     try:
-        streams = device.type == "cuda" or process.several_hosts  # messages between hosts overlap with compute
+        streams = device.type == "cuda" or process.has_several_hosts  # messages between hosts overlap with compute
         built = build(model=model, layout=layout, job=run.job, device=device, table=run.table(layout), streams=streams)
         if process.rank == 0:
             with suppress(RunFailure):  # a full disk is reported by the logs; this file is for display only
@@ -74,7 +74,7 @@ def prove(run: Run, *, model: Model, machine: Machine, layout: Layout, process: 
             outcome = loop.train()
         if run.trace_steps and outcome.trace.steps:
             write_trace(outcome.trace, run.folder)
-        measured = measured_step(
+        measured = build_measured_step(
             outcome, run=run, model=model, machine=machine, layout=layout, process=process, predicted=predicted
         )
         if process.rank == 0 and measured is not None:
@@ -97,7 +97,7 @@ def write_trace(trace: RankTrace, folder: Path) -> None:
         print(f"fivefold: {fault}", file=sys.stderr)
 
 
-def measured_step(
+def build_measured_step(
     outcome: Outcome,
     *,
     run: Run,
@@ -117,7 +117,7 @@ def measured_step(
     if any(measured is None or seconds is None for measured, _, seconds in measurements):
         return None
     seconds = max(seconds for _, _, seconds in measurements)
-    time, finding_lines = _measured_time(
+    time, finding_lines = _break_down_time(
         outcome, seconds=seconds, machine=machine, process=process, predicted=predicted
     )
     counted = work(model, layout=layout, job=run.job)
@@ -151,7 +151,7 @@ def measured_step(
     )
 
 
-def _measured_time(
+def _break_down_time(
     outcome: Outcome, *, seconds: float, machine: Machine, process: Process, predicted: Step | None
 ) -> tuple[Time, list[str]]:
     """Break down ``seconds`` of the step by the traces of all ranks; return it with findings, equal on each rank."""

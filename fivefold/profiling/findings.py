@@ -34,7 +34,7 @@ def findings(
     return lines
 
 
-def busy(one: RankTime) -> float:
+def busy_seconds(one: RankTime) -> float:
     """Return the seconds of a rank's own work."""
     return one.seconds_of("compute") + one.seconds_of("host") + one.seconds_of("optimizer")
 
@@ -56,25 +56,25 @@ def _stragglers(times: Sequence[RankTime]) -> Iterator[str]:
         peers = [rank_time for rank_time in times if rank_time.stage == stage]
         if len(peers) < 2:
             continue
-        slowest = max(peers, key=busy)
+        slowest = max(peers, key=busy_seconds)
         other_ranks = [rank_time for rank_time in peers if rank_time is not slowest]
         usual, waited_seconds = (
-            median(map(busy, other_ranks)),
-            mean(_waited_for(rank_time, slowest.rank) for rank_time in other_ranks),
+            median(map(busy_seconds, other_ranks)),
+            mean(_waited_seconds(rank_time, slowest.rank) for rank_time in other_ranks),
         )
-        if busy(slowest) > SLOWER * usual and waited_seconds > SHARE * slowest.step:
+        if busy_seconds(slowest) > SLOWER * usual and waited_seconds > SHARE * slowest.step:
             yield (
-                f"straggler: rank {slowest.rank} works {show_seconds(busy(slowest))} a step, its peers "
+                f"straggler: rank {slowest.rank} works {show_seconds(busy_seconds(slowest))} a step, its peers "
                 f"{show_seconds(usual)}; they wait {show_seconds(waited_seconds)} for it; "
-                f"most is in {_excess(slowest, other_ranks)}"
+                f"most is in {_name_excess(slowest, other_ranks)}"
             )
 
 
-def _waited_for(one: RankTime, other: int) -> float:
+def _waited_seconds(one: RankTime, other: int) -> float:
     return sum(exchange.idle for exchange in one.exchanges if exchange.late == other) / one.steps
 
 
-def _excess(slowest: RankTime, others: Sequence[RankTime]) -> str:
+def _name_excess(slowest: RankTime, others: Sequence[RankTime]) -> str:
     """Name the work of ``slowest`` that exceeds that of ``others`` most."""
     usual: dict[tuple[str, str], list[float]] = defaultdict(list)
     for item in (item for rank_time in others for item in rank_time.items):
@@ -110,7 +110,7 @@ def _links(times: Sequence[RankTime], expected: Callable[[Message], float] | Non
             slow_links.append(
                 (
                     cost,
-                    f"slow link: {name} of {show_bytes(payload)} among ranks {_listed(members)} "
+                    f"slow link: {name} of {show_bytes(payload)} among ranks {_format_ranks(members)} "
                     f"travels {show_seconds(seconds)}, {whose} {show_seconds(usual)}; "
                     f"it costs {show_seconds(cost)} a step",
                 )
@@ -125,7 +125,7 @@ def _members(message: Message, exchange: Exchange) -> tuple[int, ...]:
     )
 
 
-def _listed(members: tuple[int, ...]) -> str:
+def _format_ranks(members: tuple[int, ...]) -> str:
     ranks = [str(rank) for rank in members]
     return ", ".join(ranks if len(ranks) <= 6 else [*ranks[:3], "…", *ranks[-2:]])
 
@@ -141,7 +141,7 @@ def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
         f"planned {show_seconds(predicted.bubble_seconds)}"
     )
     stages = {
-        stage: mean(busy(rank_time) for rank_time in times if rank_time.stage == stage)
+        stage: mean(busy_seconds(rank_time) for rank_time in times if rank_time.stage == stage)
         for stage in {rank_time.stage for rank_time in times}
     }
     slowest = max(stages, key=lambda stage: stages[stage])
@@ -153,7 +153,7 @@ def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
         )
         yield (
             f"{opening}: stage {slowest} works {show_seconds(stages[slowest])}, the others "
-            f"{show_seconds(mean(other_seconds))}; most of it is in {_excess(slow[0], rest)}; give it fewer layers"
+            f"{show_seconds(mean(other_seconds))}; most of it is in {_name_excess(slow[0], rest)}; give it fewer layers"
         )
         return
     waited: dict[tuple[int, str], float] = defaultdict(float)

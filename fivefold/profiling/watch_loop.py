@@ -89,7 +89,7 @@ class Watched:
     def __enter__(self) -> Self:
         self._buckets = _bucket_bytes(self.model)
         self.meter: LoopMeter | None = LoopMeter(
-            self._living(),
+            self._list_live_tensors(),
             states=self._states_bytes,
             axis=self._axis,
             hidden_bytes=self._buckets,
@@ -139,7 +139,7 @@ class Watched:
             self._stop()
 
     def _measure(self, meter: LoopMeter) -> Measured:
-        moments = [*_unique(_local(t) for t in self._moments())]
+        moments = [*_iterate_unique(_to_local(t) for t in self._moments())]
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return Measured(
             parameters=sum(p.numel() for p in self.model.parameters()),
@@ -159,14 +159,15 @@ class Watched:
             for state in (optimizer.state or getattr(inner, "state", {})).values():
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def _living(self) -> list[Tensor]:
+    def _list_live_tensors(self) -> list[Tensor]:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return [
-            _local(tensor) for tensor in (*self.model.parameters(), *self.model.buffers(), *gradients, *self._moments())
+            _to_local(tensor)
+            for tensor in (*self.model.parameters(), *self.model.buffers(), *gradients, *self._moments())
         ]
 
     def _states_bytes(self) -> int:
-        return _bytes(self._living())
+        return _bytes(self._list_live_tensors())
 
     def _axis(self, group: str, collective: str) -> str:
         return self._axes.get(group) or ("pp" if collective == "p2p" else "dp")
@@ -305,11 +306,11 @@ def _axis_names(mesh: DeviceMesh | None) -> dict[str, str]:
     return axis_by_group
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _to_local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
+def _iterate_unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
     seen_storages: set[int] = set()
     for tensor in tensors:
         key = tensor.untyped_storage()._cdata
@@ -320,7 +321,7 @@ def _unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
 
 def _bytes(tensors: Any) -> int:
     """Return the bytes of the storages of tensors, each counted once."""
-    return sum(unique.untyped_storage().nbytes() for unique in _unique(_local(tensor) for tensor in tensors))
+    return sum(unique.untyped_storage().nbytes() for unique in _iterate_unique(_to_local(tensor) for tensor in tensors))
 
 
 def _bucket_bytes(model: nn.Module) -> int:

@@ -182,7 +182,7 @@ def _memory_finding(fullest: StageMemory) -> str:
 
 
 def _error_bar(row: Row) -> dict[str, Any]:
-    kind = "wrong count" if row.wrong else "exact" if row.exact else "estimate"
+    kind = "wrong count" if row.is_wrong else "exact" if row.exact else "estimate"
     shown = "not measured" if row.error is None else f"{row.error:+.1%}"
     return {
         "quantity": row.quantity,
@@ -194,7 +194,7 @@ def _error_bar(row: Row) -> dict[str, Any]:
 
 def _compare_finding(rows: Sequence[Row]) -> str:
     counts = [row for row in rows if row.exact]
-    exact_count = sum(not row.wrong for row in counts)
+    exact_count = sum(not row.is_wrong for row in counts)
     statements = [f"{exact_count} of {len(counts)} counts are exact"] if counts else []
     errors = [abs(row.error) for row in rows if not row.exact and row.error is not None]
     statements += [f"estimates are within {max(errors):.1%}"] if errors else []
@@ -229,10 +229,10 @@ def find_width(spec: Mapping[str, Any]) -> float:
         gaps = float(CONFIG["concat"]["spacing"]) * (len(spec["hconcat"]) - 1)
         return sum(map(find_width, spec["hconcat"])) + gaps
     if "vconcat" in spec or "layer" in spec:
-        return max([*map(find_width, spec.get("vconcat", spec.get("layer", ()))), _own_width(spec)])
-    return _own_width(spec)
+        return max([*map(find_width, spec.get("vconcat", spec.get("layer", ()))), _chart_width(spec)])
+    return _chart_width(spec)
 
 
-def _own_width(spec: Mapping[str, Any]) -> float:
+def _chart_width(spec: Mapping[str, Any]) -> float:
     width = spec.get("width")
     return width if isinstance(width, int | float) else 0.0

@@ -35,7 +35,7 @@ def format_value(row: Row, value: float) -> str:
 
 def difference(row: Row) -> Text:
     """Return the last cell of a row: exact, or the difference."""
-    if row.wrong:
+    if row.is_wrong:
         relative = f" ({row.error:+.2%})" if row.error is not None else ""
         return Text(f"off by {row.predicted - row.measured:+,}{relative}", style="bold red")
     if row.exact:

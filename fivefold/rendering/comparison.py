@@ -14,7 +14,7 @@ from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
 from fivefold.rendering.table import heading
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
-from fivefold.results.difference import taken_apart
+from fivefold.results.difference import break_down
 from fivefold.results.ratio import SpeedRatio
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
@@ -38,7 +38,10 @@ def page(comparison: Comparison) -> RenderableType:
         if variant.error:
             parts.append(Text(f"   not possible: {variant.error}", style="red", overflow="fold"))
     parts += [Text(""), Text(finding(comparison), style="bold", overflow="fold")]
-    parts += [*(Text(line, overflow="fold") for line in (*why(comparison), *describe_ratios(comparison))), Text("")]
+    parts += [
+        *(Text(line, overflow="fold") for line in (*explain_differences(comparison), *describe_ratios(comparison))),
+        Text(""),
+    ]
     parts += [
         make_difference_grid(comparison),
         Text("* best value; in brackets: relative to the first column", style="dim"),
@@ -51,7 +54,9 @@ def page(comparison: Comparison) -> RenderableType:
 def describe_shared(comparison: Comparison) -> list[str]:
     """Return what all variants share: the keywords of models, machines and layouts, and the job's fields."""
     jobs = [
-        Job.read(dict(variant.step.job), origin="job") for variant in comparison.predicted if variant.step is not None
+        Job.read(dict(variant.step.job), origin="job")
+        for variant in comparison.predicted_variants
+        if variant.step is not None
     ]
     job_words = {word for job in jobs for word in (job.stack.name, job.precision.name)}
     job_words |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
@@ -73,9 +78,9 @@ def finding(comparison: Comparison) -> str:
 
     It also says if the difference is too small for a prediction.
     """
-    steps = [(variant.name, variant.step) for variant in comparison.predicted if variant.step is not None]
+    steps = [(variant.name, variant.step) for variant in comparison.predicted_variants if variant.step is not None]
     # per token, since variants may differ in their batch
-    fitting = sorted((_per_token(step), name) for name, step in steps if comparison.fits(step))
+    fitting = sorted((_seconds_per_token(step), name) for name, step in steps if comparison.fits(step))
     if not fitting:
         return "none fits" + "".join(f"; {line}" for line in _describe_unfit(comparison, steps))
     (best, name), *slower = fitting
@@ -108,13 +113,13 @@ def _describe_unfit(comparison: Comparison, steps: Sequence[tuple[str, Step]]) -
             yield f"{', '.join(names)} {one if len(names) == 1 else several}"
 
 
-def why(comparison: Comparison) -> list[str]:
+def explain_differences(comparison: Comparison) -> list[str]:
     """Return what makes each step longer or shorter than the first: the parts of its time that differ.
 
     The list is empty for many variants, and a variant whose step has another number of tokens is left out.
     """
     (first, first_step), *others = [
-        (variant.name, variant.step) for variant in comparison.predicted if variant.step is not None
+        (variant.name, variant.step) for variant in comparison.predicted_variants if variant.step is not None
     ]
     if len(others) >= BESIDE:
         return []
@@ -125,7 +130,7 @@ def why(comparison: Comparison) -> list[str]:
             abs(step.tokens_per_second_per_gpu * step.world * step.time.step_seconds - tokens) <= EQUAL * tokens
         )
         seconds = step.time.step_seconds - first_step.time.step_seconds
-        if has_equal_tokens and (parts := taken_apart(first_step.time.split, step.time.split)):
+        if has_equal_tokens and (parts := break_down(first_step.time.split, step.time.split)):
             amount = f"{show_seconds(abs(seconds))} {'longer' if seconds > 0 else 'less'} than {first}"
             lines.append(f"{name} takes {amount}: {parts}")
     return lines
@@ -136,7 +141,7 @@ def describe_ratios(comparison: Comparison) -> list[str]:
 
     The list is empty for many variants.
     """
-    first, *others = [variant.name for variant in comparison.predicted]
+    first, *others = [variant.name for variant in comparison.predicted_variants]
     if len(others) >= BESIDE:
         return []
     lines = []
@@ -153,7 +158,7 @@ def describe_ratios(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _per_token(step: Step) -> float:
+def _seconds_per_token(step: Step) -> float:
     return 1 / (step.tokens_per_second_per_gpu * step.world)
 
 
@@ -162,9 +167,9 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
 
     The rows have the ``MAIN`` quantities.
     """
-    names = [variant.name for variant in comparison.predicted]
+    names = [variant.name for variant in comparison.predicted_variants]
     if len(names) <= most:
-        rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in comparison.rows if row.differs]
+        rows: list[tuple[str | Text, ...]] = [(row.name, *_cells(row)) for row in comparison.rows if row.is_different]
         return Grid(("", *names), tuple(rows), words=("",))
     main = [row for name in MAIN for row in comparison.rows if row.name == name]
     cells = [_cells(row, relative=row.name == "step time") for row in main]
@@ -174,12 +179,12 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
 
 def list_equal(comparison: Comparison) -> list[str]:
     """Return the quantities in which all variants agree, with their values."""
-    return [f"{row.name} {format_value(row, row.values[0])}" for row in comparison.rows if not row.differs]
+    return [f"{row.name} {format_value(row, row.values[0])}" for row in comparison.rows if not row.is_different]
 
 
 def _cells(row: Quantity, *, relative: bool = True) -> Iterator[Text]:
     shows_relative = relative and row.name != FREE_MEMORY
-    for value, relative_value, best in zip(row.values, row.relative, row.best, strict=True):
+    for value, relative_value, best in zip(row.values, row.relative_values, row.is_best, strict=True):
         change = (
             f" ({relative_value:+.1%})" if shows_relative and relative_value and abs(relative_value) > EQUAL else ""
         )
@@ -231,4 +236,4 @@ def _memory_chart(comparison: Comparison) -> Chart:
 
 
 def _list_steps(comparison: Comparison) -> Sequence[tuple[str, Step]]:
-    return [(f"{v.name}  {_words(v)}", v.step) for v in comparison.predicted if v.step is not None]
+    return [(f"{v.name}  {_words(v)}", v.step) for v in comparison.predicted_variants if v.step is not None]

@@ -30,7 +30,7 @@ def page(diagnosis: Diagnosis) -> RenderableType:
     bars = Parts(split_bytes({part: size for part, size in sizes.items() if size}), fullest_step.peak_bytes)
     parts: list[RenderableType] = [_headline(diagnosis)]
     parts += [heading("Memory at the peak", cause(fullest_step)), show_bars(bars)]
-    parts += [heading("What lies there", "the largest, like ones together"), _largest(fullest_step)]
+    parts += [heading("What lies there", "the largest, like ones together"), _make_largest_grid(fullest_step)]
     parts += [
         heading("By module", "like ones together; kept from the forward to the backward"),
         _modules(diagnosis.parts),
@@ -128,7 +128,7 @@ def _headline(diagnosis: Diagnosis) -> Text:
     )
 
 
-def _largest(at: Fullest) -> Grid:
+def _make_largest_grid(at: Fullest) -> Grid:
     rows = tuple(
         (
             f"{tensors.number} × {show_bytes(tensors.bytes)}" if tensors.number > 1 else show_bytes(tensors.bytes),

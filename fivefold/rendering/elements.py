@@ -120,10 +120,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, left: Se
 
 def grid(what: Grid) -> str:
     """Return a ``Grid`` as an HTML table, with its marks of the best and of errors."""
-    return table(what.headings, ([_marked(cell) for cell in row] for row in what.rows), left=what.words)
+    return table(what.headings, ([_mark_cell(cell) for cell in row] for row in what.rows), left=what.words)
 
 
-def _marked(cell: str | Text) -> str:
+def _mark_cell(cell: str | Text) -> str:
     if isinstance(cell, str):
         return cell
     tone = find_tone(cell)

@@ -99,10 +99,10 @@ class Grid:
             if heading in self.words:
                 table.add_column(heading, overflow="fold")
             else:  # rich would take the longest word of a cell, and of the heading, for its least width
-                width = max(cell.cell_len for cell in (Text(heading), *(_plain(row[index]) for row in self.rows)))
+                width = max(cell.cell_len for cell in (Text(heading), *(_to_text(row[index]) for row in self.rows)))
                 table.add_column(heading, justify="right", no_wrap=True, min_width=width)
         for row in self.rows:
-            table.add_row(*map(_plain, row))
+            table.add_row(*map(_to_text, row))
         return table
 
     def _cards(self) -> Table:
@@ -111,7 +111,7 @@ class Grid:
         cards.add_column(overflow="fold")
         for row in self.rows:
             for heading, cell in zip(self.headings, row, strict=True):
-                cards.add_row(heading, _plain(cell))
+                cards.add_row(heading, _to_text(cell))
             cards.add_row()
         return cards
 
@@ -150,6 +150,6 @@ def show_change(change: float) -> str:
     return f"{change:+.1%}"
 
 
-def _plain(cell: str | Text) -> Text:
+def _to_text(cell: str | Text) -> Text:
     """Return a cell as text, so that rich does not read brackets as markup."""
     return Text(cell) if isinstance(cell, str) else cell

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 from fivefold.rendering.budget import causes, make_budget_grid, show_difference
 from fivefold.rendering.compare import table as compare_table
-from fivefold.rendering.comparison import describe_ratios, describe_shared, finding, make_difference_grid, why
+from fivefold.rendering.comparison import (
+    describe_ratios,
+    describe_shared,
+    explain_differences,
+    finding,
+    make_difference_grid,
+)
 from fivefold.rendering.elements import (
     AXIS_COLOURS,
     TIME_COLOURS,
@@ -30,7 +36,7 @@ from fivefold.rendering.elements import (
 from fivefold.rendering.grid import Grid, make_grid
 from fivefold.rendering.interval import expectation
 from fivefold.rendering.palette import colour
-from fivefold.rendering.point_charts import front
+from fivefold.rendering.point_charts import render_front
 from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
 from fivefold.rendering.search import CHOICES, REASONS, make_best_grid
@@ -59,14 +65,14 @@ def step_parts(what: Step) -> list[str]:
     """Return headline, memory, time, traffic and work."""
     view = view_step(what)
     parts = [headline(what), figures(view.figures)]
-    parts += expected(what)
+    parts += render_expectation(what)
     parts += [*memory(what), heading(view.time.title, view.time.remark), time([what])]
     parts += [fold("Traffic and work", section(view.traffic) + section(view.work))]
     parts += [paragraph(line, kind="bad") for line in what.findings]
     return parts
 
 
-def expected(what: Step) -> list[str]:
+def render_expectation(what: Step) -> list[str]:
     """Return paragraphs on where comparable published runs lie."""
     return [paragraph(line, kind="soft") for line in expectation(what).plain.splitlines() if line.strip()]
 
@@ -147,7 +153,7 @@ def _share(seconds: float, what: Step) -> str:
 
 def search(what: SearchResult) -> str:
     """Return the page of a search."""
-    return block(*search_parts(what), *front(what, within="notebook"))
+    return block(*search_parts(what), *render_front(what, within="notebook"))
 
 
 def search_parts(what: SearchResult) -> list[str]:
@@ -155,8 +161,8 @@ def search_parts(what: SearchResult) -> list[str]:
     fits = "" if what.best else "; none fits"
     job_parts = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
     parts = [*job_parts, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
-    parts += _proposed(what.proposal) if what.proposal else []
-    parts += _robust(what.robust) if what.robust else []
+    parts += _render_proposal(what.proposal) if what.proposal else []
+    parts += _render_robustness(what.robust) if what.robust else []
     if what.best:
         parts += [heading("By time alone" if what.proposal else "The best"), grid(make_best_grid(what.best))]
     for miss in what.misses:
@@ -168,7 +174,7 @@ def search_parts(what: SearchResult) -> list[str]:
     return parts
 
 
-def _proposed(what: Proposal) -> list[str]:
+def _render_proposal(what: Proposal) -> list[str]:
     similar_text = f"the simplest within {what.within:.1%} of the best; {what.similar_layouts} layouts are"
     return [
         heading("Proposal", "; ".join([similar_text, what.remark] if what.remark else [similar_text])),
@@ -179,7 +185,7 @@ def _proposed(what: Proposal) -> list[str]:
     ]
 
 
-def _robust(what: Robustness) -> list[str]:
+def _render_robustness(what: Robustness) -> list[str]:
     """Return the layout with the smallest regret, and the regret of layouts in each scenario."""
     return [
         heading("Most robust", summarize(what)),
@@ -231,7 +237,7 @@ def comparison(what: Comparison) -> str:
         *shared_parts,
         variants,
         paragraph(Raw(f"<b>{words(finding(what))}</b>")),
-        *map(paragraph, (*why(what), *describe_ratios(what))),
+        *map(paragraph, (*explain_differences(what), *describe_ratios(what))),
         grid(make_difference_grid(what)),
     )
 
@@ -276,13 +282,13 @@ def section(what: Section) -> str:
     return heading(what.title, what.remark) + content
 
 
-def rehearsal(what: Step | None, findings: Sequence[str]) -> str:
+def render_dry_run(what: Step | None, findings: Sequence[str]) -> str:
     """Return the dry-run step, and what would go wrong."""
     failures = [paragraph(f"would fail: {line}", kind="bad") for line in findings]
     return block(*failures, *(step_parts(what) if what else []))
 
 
-def traced(what: Traced) -> str:
+def render_traced(what: Traced) -> str:
     """Return where the time of each traced step went, and the prediction next to it."""
     rows = [
         (

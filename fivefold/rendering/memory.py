@@ -109,7 +109,7 @@ def _columns(levels: Sequence[Level], width: int) -> list[Level]:
     fullest: list[Level | None] = [None] * width
     for before, after in pairwise([levels[0], *levels]):
         first, last = (min(width - 1, int(level.seconds / seconds_per_column)) for level in (before, after))
-        edges = (_between(before, after, seconds=edge * seconds_per_column) for edge in range(first + 1, last + 1))
+        edges = (_interpolate(before, after, seconds=edge * seconds_per_column) for edge in range(first + 1, last + 1))
         for level_in_column in (*edges, after):
             for column in {
                 min(width - 1, max(0, int(level_in_column.seconds / seconds_per_column + nudge)))
@@ -121,7 +121,7 @@ def _columns(levels: Sequence[Level], width: int) -> list[Level]:
     return [level or levels[0] for level in fullest]
 
 
-def _between(before: Level, after: Level, *, seconds: float) -> Level:
+def _interpolate(before: Level, after: Level, *, seconds: float) -> Level:
     """Interpolate linearly between two levels."""
     span = after.seconds - before.seconds
     share = (seconds - before.seconds) / span if span else 1.0

@@ -22,7 +22,7 @@ LOST = 0.01  # share of underflow above which the headline counts a tensor
 
 def page(numerics: Numerics) -> RenderableType:
     """Return the page: a table per kind of tensor, with the worst layer of each name."""
-    parts: list[RenderableType] = [Text(headline(numerics), style="bold"), Text(_about(numerics), style="dim")]
+    parts: list[RenderableType] = [Text(headline(numerics), style="bold"), Text(_describe_run(numerics), style="dim")]
     for kind, words in KINDS.items():
         rows = [row for row in numerics.rows if row.kind == kind]
         if rows:
@@ -44,7 +44,7 @@ def headline(numerics: Numerics) -> str:
     return f"{numerics.recipe}: gradients of weights are {within}{note}"
 
 
-def _about(numerics: Numerics) -> str:
+def _describe_run(numerics: Numerics) -> str:
     loss = "not finite" if numerics.loss is None else f"{numerics.loss:.5f}"
     words = [
         f"{numerics.model}, {numerics.tokens:,} tokens, weights {numerics.weights}",
@@ -121,4 +121,6 @@ def error_map(numerics: Numerics) -> charts.Chart:
             )
             .properties(height=16 * len(names), width=charts.WIDTH)
         )
-    return alt.vconcat(*panels, title=alt.TitleParams(headline(numerics), subtitle=_about(numerics), anchor="start"))
+    return alt.vconcat(
+        *panels, title=alt.TitleParams(headline(numerics), subtitle=_describe_run(numerics), anchor="start")
+    )

@@ -133,7 +133,7 @@ def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[st
     if the column is half idle. For an overlapped pair the first half of the time shows the forward.
     """
     cover: list[dict[str, float]] = [{} for _ in range(width)]
-    placed = [(block, *_in_columns(block, scale)) for block in drawn]
+    placed = [(block, *_to_columns(block, scale)) for block in drawn]
     for block, start, end in placed:
         for column in range(int(start), min(width, int(end) + 1)):
             overlap = min(end, column + 1) - max(start, column)
@@ -150,7 +150,7 @@ def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[st
     return cells
 
 
-def _in_columns(block: Block, scale: float) -> tuple[float, float]:
+def _to_columns(block: Block, scale: float) -> tuple[float, float]:
     start, end = block.start * scale, block.end * scale
     if block.bottom - block.top > 0.5:
         return start, end

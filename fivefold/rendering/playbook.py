@@ -9,7 +9,7 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import expectation
 from fivefold.rendering.question import describe_step
 from fivefold.rendering.table import heading
-from fivefold.rendering.whole_run import brief
+from fivefold.rendering.whole_run import summarize_run
 from fivefold.results.playbook import Playbook, Stage
 from fivefold.units import show_bytes, show_count, show_seconds
 
@@ -36,7 +36,7 @@ def page(playbook: Playbook) -> RenderableType:
         ),
         expectation(step),
         Text(""),
-        brief(playbook.run),
+        summarize_run(playbook.run),
     ]
     for software, lines in playbook.commands.items():
         parts.append(heading(f"With {software}"))

@@ -23,13 +23,13 @@ MOST_NAMES = 8  # maximum number of points with names in a file
 MEMORY = "peak memory per rank"
 
 
-def front(result: SearchResult, *, within: Page) -> list[str]:
+def render_front(result: SearchResult, *, within: Page) -> list[str]:
     """Draw memory against time for a search with several memory limits; return nothing for other searches."""
     if len(result.front) < 2:
         return []
     remark = "no layout is both smaller and faster than one of these"
     picture_svg = draw_front(list_front(result))
-    return [heading("Memory against time", remark), _placed(picture_svg, "memory against time", within)]
+    return [heading("Memory against time", remark), _place_picture(picture_svg, "memory against time", within)]
 
 
 def list_front(result: SearchResult, *, named: bool = False) -> list[Point]:
@@ -84,7 +84,7 @@ def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
     label = "throughput against memory"
     picture_svg = draw_rows(dots, label=label)
     title = heading("Throughput against memory", "tokens per second and GPU", level=level)
-    return [title, _placed(picture_svg, label, within)]
+    return [title, _place_picture(picture_svg, label, within)]
 
 
 def draw_rows(points: Sequence[Point], *, label: str, zero: bool = False) -> Raw:
@@ -94,5 +94,5 @@ def draw_rows(points: Sequence[Point], *, label: str, zero: bool = False) -> Raw
     return picture(scaled, label=label, x_title=f"{MEMORY}, {unit}", y_title="tokens/s", zero=zero)
 
 
-def _placed(drawn: Raw, label: str, within: Page) -> Raw:
+def _place_picture(drawn: Raw, label: str, within: Page) -> Raw:
     return add_titles(drawn) if within == "report" else image(drawn, height=HEIGHT, label=label)

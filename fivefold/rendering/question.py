@@ -63,7 +63,7 @@ def count_ranks(ranks: int) -> str:
 def _settings(job: Job) -> Iterator[Setting]:
     default_job, stack = Job(), job.stack
     optimizer = find_cost(job.optimizer.kind).title
-    precision = RECIPES[default_job.precision.name].reduced(in_fp32=stack.reduce_in_fp32)
+    precision = RECIPES[default_job.precision.name].with_reduce_dtype(in_fp32=stack.reduce_in_fp32)
     yield Setting("sequence", f"seq {job.sequence}", job.sequence == default_job.sequence)
     yield Setting("global_batch", f"global batch {job.global_batch}", job.global_batch == default_job.global_batch)
     yield Setting("precision", job.precision.name, job.precision == precision)
@@ -81,7 +81,9 @@ def _follows_from_machine(job: Job, name: str) -> bool:
     value = getattr(job.stack, name)
     known_stack = STACKS.get(job.stack.name, job.stack)
     on_cpu = {"attention": "blocks", "overlap": ()}  # the CPU's kernel supports one head dim; nothing overlaps compute
-    return value == on_cpu.get(name) or value in [getattr(known_stack.on(gpu=gpu), name) for gpu in (True, False)]
+    return value == on_cpu.get(name) or value in [
+        getattr(known_stack.with_device_kernels(gpu=gpu), name) for gpu in (True, False)
+    ]
 
 
 def changed_settings(job: Job) -> Iterator[tuple[str, str]]:

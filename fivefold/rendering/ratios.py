@@ -17,7 +17,9 @@ from fivefold.units import show_count
 
 def page(ratios: Ratios) -> RenderableType:
     """Return the page: headline, one row per message of an axis, and the sizes of experts if there are any."""
-    rows = tuple((axis.axis, axis.sends, axis.overlapped_with, _up_to(axis), axis.reason) for axis in ratios.axes)
+    rows = tuple(
+        (axis.axis, axis.sends, axis.overlapped_with, _format_limit(axis), axis.reason) for axis in ratios.axes
+    )
     words = ("axis", "sends", "overlapped with", "worth it up to", "because")
     parts: list[RenderableType] = [_headline(ratios), Grid(words, rows, words=words)]
     if ratios.sizing:
@@ -56,7 +58,7 @@ def _headline(ratios: Ratios) -> Text:
     )
 
 
-def _up_to(axis: Axis) -> Text:
+def _format_limit(axis: Axis) -> Text:
     if axis.largest == 1:
         return Text("never" if axis.degrees else "–", style="red" if axis.degrees else "dim")
     return Text(next(degree.token for degree in axis.degrees if degree.degree == axis.largest), style="green")

@@ -17,7 +17,7 @@ from fivefold.rendering.drawing.style import css
 from fivefold.rendering.drawing.svg import add_titles, legend
 from fivefold.rendering.elements import STYLE, figures, fold, grid, heading, paragraph, table, words
 from fivefold.rendering.losses import draw_losses, list_loss_curves
-from fivefold.rendering.point_charts import cloud, front
+from fivefold.rendering.point_charts import cloud, render_front
 from fivefold.rendering.question import describe_step
 from fivefold.rendering.step_view import list_key_figures, view_operations, view_step
 from fivefold.rendering.sweep.settings import describe_rows
@@ -87,7 +87,7 @@ def report_step(step: Step, drawing: Drawing | None = None) -> list[str]:
         *question(step),
         heading("The step", level=2),
         figures(list_key_figures(step)),
-        *html.expected(step),
+        *html.render_expectation(step),
         *resources(step, drawing),
     ]
 
@@ -100,7 +100,7 @@ def resources(step: Step, drawing: Drawing | None) -> list[str]:
         remark = memory.finding(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
         memory_picture = areas.picture(drawing.levels, rank=drawing.rank, capacity_bytes=drawing.capacity_bytes)
         parts += [heading("Memory over time", remark), add_titles(memory_picture)]
-        parts.append(legend((name, name) for name in areas.looks(drawing.levels)))
+        parts.append(legend((name, name) for name in areas.list_looks(drawing.levels)))
     bound = f"most time in {step.time.longest_part}" if step.time.longest_part else ""
     parts += [heading("Time", bound, level=2), html.time([step])]
     if drawing and drawing.rows:
@@ -160,7 +160,7 @@ def report_run(
     parts += [
         heading("What was predicted", level=2),
         figures(list_key_figures(run.predicted)),
-        *html.expected(run.predicted),
+        *html.render_expectation(run.predicted),
     ]
     return [*parts, *resources(run.predicted, drawing)]
 
@@ -182,7 +182,7 @@ def losses(log: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _timeline(rows: pipeline.Rows, names: Sequence[str], *, pp: int, label: str) -> list[str]:
     picture = timeline.picture(rows, label=label, names=names, pp=pp)
-    return [add_titles(picture), legend(timeline.looks(rows))]
+    return [add_titles(picture), legend(timeline.list_looks(rows))]
 
 
 def report_search(result: SearchResult, drawing: Drawing | None = None) -> list[str]:
@@ -190,7 +190,7 @@ def report_search(result: SearchResult, drawing: Drawing | None = None) -> list[
     choice = result.proposal.choice if result.proposal else result.best[0] if result.best else None
     parts = question(choice.step, by_search=True) if choice else []
     parts += [heading("What is proposed, and why", level=2), *html.search_parts(result)]
-    parts += front(result, within="report")
+    parts += render_front(result, within="report")
     return [*parts, *(resources(choice.step, drawing) if choice else [])]
 
 

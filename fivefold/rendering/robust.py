@@ -14,7 +14,7 @@ from fivefold.units import show_bytes, show_seconds
 UNFIT = "does not fit"
 
 
-def robust(robustness: Robustness) -> RenderableType:
+def render_robustness(robustness: Robustness) -> RenderableType:
     """Return the layout with the smallest regret, in two lines."""
     return Group(
         Text.assemble("\n", ("Most robust  ", "bold"), (robustness.rows[0].layout, "bold cyan"), overflow="fold"),

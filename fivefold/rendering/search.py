@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.interval import expectation, show_speed_interval
-from fivefold.rendering.robust import regrets, robust, scenarios
+from fivefold.rendering.robust import regrets, render_robustness, scenarios
 from fivefold.results.search_result import (
     Answer,
     Batch,
@@ -43,7 +43,11 @@ def page(result: SearchResult) -> RenderableType:
     if result.proposal:
         parts.append(_proposal(result.proposal))
     if result.robust:
-        parts += [robust(result.robust), regrets(result.robust), _heading("If the run differs from the prediction")]
+        parts += [
+            render_robustness(result.robust),
+            regrets(result.robust),
+            _heading("If the run differs from the prediction"),
+        ]
         parts += [scenarios(result.robust), _heading("As predicted")]
     if result.tight:
         parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
@@ -139,7 +143,7 @@ def _proposal(proposal: Proposal) -> RenderableType:
         if other is not None:
             comparative = "longer" if other.slower >= 0 else "shorter"
             because = f" ({other.because})" if other.because else ""
-            layout = _usually(other.layout, other.reduce, stack=step.stack)
+            layout = _append_reduce(other.layout, other.reduce, stack=step.stack)
             lines.append(
                 Text(f"{word}  {layout}: step time {abs(other.slower):.1%} {comparative}{because}", overflow="fold")
             )
@@ -167,10 +171,10 @@ def _error(finalist: Finalist) -> float | None:
 
 def _format_ranked(ranked: Ranked) -> str:
     """Return the layout, with how often it reduces gradients if its software does otherwise by default."""
-    return _usually(ranked.step.layout, ranked.reduce, stack=ranked.step.stack)
+    return _append_reduce(ranked.step.layout, ranked.reduce, stack=ranked.step.stack)
 
 
-def _usually(layout: str, reduce: str, *, stack: str) -> str:
+def _append_reduce(layout: str, reduce: str, *, stack: str) -> str:
     default_reduce = STACKS[stack].reduce if stack in STACKS else "micro_batch"
     return layout if reduce == default_reduce else _format_layout(layout, reduce)
 

@@ -159,7 +159,7 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
         if trainable is None
         else [
             ("trainable parameters", f"{trainable:,} ({trainable / (work.parameters + trainable):.2%} of all)"),
-            ("FLOPs per parameter and token", _per_parameter(step)),
+            ("FLOPs per parameter and token", _flops_per_parameter(step)),
         ]
     )
     lines = [
@@ -174,7 +174,7 @@ def list_work(step: Step) -> tuple[tuple[str, str], ...]:
     return tuple(lines)
 
 
-def _per_parameter(step: Step) -> str:
+def _flops_per_parameter(step: Step) -> str:
     """Return the model FLOPs per parameter and token: 6 if all weights are trained, about 4 if most are frozen."""
     tokens = step.tokens_per_second_per_gpu * step.world * step.time.step_seconds
     flops = step.work.model_flops_causal / (step.work.active_parameters * tokens)

@@ -22,10 +22,10 @@ def events(rows: Sequence[Sequence[Span]]) -> Iterator[dict[str, Any]]:
     """Yield the trace events of all ranks: names of processes and lines, then the spans."""
     for rank, row in enumerate(rows):
         yield from names(rank, f"pipeline rank {rank}", ("step", "messages that nothing hides"))
-        yield from _planned(row, rank)
+        yield from _iterate_planned(row, rank)
 
 
-def _planned(row: Sequence[Span], process: int) -> Iterator[dict[str, Any]]:
+def _iterate_planned(row: Sequence[Span], process: int) -> Iterator[dict[str, Any]]:
     for span in row:
         arguments = {"stage": span.stage, "micro_batch": span.micro_batch} if span.stage >= 0 else {}
         yield event(span.name, span.kind, process, 0, start=span.start, end=span.end, known=arguments)
@@ -42,14 +42,14 @@ def lanes(
     for kind, rows in (("predicted", predicted), ("dry run", dry_run)):
         for rank, row in enumerate(rows):
             yield from names(process, f"{kind}, pipeline rank {rank}", ("step", "messages that nothing hides"))
-            yield from _planned(row, process)
+            yield from _iterate_planned(row, process)
             process += 1
     origin_seconds = min((step.begin for trace in measured for step in trace.steps[:1]), default=0.0)
     for trace in measured:
         lines = ("schedule", "operations and waits")
         yield from names(process, f"measured, rank {trace.rank} (pipeline rank {trace.stage})", lines)
         for step in trace.steps:
-            yield from _traced(step, process, since=origin_seconds)
+            yield from _iterate_traced(step, process, since=origin_seconds)
         for span in trace.evaluations:
             if span.start >= origin_seconds:
                 yield event(
@@ -64,7 +64,7 @@ def lanes(
         process += 1
 
 
-def _traced(step: RankStep, process: int, *, since: float) -> Iterator[dict[str, Any]]:
+def _iterate_traced(step: RankStep, process: int, *, since: float) -> Iterator[dict[str, Any]]:
     """Yield the events of one step of one rank."""
     start = step.begin - since
     for span in step.spans:

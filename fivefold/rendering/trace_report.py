@@ -50,7 +50,7 @@ def page(
     report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "", step: Step | None = None
 ) -> RenderableType:
     """Return the page; ``rows``: the comparison with the predicted ``step``, which ``predicted`` describes."""
-    ranks = _means(report)
+    ranks = _average_steps(report)
     parts: list[RenderableType] = [_headline(report, ranks)]
     parts += [Text(f"! {line}", style="yellow", overflow="fold") for line in report.remarks]
     averaged = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
@@ -78,7 +78,7 @@ def page(
     return Group(*parts)
 
 
-def _means(report: TraceReport) -> list[Breakdown]:
+def _average_steps(report: TraceReport) -> list[Breakdown]:
     """Return one breakdown per rank: the mean of its steps."""
     means = []
     for _, breakdowns in groupby(report.breakdown, key=lambda step: step.rank):
@@ -256,7 +256,7 @@ def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
 def breakdown_chart(report: TraceReport) -> charts.Chart:
     """Return a bar per rank: where the time of its mean step goes."""
     alt = charts._altair()
-    ranks = _means(report)[:MOST_RANKS]
+    ranks = _average_steps(report)[:MOST_RANKS]
     values = [
         {"rank": f"rank {breakdown.rank}", "part": name, "order": order, "ms": getattr(breakdown, field) * 1e3}
         for breakdown in ranks
@@ -283,7 +283,7 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
     alt = charts._altair()
     if not path:
         raise UserError("no step has a critical path; there is nothing to draw")
-    pieces = _coarse(path)
+    pieces = _coarsen(path)
     values = [
         {"rank": f"rank {piece.rank}", "activity": piece.activity, "start": piece.start * 1e3, "end": piece.end * 1e3}
         for piece in pieces
@@ -306,7 +306,7 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
     return charts._finish(picture, title=title, subtitle=subtitle, height=max(60, 30 * len(order)))
 
 
-def _coarse(path: Sequence[Piece]) -> list[Piece]:
+def _coarsen(path: Sequence[Piece]) -> list[Piece]:
     """Return the path in ``SLOTS`` slots, each with what takes most of it; equal neighbours are one piece."""
     path_seconds = path[-1].end
     slots: list[dict[tuple[int, Activity], float]] = [{} for _ in range(SLOTS)]

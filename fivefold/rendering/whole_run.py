@@ -42,15 +42,17 @@ def page(run: WholeRun) -> RenderableType:
         heading("Goodput by checkpoint interval", _interval_words(run)),
         _intervals(run),
         heading("Assumptions", "change one with --assume NAME=VALUE"),
-        _assumed(run),
+        _list_assumptions(run),
     ]
     return Group(*parts)
 
 
-def brief(run: WholeRun) -> RenderableType:
+def summarize_run(run: WholeRun) -> RenderableType:
     """Return what a run takes in a few lines."""
     duration = f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), {run.steps:,} steps"
-    checkpoints = f"{_fails(run)}; a checkpoint every {span(run.interval_seconds)}, goodput {run.goodput:.1%}"
+    checkpoints = (
+        f"{_describe_failures(run)}; a checkpoint every {span(run.interval_seconds)}, goodput {run.goodput:.1%}"
+    )
     return Group(Text(duration, style="bold"), Text(checkpoints, overflow="fold"), _figures(run))
 
 
@@ -104,7 +106,7 @@ def chart(run: WholeRun) -> Chart:
     line = alt.Chart(alt.Data(values=values)).mark_line(color=BLUE).encode(x=x, y=y)
     mark = alt.Chart(alt.Data(values=best)).mark_point(filled=True, size=90, color=ORANGE).encode(x=x, y=y)
     title = f"A checkpoint every {span(run.interval_seconds)}: goodput {best[0]['goodput']:.1%}"
-    subtitle = f"{run.model} on {run.ranks} {run.machine}: {_fails(run)}"
+    subtitle = f"{run.model} on {run.ranks} {run.machine}: {_describe_failures(run)}"
     return _finish(line + mark, title=title, subtitle=subtitle, height=320)
 
 
@@ -133,7 +135,7 @@ def _times(run: WholeRun) -> Grid:
     parts = {"training": run.training_seconds, **run.lost}
     reasons = {
         "checkpoints": f"{show_bytes(run.checkpoint_bytes)} each; training waits {show_seconds(run.blocked_seconds)}",
-        "restarts": _fails(run),
+        "restarts": _describe_failures(run),
         "repeated": "steps since the last checkpoint, repeated after a failure",
     }
     rows = tuple(
@@ -142,7 +144,7 @@ def _times(run: WholeRun) -> Grid:
     return Grid(("", "time", "share", "why"), rows, words=("", "why"))
 
 
-def _fails(run: WholeRun) -> str:
+def _describe_failures(run: WholeRun) -> str:
     if run.between_failures_seconds is None:
         return "no failures"
     return f"{run.failures:,.1f} failures, one every {span(run.between_failures_seconds)}"
@@ -161,7 +163,7 @@ def _intervals(run: WholeRun) -> Grid:
     return Grid(("checkpoint every", "goodput"), rows, words=())
 
 
-def _assumed(run: WholeRun) -> Grid:
+def _list_assumptions(run: WholeRun) -> Grid:
     site = run.site
     values = {
         "failures": (f"{site.failures:g}", "{:g}"),

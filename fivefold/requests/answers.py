@@ -41,13 +41,13 @@ def answers(
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
     ranks, without which the fewest GPUs are searched up to ``MOST_GPUS``.
     """
-    from fivefold.layout.legal import describe_idle
+    from fivefold.layout.validity import describe_idle
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
     from fivefold.planner.context_length import lengths
     from fivefold.planner.predict import predict as predicted
     from fivefold.planner.search import search as searched
-    from fivefold.planner.whole_run import whole_run
+    from fivefold.planner.whole_run import predict_full_run
 
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, MOST_GPUS)
@@ -56,8 +56,8 @@ def answers(
         return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
         return questions.fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
-    chosen_layout = layout or fastest(model, machine, job, risk=risk)
-    run_of = partial(whole_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
+    chosen_layout = layout or find_fastest(model, machine, job, risk=risk)
+    run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
             questions.largest_micro_batch(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk)
@@ -74,7 +74,7 @@ def answers(
                 risk=risk,
             )
         ],
-        "batch": lambda: questions.sound_batches(
+        "batch": lambda: questions.list_reasonable_batches(
             job=job, layout=chosen_layout, tokens=tokens, model=model, noise=noise, machine=machine
         ),
         "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen_layout, job=job))],
@@ -92,7 +92,7 @@ def answers(
     )
 
 
-def fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
+def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
     """Return the layout that ``search`` ranks first."""
     from fivefold.layout.spec import Layout
     from fivefold.planner.search import search as run

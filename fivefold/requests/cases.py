@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
-from fivefold.requests.answers import fastest
+from fivefold.requests.answers import find_fastest
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -89,6 +89,6 @@ def _run_files(
     run_cases = []
     for run in (Run.load(Path(word)) for word in words):
         model, ranks = resolve(run.model), machine(run.machine)
-        layout = fastest(model, ranks, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
+        layout = find_fastest(model, ranks, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
         run_cases.append(Case(model, ranks, layout, run.job))
     return run_cases

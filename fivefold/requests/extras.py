@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def missing(error: ModuleNotFoundError) -> str | None:
+def describe_missing(error: ModuleNotFoundError) -> str | None:
     """Return the install command for a missing module; None if no extra of ours includes it."""
     extra = EXTRAS.get((error.name or "").partition(".")[0])
     return extra and f"this needs {error.name}, of the extra {extra}: pip install 'fivefold[{extra}]'"
@@ -28,12 +28,12 @@ def requires_extra(verb: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function so that a missing package of an extra raises ``UserError``."""
 
     @wraps(verb)
-    def called(*args: P.args, **words: P.kwargs) -> T:
+    def call(*args: P.args, **words: P.kwargs) -> T:
         try:
             return verb(*args, **words)
         except ModuleNotFoundError as error:
-            if (line := missing(error)) is None:
+            if (line := describe_missing(error)) is None:
                 raise
             raise UserError(line) from None
 
-    return called
+    return call

@@ -12,7 +12,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
 
-from fivefold.record import nearest
+from fivefold.record import make_unknown_name_error
 from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -69,7 +69,7 @@ def write_schema(command: str) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     if command not in OUTPUTS:
-        raise nearest(command, list(OUTPUTS), kind="command with --json")
+        raise make_unknown_name_error(command, list(OUTPUTS), kind="command with --json")
     output = OUTPUTS[command]
     kinds: list[Any] = [_import_record(name) for name in output.records]
     if output.entries:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, Batch
-from fivefold.requests.search import found_layouts
+from fivefold.requests.search import search_layouts
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def playbook(
     from fivefold.planner.playbook import stages
     from fivefold.planner.run_file import plan_run_job, write_run_file
     from fivefold.planner.search.neighbours import walk
-    from fivefold.planner.whole_run import validate_tokens, whole_run
+    from fivefold.planner.whole_run import predict_full_run, validate_tokens
     from fivefold.results.playbook import Playbook as Record
 
     site, constraints, default_job = apply_assumptions(assume), Where.parse(where), Default()
@@ -62,7 +62,7 @@ def playbook(
     )
     step = proposal.choice.step
     job = plan_run_job(job, tokens=tokens)
-    run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
+    run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     chip, *words = machine.name.split()
     machine_text, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
     planned = Plan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
@@ -81,7 +81,7 @@ def playbook(
         step=step,
         run=run,
         run_file=content,
-        commands=_typed(planned, machine, file=file),
+        commands=_list_commands(planned, machine, file=file),
         configs=_list_configs(planned),
     )
 
@@ -94,7 +94,7 @@ def model_word(planned: Plan, file: Path) -> str:
 
 
 def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
-    result = found_layouts(
+    result = search_layouts(
         model, machine, job, also=(), by="time", top=1, within=UNRANKABLE_DIFFERENCE, where=where, risk=risk
     )
     if result.proposal is None:
@@ -117,7 +117,7 @@ def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]
     return (f"{first}   # {hosts_text} of {ranks_per_host} {machine.chip.name}", *other_lines)
 
 
-def _typed(plan: Plan, machine: Machine, *, file: Path) -> dict[str, tuple[str, ...]]:
+def _list_commands(plan: Plan, machine: Machine, *, file: Path) -> dict[str, tuple[str, ...]]:
     """Return the commands to type, by software: the job's own, or ours and those that ``write`` supports."""
     from fivefold.interop.registry import FORMATS
 

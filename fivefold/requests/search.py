@@ -44,7 +44,7 @@ def limit_memory(machine: Machine, memory: str | None) -> Machine:
     return machine.replace(chip=machine.chip.replace(memory_bytes=limit))
 
 
-def other_reduces(job: Job) -> tuple[Reduce, ...]:
+def list_other_reduces(job: Job) -> tuple[Reduce, ...]:
     """Return the other frequencies of gradient reduction to try: only for our engine, and only if the job sets none."""
     return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
 
@@ -63,7 +63,7 @@ def walk(
     return run(planner(model, machine, job, risk), Layout.parse(start), by=objective, where=where)
 
 
-def found_layouts(
+def search_layouts(
     model: Model, machine: Machine, job: Job, *, also: Sequence[str], measure: int = 0, **options: Any
 ) -> SearchResult:
     """Run a search with ``options``, with a progress bar on the terminal.
@@ -76,7 +76,7 @@ def found_layouts(
 
     best_text = ""
 
-    def improved(layout: str, score: float) -> None:
+    def on_improved(layout: str, score: float) -> None:
         nonlocal best_text
         score_text = {"time": show_seconds(score), "memory": show_bytes(score)}.get(options.get("by", "time"), "")
         best_text = f", best so far {layout} {score_text}"
@@ -87,18 +87,18 @@ def found_layouts(
             machine=machine,
             job=job,
             recipes=[recipe(name) for name in also],
-            reduces=other_reduces(job),
+            reduces=list_other_reduces(job),
             report=lambda done, total: progress(f"layouts{best_text}", done, total),
-            improved=improved,
+            improved=on_improved,
             **options,
         )
     if measure and result.best:
-        finalists, _ = measured_best(model, machine, job, count=measure)
+        finalists, _ = measure_best(model, machine, job, count=measure)
         return result.replace(finalists=tuple(finalists))
     return result
 
 
-def measured_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
+def measure_best(model: Model, machine: Machine, job: Job, *, count: int) -> tuple[list[Finalist], Machine]:
     """Return the best layouts by measured time; measured units are stored in the machine file of ``local``."""
     from fivefold.machine.toml import read, write
     from fivefold.rendering.progress import bar

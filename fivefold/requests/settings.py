@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from fivefold.atomic_file import replace_file
-from fivefold.record import Record, UserError, nearest, read_file
+from fivefold.record import Record, UserError, make_unknown_name_error, read_file
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _check_key(key: str) -> None:
     if key in KEYS and key != "prices.NAME":
         return
     if not (key.startswith("prices.") and key.count(".") == 1 and key != "prices."):
-        raise nearest(key, list(KEYS), kind="setting")
+        raise make_unknown_name_error(key, list(KEYS), kind="setting")
 
 
 def _parse_value(key: str, text: str) -> str | float:
@@ -170,7 +170,7 @@ def _parse_value(key: str, text: str) -> str | float:
         from fivefold.stack.catalog import STACKS
 
         if text not in STACKS:
-            raise nearest(text, list(STACKS), kind="stack")
+            raise make_unknown_name_error(text, list(STACKS), kind="stack")
     elif key == "machine":
         load_machine(text)
     elif key.startswith("prices."):

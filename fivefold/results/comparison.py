@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat
 
-from fivefold.display import Shown, flat
+from fivefold.display import Shown, flatten
 from fivefold.record import Record
 from fivefold.results.ratio import SpeedRatio
 from fivefold.step import FITS_RISK, Step
@@ -37,7 +37,7 @@ class Quantity(Record):
     values: tuple[float | str | None, ...]
 
     @property
-    def differs(self) -> bool:
+    def is_different(self) -> bool:
         """Tell whether the variants differ in it."""
         return len(set(self.values)) > 1
 
@@ -47,10 +47,10 @@ class Quantity(Record):
         return tuple(value if isinstance(value, float) else None for value in self.values)
 
     @property
-    def best(self) -> tuple[bool, ...]:
+    def is_best(self) -> tuple[bool, ...]:
         """Tell of each value whether it is the best, within ``EQUAL``; all False if no value is better than another."""
         numbers = [value for value in self.numbers if value is not None]
-        if self.better == "neither" or not self.differs or not numbers:
+        if self.better == "neither" or not self.is_different or not numbers:
             return tuple(False for _ in self.values)
         if self.unit == "seconds" and None in self.values:  # a variant that does not send such messages is best
             return tuple(value is None for value in self.values)
@@ -58,7 +58,7 @@ class Quantity(Record):
         return tuple(value is not None and abs(value - best) <= EQUAL * abs(best) for value in self.numbers)
 
     @property
-    def relative(self) -> tuple[float | None, ...]:
+    def relative_values(self) -> tuple[float | None, ...]:
         """Return each value relative to the first, minus 1; None if either is missing."""
         first = self.numbers[0]
         return tuple(value / first - 1 if first and value is not None else None for value in self.numbers)
@@ -93,7 +93,7 @@ class Comparison(Shown):
             if (pair.first, pair.second) == (first, second):
                 return pair.speed
             if (pair.first, pair.second) == (second, first):
-                return pair.speed.inverted()
+                return pair.speed.invert()
         return None
 
     def fits(self, step: Step) -> bool:
@@ -108,12 +108,12 @@ class Comparison(Shown):
     def table(self) -> list[dict[str, Any]]:
         """Return one row per variant that has a step."""
         return [
-            {"name": variant.name, **flat(variant.step.model_dump(mode="json"))}
+            {"name": variant.name, **flatten(variant.step.model_dump(mode="json"))}
             for variant in self.variants
             if variant.step
         ]
 
     @property
-    def predicted(self) -> tuple[Variant, ...]:
+    def predicted_variants(self) -> tuple[Variant, ...]:
         """Return the variants that have a step."""
         return tuple(variant for variant in self.variants if variant.step is not None)

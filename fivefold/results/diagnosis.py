@@ -33,7 +33,7 @@ class Holding(Record):
     operation: str  # such as aten::mm
 
     @property
-    def all_bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Return the bytes of all these tensors together."""
         return self.bytes * self.number
 

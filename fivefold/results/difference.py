@@ -29,7 +29,7 @@ def name_largest_part(before: Parts, after: Parts) -> str:
     return next((_word(part, difference) for part, difference in changes if difference * total > 0), "")
 
 
-def taken_apart(before: Parts, after: Parts) -> str:
+def break_down(before: Parts, after: Parts) -> str:
     """List every part that contributes notably to the difference: ``bubble +322 ms, compute −120 ms``."""
     changes = differences(before, after)
     threshold = TOLD * abs(changes[0][1]) if changes else 0.0

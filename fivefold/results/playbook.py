@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fivefold.display import Shown, flat
+from fivefold.display import Shown, flatten
 from fivefold.record import Record
 from fivefold.results.whole_run import WholeRun
 from fivefold.step import Step
@@ -57,4 +57,4 @@ class Playbook(Shown):
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per stage."""
-        return [flat(stage.model_dump(mode="json")) for stage in self.stages]
+        return [flatten(stage.model_dump(mode="json")) for stage in self.stages]

@@ -26,7 +26,7 @@ class SpeedRatio(Record):
             return "clear"
         return "likely" if self.high_50 < 1 or self.low_50 > 1 else "not distinguishable"
 
-    def inverted(self) -> SpeedRatio:
+    def invert(self) -> SpeedRatio:
         """Return the ratio of the second speed over the first."""
         return SpeedRatio(
             ratio=1 / self.ratio,

@@ -43,7 +43,7 @@ class RunFolder(Shown):
         return read_lines(self.folder / "log.jsonl")
 
     @property
-    def compared(self) -> Rows[Row]:
+    def comparison(self) -> Rows[Row]:
         """Compare predicted and measured, quantity by quantity."""
         return Rows(compare(self.predicted, self.measured))
 

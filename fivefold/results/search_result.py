@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fivefold.display import Shown, flat
+from fivefold.display import Shown, flatten
 from fivefold.record import Record
 from fivefold.results.objectives import Aim
 from fivefold.results.ratio import SpeedRatio
@@ -199,7 +199,7 @@ class SearchResult(Shown):
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per layout of the ranking."""
-        return [flat(ranked.model_dump(mode="json")) for ranked in self.best]
+        return [flatten(ranked.model_dump(mode="json")) for ranked in self.best]
 
 
 class Answer(Record):
@@ -270,7 +270,7 @@ class Walk(Shown):
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per change."""
-        return [flat(change.model_dump(mode="json")) for change in self.changes]
+        return [flatten(change.model_dump(mode="json")) for change in self.changes]
 
 
 class LengthPoint(Record):

@@ -32,7 +32,7 @@ class Row(Record):
     exact: bool  # a count, which must be equal
 
     @property
-    def wrong(self) -> bool:
+    def is_wrong(self) -> bool:
         """Tell whether this is a count and the two values differ."""
         return self.exact and self.predicted != self.measured
 
@@ -83,7 +83,7 @@ def describe_assumption(predicted: Step) -> str:
     return f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)"
 
 
-def so_far(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:
+def compare_unfinished(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Compare what a run in progress has logged with its prediction: the first rank's peak, the typical step.
 
     ``log``: its lines. The step in which memory was measured and the steps before it take longer than the others.
@@ -134,7 +134,7 @@ def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory
 
 def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:
     """Yield a row of messages and a row of bytes sent for each (axis, collective) of either step, in order."""
-    left, right = (_sums(step) for step in (predicted, measured))
+    left, right = (_sum_traffic(step) for step in (predicted, measured))
     for axis, collective in {**left, **right}:
         messages, sizes = zip(*(side.get((axis, collective), (0, 0)) for side in (left, right)), strict=True)
         yield _row(f"{axis} {collective}, messages", "messages", *messages, exact=True)
@@ -142,7 +142,7 @@ def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:
         yield _row(f"{axis} {collective}, sent", "bytes", *sizes, exact=axis != "etp")
 
 
-def _sums(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
+def _sum_traffic(step: Step) -> dict[tuple[str, str], tuple[int, int]]:
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for item in step.traffic:
         messages, size = sums.get((item.axis, item.collective), (0, 0))

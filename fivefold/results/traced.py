@@ -13,7 +13,7 @@ from fivefold.step import Step
 class Traced(TraceReport, Shown):
     """A report of traces; ``against``: each quantity of ``predicted`` compared with the traces."""
 
-    drawn_by: ClassVar[str] = "fivefold.rendering.html:traced"
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_traced"
 
     against: tuple[Row, ...] = ()
     predicted: Step | None = None

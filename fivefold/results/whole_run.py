@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fivefold.display import Shown, flat
+from fivefold.display import Shown, flatten
 from fivefold.machine.datacenter import Site
 from fivefold.record import Record
 from fivefold.results.objectives import Goal
@@ -103,4 +103,4 @@ class Offers(Shown):
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per machine."""
-        return [flat(offer.model_dump(mode="json")) for offer in self.offers]
+        return [flatten(offer.model_dump(mode="json")) for offer in self.offers]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fivefold.record import nearest
+from fivefold.record import make_unknown_name_error
 from fivefold.stack import megatron, other_software, pytorch
 from fivefold.stack.entry import Entry
 from fivefold.stack.spec import Stack
@@ -23,5 +23,5 @@ SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.s
 def build_stack(name: str) -> Stack:
     """Return the stack called ``name``."""
     if name not in STACKS:
-        raise nearest(name, list(STACKS), kind="stack")
+        raise make_unknown_name_error(name, list(STACKS), kind="stack")
     return STACKS[name]

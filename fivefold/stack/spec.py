@@ -51,7 +51,7 @@ class SupportedLayouts(Record):
         """Return the ZeRO stages supported with ``pp`` pipeline ranks."""
         return tuple(stage for stage in self.zero if pp == 1 or stage in self.pipelined_zero)
 
-    def orders_like(self, order: Sequence[MeshAxis]) -> bool:
+    def supports_order(self, order: Sequence[MeshAxis]) -> bool:
         """Tell whether the stack supports this order of the axes."""
         if isinstance(self.orders, bool):
             return self.orders or tuple(order) == DEFAULT_ORDER
@@ -206,7 +206,7 @@ class Stack(Record):
     runs: SupportedLayouts = SupportedLayouts()  # layouts that the framework supports
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.compile and self.kernels == "eager":
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
         if self.linears == "fused_backward" and self.column_inputs == "saved":
@@ -221,24 +221,24 @@ class Stack(Record):
         return FIVEFOLD if self.linears == "fused_backward" else AUTOGRAD
 
     @property
-    def compiles(self) -> bool:
+    def is_compiled(self) -> bool:
         """Tell whether torch.compile generates the kernels of the blocks."""
         return self.compile or self.kernels == "compiled"
 
     @property
     def compiles_loss(self) -> bool:
         """Tell whether torch.compile fuses PyTorch's loss to one kernel, and its backward to another."""
-        return self.compiles and self.compile_loss
+        return self.is_compiled and self.compile_loss
 
-    def on(self, *, gpu: bool) -> Stack:
+    def with_device_kernels(self, *, gpu: bool) -> Stack:
         """Return the stack on GPUs or CPUs, with Fivefold's ``fused`` kernels replaced by those that run there."""
         if self.name != "fivefold" or self.kernels != "fused":
             return self
         return self.replace(kernels="compiled" if self.compile else "triton" if gpu else "eager")
 
-    def hides_p2p(self, schedule: ScheduleName) -> bool:
+    def overlaps_p2p(self, schedule: ScheduleName) -> bool:
         """Tell whether messages between pipeline stages overlap with compute under ``schedule``."""
-        return "pp" in self.overlap and (self.p2p_overlap == "any" or PIPELINE_SCHEDULES[schedule].interleaves)
+        return "pp" in self.overlap and (self.p2p_overlap == "any" or PIPELINE_SCHEDULES[schedule].is_interleaved)
 
 
 FACTS = frozenset(Stack.model_fields) - {"name", "version", "family", "runs"}  # fields that a job may change one by one

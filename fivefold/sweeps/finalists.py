@@ -44,7 +44,7 @@ def measure_best(
             f"{machine.ranks} ranks are more than the {machine.ranks_per_node} of this computer; measure on local"
         )
     result = search(model=model, machine=machine, job=job, top=CANDIDATES * count)
-    layouts = different([Layout.parse(ranked.step.layout) for ranked in result.best], count=count)
+    layouts = select_different([Layout.parse(ranked.step.layout) for ranked in result.best], count=count)
     for done, layout in enumerate(layouts):
         if report:
             report(f"units of {layout}", done, 3 * count)
@@ -75,7 +75,7 @@ def measure_best(
     return sorted(finalists, key=lambda finalist: finalist.measured_seconds or float("inf")), machine
 
 
-def different(layouts: Iterable[Layout], *, count: int) -> list[Layout]:
+def select_different(layouts: Iterable[Layout], *, count: int) -> list[Layout]:
     """Return the first ``count`` layouts that differ in more than the order of axes, or ZeRO-1 against ZeRO-2.
 
     Those two hardly change the time of a step.

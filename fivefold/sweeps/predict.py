@@ -51,7 +51,7 @@ class Predictor:
             return [_make_invalid_row(setting, request, str(mistake))]
         if not result.best:
             nearest = result.misses[0] if result.misses else None
-            need = _needs(nearest.needs_bytes, nearest.has_bytes, nearest.risk or 0.0) if nearest else ""
+            need = _describe_shortage(nearest.needs_bytes, nearest.has_bytes, nearest.risk or 0.0) if nearest else ""
             why = f"no layout fits; the nearest, {nearest.layout}, {need}" if nearest else ""
             return [_make_invalid_row(setting, request, why or "no layout fits or comes close", status="memory")]
         return [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
@@ -100,11 +100,11 @@ def _row(setting: Setting, step: Step, *, risk: float) -> Row:
         step.memory.risk or 0.0,
     )
     status: Status = "fits" if probability <= risk else "memory"
-    why = "" if status == "fits" else _needs(peak, capacity, probability)
+    why = "" if status == "fits" else _describe_shortage(peak, capacity, probability)
     return Row(**columns, capacity_bytes=capacity, status=status, why=why)
 
 
-def _needs(needs: int, has: int, risk: float) -> str:
+def _describe_shortage(needs: int, has: int, risk: float) -> str:
     return f"needs {show_bytes(needs)} of {show_bytes(has)}: {show_risk(risk)} risk of running out"
 
 

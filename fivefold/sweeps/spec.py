@@ -50,7 +50,7 @@ class Sweep(Record):
     job: dict[str, Any] = {}
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.batches and self.batch_tokens:
             raise ValueError("batches and batch_tokens both set the batch; keep one")
         varied_fields = {field for name, field in FIELDS.items() if getattr(self, name)}

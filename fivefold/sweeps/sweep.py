@@ -61,13 +61,13 @@ def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, 
     """
     if trials and trials.submit is None:
         check_here([setting for setting, _ in plan.parts])
-    cases = list(_predicted(plan, journal, report, risk=risk))
+    cases = list(_predict_rows(plan, journal, report, risk=risk))
     if trials is None:
         return [row for _, row in cases]
     return list(_measure_rows(cases, journal, trials, report))
 
 
-def _predicted(plan: Plan, journal: Journal, report: Report, *, risk: float) -> Iterator[Case]:
+def _predict_rows(plan: Plan, journal: Journal, report: Report, *, risk: float) -> Iterator[Case]:
     predictor, done, total = Predictor(risk), 0, sum(len(requests) for _, requests in plan.parts)
     for setting, requests in plan.parts:
         setting_digest, seen_names = digest(setting, risk=risk), set()

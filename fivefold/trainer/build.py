@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_name, get_layer, weights
 from fivefold.trainer.model import lora
-from fivefold.trainer.model.kernels.choice import settled
+from fivefold.trainer.model.kernels.choice import resolve_kernels
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.transformer import Transformer
@@ -80,7 +80,7 @@ class Built:
         return [tensor for state in self.optimizer.state.values() for tensor in state.values()]
 
     @property
-    def routed(self) -> dict[int, Moe]:
+    def moe_layers(self) -> dict[int, Moe]:
         """Return layer → MoE layer, for this rank's stages; modules of multi-token prediction have the last numbers."""
         model = self.module.model
         layers = {get_layer(model, shard.name) for shard in self.shards if ".experts." in shard.name}
@@ -105,7 +105,7 @@ def build(
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)
-    job = settled(job, gpu=device.type == "cuda")
+    job = resolve_kernels(job, gpu=device.type == "cuda")
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     has_experts = model.moe is not None
@@ -123,12 +123,12 @@ def build(
     weights_by_name = {weight.name: weight for weight in weights(model, job.adapter)}
     with torch.no_grad():
         for shard in (shard for unit in units for shard in (*unit.shards, *unit.frozen)):
-            shard.load(initial(weights_by_name[shard.name], model=model, seed=job.seed))
+            shard.load(draw_initial_weight(weights_by_name[shard.name], model=model, seed=job.seed))
     scaler = LossScaler() if job.precision.loss_scaling else None
     return Built(module, units, wgrad_store, optimizer.make(units, job, ranks), ranks, table, underway, scaler)
 
 
-def initial(weight: Weight, *, model: Model, seed: int) -> Tensor:
+def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
     """Draw the full initial weight in fp32 on CPU: normal(0, 0.02), output projections times 1/√(2 layers) (GPT-2).
 
     Of an adapter B is 0, and A uniform in ± 1/√in, as peft draws it (kaiming_uniform_ with a = √5).

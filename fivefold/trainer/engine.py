@@ -68,7 +68,7 @@ class Engine:
         self.counted: int | None = None  # targets with a loss in this step, over all ranks; None: all
         self.layers = stage_layers(model.layers, layout)
         self.sequences = job.global_batch  # of this step, over all ranks
-        self.predicted = model.predicted
+        self.predicted = model.mtp_depth
         self.scale = 1.0  # factor of each token's loss, so that gradients are of the mean loss
         self.tokens = torch.empty(0, dtype=torch.long)
         self.dp, self.number = built.ranks["dp"].rank, 0  # ``number``: of the step, from 0
@@ -79,7 +79,7 @@ class Engine:
         self.meter: StepObserver | None = None
         self.noise: NoiseScale | None = None
         self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: unknown yet
-        self.routed = built.routed
+        self.routed = built.moe_layers
         self._scale_losses(1.0)
         self.free = model.moe is not None and model.moe.balance == "free"
         experts = model.moe.experts if model.moe else 0
@@ -92,7 +92,7 @@ class Engine:
             stages={stage: partial(self._stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]},
             shape=(rows // layout.tp if layout.sp else rows, model.width),
             dtype=Dtypes(job.precision).weights,
-            losses=(1 + model.predicted,) if model.mtp else (),
+            losses=(1 + model.mtp_depth,) if model.mtp else (),
         )
         self.pipeline = self._pipeline(built.table)
         self.pipeline.on_pass = self._pass_ended
@@ -248,7 +248,7 @@ class Engine:
     def zero_grad(self) -> None:
         """Free the gradients; gathered copies of the weights are stale and will be gathered again."""
         for unit in self.built.units:
-            unit.updated()
+            unit.on_optimizer_step()
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor) -> Tensor:
@@ -285,8 +285,8 @@ class Engine:
             scale=self.scale,
             further=MTPTargets((targets, *further[:-1]), tuple(further)) if further else None,
         )
-        if self._metered is not None:
-            self._metered.phase = "backward"
+        if self._active_meter is not None:
+            self._active_meter.phase = "backward"
         return out
 
     def _documents(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -299,16 +299,16 @@ class Engine:
     # Measurement
 
     @property
-    def _metered(self) -> StepObserver | None:
+    def _active_meter(self) -> StepObserver | None:
         """Return the meter; None while two micro-batches are interleaved, as their bytes cannot be separated."""
         interleaver = self.built.ranks.interleaver
         return self.meter if interleaver is None or interleaver.alone else None
 
     def _begin_forward(self, entry: Tensor | None) -> None:
-        if self._metered is not None:
-            self._metered.phase = "forward"
+        if self._active_meter is not None:
+            self._active_meter.phase = "forward"
             if self._baseline < 0:
-                self._baseline = self._lasting_bytes(self._metered) - (
+                self._baseline = self._persistent_bytes(self._active_meter) - (
                     0 if entry is None else entry.untyped_storage().nbytes()
                 )
 
@@ -317,11 +317,14 @@ class Engine:
         self._note_kept()
 
     def _note_kept(self) -> None:
-        if self._metered is not None and self._baseline >= 0:
-            self.kept_bytes = max(self.kept_bytes, self._lasting_bytes(self._metered) - self._baseline)
+        if self._active_meter is not None and self._baseline >= 0:
+            self.kept_bytes = max(self.kept_bytes, self._persistent_bytes(self._active_meter) - self._baseline)
 
-    def _lasting_bytes(self, meter: StepObserver) -> int:
+    def _persistent_bytes(self, meter: StepObserver) -> int:
         """Return live bytes without transient ones: gathered weights, gradients, messages between pipeline stages."""
-        transient = [*self.pipeline.messages(), *(tensor for unit in self.built.units for tensor in unit.passing())]
+        transient = [
+            *self.pipeline.messages(),
+            *(tensor for unit in self.built.units for tensor in unit.transient_tensors()),
+        ]
         storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in transient}
         return meter.live_bytes - sum(storages.values())

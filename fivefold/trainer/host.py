@@ -31,7 +31,7 @@ class Host:
     gpu_memory_bytes: int = 0
 
     @classmethod
-    def here(cls) -> Host:
+    def inspect(cls) -> Host:
         """Inspect this computer."""
         import torch
 

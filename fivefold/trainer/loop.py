@@ -80,7 +80,7 @@ class Loop:
         self.ideal_seconds = ideal_seconds  # time of a step of the full batch at the chips' peak FLOP/s, for the MFU
         self.job: Job = run.job
         self.shards = shards
-        self.loader = run.loader(shards, ahead=model.predicted)
+        self.loader = run.loader(shards, ahead=model.mtp_depth)
         self.loader.check(global_batch=self.job.global_batch)
         self.prefetcher = Prefetcher(self._read, pinned=built.ranks.device.type == "cuda")
         self.signal = ""  # name of the last signal sent to this process
@@ -120,8 +120,8 @@ class Loop:
             with catch_signals(self._on_signal):
                 while step < self.job.steps and not stopped:
                     meter = self._meter() if step >= start + METERED else None
-                    traced = self.measured is not None and self._traced(step)
-                    result, step_seconds = self._timed_step(step, meter, traced=traced)
+                    traced = self.measured is not None and self._is_traced(step)
+                    result, step_seconds = self._time_step(step, meter, traced=traced)
                     self.watchdog.enter_phase(step, "the end of a step")
                     stopped = self._signal_name(result.stop)
                     if self.bad_loss:
@@ -130,7 +130,7 @@ class Loop:
                         step += 1
                         if self.measured and not meter and not traced:
                             self.seconds.append(step_seconds)
-                        loss, is_due = result.loss, self.run.checkpoints.due(step, last=step == self.job.steps)
+                        loss, is_due = result.loss, self.run.checkpoints.is_due(step, last=step == self.job.steps)
                         self._log_step(step, result, step_seconds, measured=self.measured if meter else None)
                         if step == self.job.steps or (step % self.run.evaluate_every == 0 and not stopped):
                             heldout = self.evaluate(step)
@@ -150,25 +150,25 @@ class Loop:
         self.logs.start(start)
         for event in events:
             self.logs.event(start, event)
-        if self.saver.newest is None and self.run.faults.goes_back:
+        if self.saver.newest is None and self.run.faults.can_roll_back:
             self._save(start)
         return start
 
-    def _timed_step(self, step: int, meter: Meter | None, *, traced: bool) -> tuple[StepResult, float]:
+    def _time_step(self, step: int, meter: Meter | None, *, traced: bool) -> tuple[StepResult, float]:
         """Run the step; return its result and its wall seconds."""
         self.step = step
         self.watchdog.enter_phase(step, "a step")
         if traced:
-            with self.tracer.traced(step):
+            with self.tracer.trace_step(step):
                 result = self._step(step, meter)
             return result, self.tracer.close(good=self.bad_loss is None)
         begin = time.perf_counter()
         return self._step(step, meter), time.perf_counter() - begin
 
-    def _traced(self, step: int) -> bool:
+    def _is_traced(self, step: int) -> bool:
         """Return whether to trace this step, after the metered one."""
         timed, last = len(self.seconds) + len(self.tracer.steps), step + 1 == self.job.steps
-        return self.job.batch(self.samples) == self.job.global_batch and self.tracer.wants(timed, last=last)
+        return self.job.batch(self.samples) == self.job.global_batch and self.tracer.can_trace(timed, last=last)
 
     def _judge(self, loss: float, norm: float) -> bool:
         """Return whether loss and gradient norm of a step allow its update; stores the verdict in ``bad_loss``."""
@@ -250,9 +250,9 @@ class Loop:
         if meter and built.ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         engine.meter, engine.number, self.bad_loss = meter, step, None
-        judge = self._judge if self.run.faults.judges_first else None
+        judge = self._judge if self.run.faults.checks_before_update else None
         with meter or nullcontext():
-            result = engine.step(tokens, counted=counted, stop=bool(self.signal) or self.saver.failed, judge=judge)
+            result = engine.step(tokens, counted=counted, stop=bool(self.signal) or self.saver.has_failed, judge=judge)
         engine.meter = None
         if judge is None and not (
             result.skipped and result.loss_scale > MIN_SCALE
@@ -266,7 +266,7 @@ class Loop:
     def evaluate(self, step: int) -> float:
         """Evaluate and log the held-out loss; return it in nats per token, over all ranks."""
         self.watchdog.enter_phase(step, "an evaluation")
-        with self.tracer.evaluated(step):
+        with self.tracer.record_evaluation(step):
             return self.evaluator.evaluate(step)
 
     def _log_step(self, step: int, done: StepResult, seconds: float, *, measured: Measured | None) -> None:
@@ -290,7 +290,7 @@ class Loop:
         base = self.run.start.weights
         if base is not None and self.job.adapter is not None:  # a checkpoint holds the adapters alone
             huggingface_import.start(base, built=self.built, model=self.model)
-        while newest := checkpoint.latest(self.run.folder / "checkpoints"):
+        while newest := checkpoint.find_latest(self.run.folder / "checkpoints"):
             try:
                 progress = self._load(newest)
             except UserError:

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from fivefold.record import RunFailure, StopSignal, UserError
-from fivefold.trainer.checkpoint.checkpoint_folder import latest
+from fivefold.trainer.checkpoint.checkpoint_folder import find_latest
 from fivefold.trainer.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, resume_hint
 from fivefold.trainer.logs.run_log import note
 from fivefold.units import ceil_div
@@ -54,7 +54,7 @@ class Process:
         return cls(**{field: int(environment[name]) for field, name in names.items()}, joined=True)
 
     @property
-    def several_hosts(self) -> bool:
+    def has_several_hosts(self) -> bool:
         """Return whether ranks of the world are on other hosts."""
         return self.world > self.local_ranks
 
@@ -112,12 +112,12 @@ def launch(arguments: list[str], *, ranks: int, folder: Path, restarts: int) -> 
     checkpoint. SIGINT and SIGTERM are forwarded once. Raises ``UserError``, ``RunFailure``, ``StopSignal`` or
     ``SystemExit``.
     """
-    restarts_left, last_checkpoint = restarts, latest(folder / "checkpoints")
+    restarts_left, last_checkpoint = restarts, find_latest(folder / "checkpoints")
     while True:
         try:
             return _launch(arguments, ranks=ranks, folder=folder)
         except RetryableExit as again:
-            newest = latest(folder / "checkpoints")
+            newest = find_latest(folder / "checkpoints")
             restarts_left, last_checkpoint = restarts if newest != last_checkpoint else restarts_left, newest
             if not restarts_left:
                 raise RunFailure(str(again)) if str(again) else SystemExit(1) from None

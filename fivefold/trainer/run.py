@@ -48,7 +48,7 @@ class Checkpoints(Record):
     keep: PositiveInt = 2  # newest checkpoints that are kept
     asynchronous: bool = True  # copy to host memory, and write the copy while training goes on
 
-    def due(self, step: int, *, last: bool) -> bool:
+    def is_due(self, step: int, *, last: bool) -> bool:
         """Return whether a run saves after ``step`` steps, of which this may be the ``last``."""
         return self.every_steps > 0 and (last or step % self.every_steps == 0)
 
@@ -60,7 +60,7 @@ class Start(Record):
     adapter: Path | None = None  # a folder of peft: factors of [job] adapter; None: A is drawn, B is zero
 
     @model_validator(mode="after")
-    def _over_weights(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.adapter is not None and self.weights is None:
             raise ValueError("adapter needs the weights under it; set weights to the folder of the base")
         return self
@@ -127,7 +127,7 @@ class Run(Record):
         counts_positions = (
             model.position == "learned"
             or (model.window is not None and model.window_kind == "chunks")
-            or any(map(model.tempers, range(model.layers)))
+            or any(map(model.has_temperature, range(model.layers)))
         )
         if not is_text and self.data.packing != "none" and counts_positions:
             raise UserError(
@@ -196,7 +196,7 @@ class Run(Record):
     def shards(self, model: Model) -> Shards:
         """Open the prepared corpus; raises ``UserError`` if a split or the vocabulary of ``model`` is too small."""
         shards = Shards.open(self.folder / "data")
-        self.loader(shards, ahead=model.predicted).check(global_batch=self.job.global_batch)
+        self.loader(shards, ahead=model.mtp_depth).check(global_batch=self.job.global_batch)
         self.loader(shards, split="heldout")  # raises if it holds no sequence
         if (needed := shards.tokenizer.vocab) > model.vocab:
             raise UserError(

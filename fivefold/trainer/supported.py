@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import names_of_pairing
-from fivefold.layout.sharding import multiplies
+from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
@@ -61,7 +61,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(
             f"job: the engine has kernels={', '.join(KERNELS)}, not {job.stack.kernels}; `predict` plans all of them"
         )
-    if offloaded := layout.offloads(job):
+    if offloaded := layout.list_offloaded(job):
         raise UserError(
             f"offload={'+'.join(sorted(offloaded, reverse=True))}: the engine keeps everything on the device; drop it, "
             "or train with DeepSpeed or Megatron; `predict` plans both"
@@ -83,7 +83,7 @@ ADAPTER_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be 
 
 def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise a ``UserError`` for an adapter that is planned and not trained."""
-    adapter, recomputed = job.adapter, layout.recomputed - ADAPTER_RECOMPUTES
+    adapter, recomputed = job.adapter, layout.recomputed_operations - ADAPTER_RECOMPUTES
     if adapter is None:
         return
     for is_present, feature, fix in (
@@ -95,12 +95,12 @@ def _check_adapter(layout: Layout, job: Job, *, model: Model) -> None:
         ),
         (
             adapter.base == "nf4"
-            and any(weight.shape[-1] % 2 for weight in block_weights(model, 0) if multiplies(weight)),
+            and any(weight.shape[-1] % 2 for weight in block_weights(model, 0) if is_gemm_weight(weight)),
             f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
             "a base in 16 bits",
         ),
         (adapter.dropout > 0, f"dropout={adapter.dropout:g} of the adapter's input", "adapter.dropout=0"),
-        (job.stack.compiles, "compiled blocks", "compile=false"),
+        (job.stack.is_compiled, "compiled blocks", "compile=false"),
         (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),
         (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),
     ):
@@ -129,7 +129,7 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
 def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise a ``UserError`` if attention in chunks, shorter than the sequences, cannot be computed."""
     chunk = model.window or job.sequence
-    slides = any(model.slides(layer) for layer in range(model.layers + model.predicted))
+    slides = any(model.has_window(layer) for layer in range(model.layers + model.mtp_depth))
     if model.window_kind != "chunks" or not slides or chunk >= job.sequence:
         return
     if job.sequence % chunk:
@@ -156,7 +156,7 @@ def _check_moments(job: Job) -> None:
 def _check_model(model: Model) -> None:
     """Raise a ``UserError`` for a model with an operation that the trainer does not support."""
     moe = model.moe
-    all_moe = all(map(model.is_moe, filter(model.feeds, range(model.layers + model.predicted))))
+    all_moe = all(map(model.is_moe, filter(model.has_feed_forward, range(model.layers + model.mtp_depth))))
     only_experts = moe is not None and all_moe and not moe.shared_experts  # no layer has an MLP other than the experts
     free_fields = FREE_FIELDS | {"activation"} if only_experts else FREE_FIELDS
     for field, declared in type(model).model_fields.items():
@@ -188,13 +188,13 @@ def _check_model(model: Model) -> None:
 
 def check_generation(model: Model, *, origin: str, fix: str) -> None:
     """Raise a ``UserError`` for layers that text cannot be generated with; ``origin``: what asks for it."""
-    if kinds := model.other_mixers:
+    if kinds := model.non_attention_mixers:
         raise UserError(f"{origin}: {', '.join(kinds)} layers have no cache for generation yet; {fix}")
 
 
-def idle_window(model: Model, job: Job) -> str | None:
+def describe_idle_window(model: Model, job: Job) -> str | None:
     """Return a remark if no sequence is longer than the model's window; None if one is, or without a window."""
-    slides = any(model.slides(layer) for layer in range(model.layers))
+    slides = any(model.has_window(layer) for layer in range(model.layers))
     if not slides or model.window is None or model.window < job.sequence:
         return None
     return f"model {model.name!r}: its window of {model.window} tokens does nothing in sequences of {job.sequence}"

@@ -15,10 +15,10 @@ from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.rendering.pipeline import remark
-from fivefold.requests.across import apply_prices, offers, refuse_of_one
 from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import Question as AskedQuestion
-from fivefold.requests.search import limit_memory, other_reduces, resolve_tolerance, walk
+from fivefold.requests.offers import apply_prices, list_offers, refuse_of_one
+from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
 from fivefold.results.search_result import SearchResult, Walk
 from fivefold.results.spans import Level
 from fivefold.results.whole_run import Offers
@@ -98,7 +98,7 @@ def search(
     if question.is_of_run:
         refuse_of_one(question)
         candidates = (noun.machine, *map(machine, question.machines))
-        return offers(
+        return list_offers(
             noun.model,
             [limit_memory(candidate, question.memory) for candidate in candidates],
             noun.job,
@@ -144,7 +144,7 @@ def layouts(
         within=resolve_tolerance(question),
         where=Where.parse(question.where),
         recipes=[recipe(name) for name in question.also],
-        reduces=other_reduces(noun.job),
+        reduces=list_other_reduces(noun.job),
         two_dimensional=question.two,
         report=report,
         fitted=fitted,

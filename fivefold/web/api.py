@@ -51,12 +51,12 @@ class Catalog(Record):
 def router(site: Site) -> APIRouter:
     """Build the routes below ``/api``."""
     api = APIRouter(prefix="/api", tags=["fivefold"])
-    _short(api, site)
+    _add_short_routes(api, site)
     _add_process_routes(api, site)
     return api
 
 
-def _short(api: APIRouter, site: Site) -> None:
+def _add_short_routes(api: APIRouter, site: Site) -> None:
     """Add the routes of questions that are answered in a thread."""
 
     @api.get("/catalog")
@@ -67,17 +67,17 @@ def _short(api: APIRouter, site: Site) -> None:
     @api.get("/predict")
     async def predict(asked: Annotated[Question, Query()]) -> Step:
         """Estimate memory, FLOPs, communication and time of one training step: ``fivefold predict --json``."""
-        return await site.answer(asked, lambda noun: answers.step(noun, asked.chosen()))
+        return await site.answer(asked, lambda noun: answers.step(noun, asked.parsed_layout()))
 
     @api.post("/predict")
     async def predict_posted(asked: Annotated[Question, Body()]) -> Step:
         """Answer the same question with a body, for a question that is too long for a URL."""
-        return await site.answer(asked, lambda noun: answers.step(noun, asked.chosen()))
+        return await site.answer(asked, lambda noun: answers.step(noun, asked.parsed_layout()))
 
     @api.get("/compare")
     async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:
         """Compare predicted steps side by side: ``fivefold compare --json``."""
-        return await site.work.soon(
+        return await site.work.run_soon(
             lambda: side_by_side(list(asked.cases(folder=site.folder, local=site.local)), risk=asked.risk)
         )
 
@@ -88,45 +88,45 @@ def _add_process_routes(api: APIRouter, site: Site) -> None:
     @api.get("/search", response_model=Found)
     async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:
         """Find the best layouts that fit, or compare one run on several machines: ``fivefold search --json``."""
-        return JSONResponse(await _long(site, "search", asked))
+        return JSONResponse(await _answer_long(site, "search", asked))
 
     @api.get("/ask/{question}", response_model=list[Answer | Change | Batch | WholeRun | Lengths])
     async def ask(question: Ask, asked: Annotated[AskQuestion, Query()]) -> Any:
         """Answer a question about a layout, or about a model and a machine: ``fivefold ask QUESTION --json``."""
         if question in SEARCH_QUESTIONS or not asked.layout:  # needs a search
-            return JSONResponse(await _long(site, f"ask {question}", asked))
+            return JSONResponse(await _answer_long(site, f"ask {question}", asked))
         return await site.answer(asked, lambda noun: answers.answer_question(question, asked, noun, folder=site.folder))
 
     @api.get("/ratios", response_model=Ratios)
     async def ratios(asked: Annotated[RatiosQuestion, Query()]) -> Response:
         """Find the degree at which each axis becomes communication-bound: ``fivefold ratios --json``."""
-        return JSONResponse(await _long(site, "ratios", asked))
+        return JSONResponse(await _answer_long(site, "ratios", asked))
 
     @api.get("/plan", response_model=Playbook)
     async def plan(asked: Annotated[PlaybookQuestion, Query()]) -> Response:
         """Plan a run step by step, from a model, a machine and tokens to a run file: ``fivefold plan --json``."""
-        return JSONResponse(await _long(site, "plan", asked))
+        return JSONResponse(await _answer_long(site, "plan", asked))
 
     @api.get("/dryrun")
     async def dryrun(asked: Annotated[DryrunQuestion, Query()]) -> dict[str, Any]:
         """Dry-run the training code, in a process with a time limit: ``fivefold dryrun --json``."""
-        dry_run_data: dict[str, Any] = (await _long(site, "dryrun", asked))["data"]
+        dry_run_data: dict[str, Any] = (await _answer_long(site, "dryrun", asked))["data"]
         return dry_run_data
 
     @api.get("/runs")
-    async def listed() -> list[RunSummary]:
+    async def list_runs() -> list[RunSummary]:
         """List the runs below the folder, newest first."""
-        return await site.work.soon(lambda: runs.find(site.folder))
+        return await site.work.run_soon(lambda: runs.find(site.folder))
 
     @api.get("/show")
     async def show(folder: Annotated[str, Query(max_length=1000)]) -> list[Row]:
         """Compare prediction and measurement of a finished run: ``fivefold show FOLDER --json``."""
         site.folder.path(f"{folder}/step.json")  # raises if it is a link out of the folder, or too large
-        return await site.work.soon(lambda: list(run_folder.read(site.folder.path(folder)).compared))
+        return await site.work.run_soon(lambda: list(run_folder.read(site.folder.path(folder)).comparison))
 
 
-async def _long(site: Site, verb: str, asked: About) -> Any:
-    event = await site.long(verb, asked)
+async def _answer_long(site: Site, verb: str, asked: About) -> Any:
+    event = await site.run_long(verb, asked)
     if "mistake" in event:
         raise UserError(event["mistake"])
     return event["result"]

@@ -20,7 +20,7 @@ from fivefold.rendering.drawing.style import css, file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api
 from fivefold.web.guard import Guard
-from fivefold.web.pages import compare, learn, plan, rehearse, runs, search, sweep
+from fivefold.web.pages import compare, dryrun, learn, plan, runs, search, sweep
 from fivefold.web.pages.render import page
 from fivefold.web.question import About
 from fivefold.web.site import Site
@@ -31,7 +31,7 @@ COLLECTED = 50_000  # allocations between garbage collections: a plan makes 100,
 
 
 @asynccontextmanager
-async def seldom_collected(_: FastAPI) -> AsyncIterator[None]:
+async def collect_garbage_less(_: FastAPI) -> AsyncIterator[None]:
     """Collect garbage less often while the page is served, and exempt all objects loaded before.
 
     Otherwise garbage collection takes two fifths of the time of a plan with many stages.
@@ -55,10 +55,10 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/openapi.json",
         description="The JSON of the command line.",
-        lifespan=seldom_collected,
+        lifespan=collect_garbage_less,
     )
     app.add_middleware(Guard)
-    for part in (api, plan, search, compare, sweep, rehearse, runs, learn):
+    for part in (api, plan, search, compare, sweep, dryrun, runs, learn):
         app.include_router(part.router(site))
 
     @app.get("/static/pictures.css", include_in_schema=False)
@@ -72,12 +72,12 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
     app.mount("/static", StaticFiles(packages=[("fivefold.web", "static")]), name="static")
 
     @app.get("/", include_in_schema=False)
-    def first() -> Response:
+    def redirect_to_start() -> Response:
         machine = load_settings().machine
         return RedirectResponse(f"{FIRST}&machine={quote(machine, safe=':')}" if machine else FIRST)
 
     def respond_error(request: Request, code: int, line: str) -> Response:
-        line = site.folder.plain(line)
+        line = site.folder.strip_root(line)
         if request.url.path.startswith(("/api/", "/static/")):
             return JSONResponse({"detail": line}, status_code=code)
         return page("mistake.html", request, asked=About(), mistake=line, code=code)
@@ -88,15 +88,15 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
         return respond_error(request, 422, str(error))
 
     @app.exception_handler(Busy)
-    async def busy(request: Request, error: Exception) -> Response:
+    async def handle_busy(request: Request, error: Exception) -> Response:
         return respond_error(request, 429, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
+    async def handle_invalid(request: Request, error: RequestValidationError) -> Response:
         return respond_error(request, 422, "; ".join(_explain(error_details) for error_details in error.errors()[:8]))
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
+    async def handle_http_error(request: Request, error: HTTPException) -> Response:
         return respond_error(request, error.status_code, str(error.detail))
 
     return app

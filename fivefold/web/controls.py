@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, get_args
 from fivefold.adapter import ADAPTERS
 from fivefold.bounded_types import RANKS
 from fivefold.job import RECIPES, Job
-from fivefold.layout.legal import reasons
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
-from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, usual_schedule
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
 from fivefold.layout.spec import Layout, divisor_below, divisors
+from fivefold.layout.validity import reasons
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
@@ -112,7 +112,7 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
     if {"pp", "v", "schedule"} & change.keys():
         values["stages"] = ()
     if "v" in change and values["pp"] > 1:
-        values["schedule"] = usual_schedule(values["v"]) if values["v"] > 1 else _flat(values["schedule"])
+        values["schedule"] = get_1f1b_name(values["v"]) if values["v"] > 1 else _drop_virtual_stages(values["schedule"])
     if "schedule" in change and values["pp"] > 1:
         values["v"] = PIPELINE_SCHEDULES[values["schedule"]].stages_per_rank or max(2, values["v"])
     kind, _, recomputing = values["ac"].partition("@")
@@ -134,7 +134,7 @@ def _follow(values: dict[str, Any], change: dict[str, Any]) -> None:
         values["ep"] = divisor_below(replicas * values["tp"] // values["etp"], values["ep"])
 
 
-def _flat(schedule: ScheduleName) -> ScheduleName:
+def _drop_virtual_stages(schedule: ScheduleName) -> ScheduleName:
     return schedule if PIPELINE_SCHEDULES[schedule].stages_per_rank == 1 else DEFAULT_SCHEDULE
 
 
@@ -154,16 +154,18 @@ def _values(noun: ResolvedRequest, layout: Layout, field: str) -> list[Any]:
         kinds: list[Any] = ["ring", "ulysses"] if layout.cp > 1 else []
         return kinds if field == "cp_kind" else [True, False] if layout.tp > 1 and not model.moe else []
     if field == "mbs":
-        return _few(divisors(max(1, noun.job.global_batch // layout.dp)), most=64, now=current)
+        return _select_buttons(divisors(max(1, noun.job.global_batch // layout.dp)), most=64, now=current)
     if field == "v":
-        return _few(range(1, 9), most=max(1, model.layers // layout.pp), now=current) if layout.pp > 1 else []
+        return (
+            _select_buttons(range(1, 9), most=max(1, model.layers // layout.pp), now=current) if layout.pp > 1 else []
+        )
     if field == "ep":
-        return _few(divisors(model.moe.experts), most=ranks, now=current) if model.moe else []
+        return _select_buttons(divisors(model.moe.experts), most=ranks, now=current) if model.moe else []
     most = {"tp": min(ranks, 64), "cp": min(ranks, 64), "pp": min(ranks, model.layers), "dp": ranks}[field]
-    return _few(divisors(ranks), most=most, now=current)
+    return _select_buttons(divisors(ranks), most=most, now=current)
 
 
-def _few(values: Any, *, most: int, now: int) -> list[int]:
+def _select_buttons(values: Any, *, most: int, now: int) -> list[int]:
     """Return at most ``MAX_BUTTONS`` numbers up to ``most``; of more, powers of two nearest to the current value."""
     candidates = [value for value in values if value <= most]
     if len(candidates) > MAX_BUTTONS:

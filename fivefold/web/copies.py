@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fivefold.api import verbs
+from fivefold.api import functions
 from fivefold.record import UserError
 from fivefold.requests.commands import (
     CompareOptions,
@@ -111,7 +111,7 @@ def _write_python(asked: About, command: str) -> str:
     if asked.reads_settings and (stack := load_settings().stack):  # functions read no settings
         fields.setdefault("stack", stack)
     short = {name: option for option, name in FIELDS.items()}
-    keywords |= {short.get(name, name): _plain(value) for name, value in fields.items()}
+    keywords |= {short.get(name, name): _parse_value(value) for name, value in fields.items()}
     return f"import fivefold as ff\n\nanswer = ff.{function}{_write_arguments(arguments, keywords)}"
 
 
@@ -122,24 +122,24 @@ def _name_search(
 
     What it does not take is a setting of the machine.
     """
-    function = "across" if asked.is_of_run else "walk" if asked.keep else "search"
+    function = "compare_machines" if asked.is_of_run else "walk" if asked.keep else "search"
     keep = keywords.pop("keep", "")
     price, memory = keywords.get("price", ()), keywords.get("memory")
-    settings = f" memory={memory}" if memory and function == "across" else ""
-    if price and function != "across":
+    settings = f" memory={memory}" if memory and function == "compare_machines" else ""
+    if price and function != "compare_machines":
         settings += f" price={price[-1].rpartition('=')[2].removesuffix('/h')}"
     machines = [machine + settings for machine in (asked.machine, *asked.machines)]
-    taken = (*inspect.signature(getattr(verbs, function)).parameters, *JobRequest.model_fields)
+    taken = (*inspect.signature(getattr(functions, function)).parameters, *JobRequest.model_fields)
     keywords = {name: value for name, value in keywords.items() if name in taken}
-    if function == "across":
+    if function == "compare_machines":
         return function, [arguments[0], machines], keywords
     return function, [arguments[0], machines[0], *([keep] if keep else [])], keywords
 
 
-def _plain(value: Any) -> Any:
+def _parse_value(value: Any) -> Any:
     """Return a value of ``--set``, which is text, as the number or truth that it spells."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _parse_value(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
     if value in ("true", "false"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fivefold.dry_run import Rehearsal
+from fivefold.dry_run import DryRun
 from fivefold.dry_run.memory.breakdown import levels as every_level
 from fivefold.dry_run.memory.living import list_live_groups
 from fivefold.dry_run.record.tape import KERNEL, START, Message, Tape
@@ -32,15 +32,15 @@ from fivefold.web.pages.render import fragment
 TOLD = 240  # points in time at which live tensors are listed
 
 
-def html(rehearsal: Rehearsal, *, machine: Machine, predicted: Step | None) -> str:
+def html(rehearsal: DryRun, *, machine: Machine, predicted: Step | None) -> str:
     """Return the full answer as HTML."""
     if rehearsal.step is None or rehearsal.played is None or rehearsal.table is None:
         return fragment("dryrun_result.html", found=rehearsal)
-    rank, chip = rehearsal.fullest.rank, machine.chip.memory_bytes
-    tape, at_peak = rehearsal.steady[rank], describe_peak(rehearsal.tapes[rank])
+    rank, chip = rehearsal.peak_rank.rank, machine.chip.memory_bytes
+    tape, at_peak = rehearsal.steady_tapes[rank], describe_peak(rehearsal.tapes[rank])
     memory_levels = levels(rehearsal.played, tape)
     rows = tuple(
-        spans(rehearsal.played, rehearsal.steady[shown_rank], row)
+        spans(rehearsal.played, rehearsal.steady_tapes[shown_rank], row)
         for shown_rank, row in zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
     )
     parts = split_bytes(at_peak.parts)
@@ -60,10 +60,10 @@ def html(rehearsal: Rehearsal, *, machine: Machine, predicted: Step | None) -> s
         memory=memory.picture(
             memory_levels, rank=rank, capacity_bytes=chip, told=list_live_tensors(rehearsal.played, tape)
         ),
-        memory_looks=[(name, name) for name in memory.looks(memory_levels)],
+        memory_looks=[(name, name) for name in memory.list_looks(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
         pipeline=pipeline.picture(rows, label=finding(rehearsal.step.time)),
-        pipeline_looks=pipeline.looks(rows),
+        pipeline_looks=pipeline.list_looks(rows),
         pipeline_finding=finding(rehearsal.step.time),
         streams=streams.picture(stream_rows, last=rehearsal.played.step_seconds, label=f"streams of rank {rank}"),
     )

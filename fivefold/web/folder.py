@@ -39,6 +39,6 @@ class Folder:
         """Return the path as a request writes it."""
         return path.relative_to(self.root).as_posix()
 
-    def plain(self, line: str) -> str:
+    def strip_root(self, line: str) -> str:
         """Return a message without the folder's own path."""
         return line.replace(f"{self.root}/", "")

@@ -48,7 +48,7 @@ class Guard:
             return
         left = BODY_BYTES
 
-        async def limited() -> Message:
+        async def receive_limited() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -56,12 +56,12 @@ class Guard:
                 return {"type": "http.disconnect"}
             return message
 
-        async def headed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        await self.app(scope, limited, headed)
+        await self.app(scope, receive_limited, send_with_headers)
 
     def _refusals(self, headers: Headers) -> Iterable[tuple[int, str]]:
         host = headers.get("host", "")

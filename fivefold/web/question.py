@@ -84,7 +84,7 @@ class About(MachineRequest, defer_build=False):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_empty_fields(cls, values: object) -> object:
+    def _drop_empty_fields(cls, values: object) -> object:
         """Drop the fields that a form leaves empty."""
         if not isinstance(values, dict):
             return values
@@ -129,11 +129,11 @@ class About(MachineRequest, defer_build=False):
         name = " ".join([model.name, *(f"{field}={value}" for field, value in changes.items())])
         return Model.read(model.model_dump() | changes | {"name": name}, origin=name)
 
-    def about(self) -> About:
+    def to_shared(self) -> About:
         """Return the question without the fields of single pages, to carry it from page to page."""
-        return self.as_(About)
+        return self.convert(About)
 
-    def as_(self, kind: type[Asked]) -> Asked:
+    def convert(self, kind: type[Asked]) -> Asked:
         """Return the fields of ``kind``, from a question with more fields."""
         return kind(**{name: getattr(self, name) for name in kind.model_fields})
 
@@ -163,7 +163,7 @@ class Question(About, LayoutRequest, defer_build=False):
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
-    def chosen(self) -> Layout:
+    def parsed_layout(self) -> Layout:
         """Parse the layout."""
         return Layout.parse(self.layout)
 
@@ -199,7 +199,7 @@ class CompareQuestion(About, CompareRequest, defer_build=False):
                 "stack": stack or self.stack,
                 "precision": precision or self.precision,
             }
-            url_by_case[Case(noun.model, machine, Layout.parse(text), job)] = self.about().url("/plan", **words)
+            url_by_case[Case(noun.model, machine, Layout.parse(text), job)] = self.to_shared().url("/plan", **words)
         return url_by_case
 
 

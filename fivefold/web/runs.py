@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fivefold.record import Record, UserError, read_lines
 from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
-from fivefold.results.step_comparison import so_far
+from fivefold.results.step_comparison import compare_unfinished
 from fivefold.step import Step
 from fivefold.web.folder import Folder
 
@@ -103,7 +103,7 @@ def summary(folder: Folder, path: Path) -> RunSummary:
             "measured_seconds": finished.measured.time.step_seconds,
         }
     elif (step := read_prediction(folder, name)) is not None:
-        step_seconds = [row.measured for row in so_far(step, training) if row.quantity == "step time"]
+        step_seconds = [row.measured for row in compare_unfinished(step, training) if row.quantity == "step time"]
         facts = {
             "layout": step.layout,
             "model": step.model,

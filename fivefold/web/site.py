@@ -25,9 +25,9 @@ class Site:
 
     async def answer(self, about: About, action: Callable[[ResolvedRequest], T]) -> T:
         """Run a short ``action`` on the records of a question."""
-        return await self.work.soon(lambda: action(self.resolve(about)))
+        return await self.work.run_soon(lambda: action(self.resolve(about)))
 
-    async def long(self, verb: str, about: About) -> dict[str, Any]:
+    async def run_long(self, verb: str, about: About) -> dict[str, Any]:
         """Return the last event of long work: a ``result`` or a ``mistake``."""
         last: dict[str, Any] = {"mistake": "ended without an answer; it needed more memory or time than there is"}
         async for event in self.events(verb, about):

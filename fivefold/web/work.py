@@ -46,10 +46,10 @@ class Work:
         self.begun: dict[str, asyncio.subprocess.Process] = {}
         self.numbers = count(1)
 
-    async def soon(self, action: Callable[[], T]) -> T:
+    async def run_soon(self, action: Callable[[], T]) -> T:
         """Return the result of ``action``, which runs alone; raises ``Busy`` if it is not ready in time."""
 
-        def alone() -> T:
+        def run_alone() -> T:
             if not self.lock.acquire(timeout=self.short):
                 raise Busy("the answer before this one still takes long; try again")
             try:
@@ -58,7 +58,7 @@ class Work:
                 self.lock.release()
 
         try:
-            return await asyncio.wait_for(asyncio.to_thread(alone), timeout=2 * self.short)
+            return await asyncio.wait_for(asyncio.to_thread(run_alone), timeout=2 * self.short)
         except TimeoutError:
             raise Busy(f"took longer than {self.short:.0f} s; ask fewer micro-batches or stages") from None
 

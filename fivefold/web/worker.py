@@ -25,8 +25,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.search.incumbents import EvaluatedLayout
 from fivefold.record import RunFailure, StopSignal, UserError
-from fivefold.requests.across import apply_prices
 from fivefold.requests.commands import Question
+from fivefold.requests.offers import apply_prices
 from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
 from fivefold.web.answers import Fitted, Found, Report
@@ -84,7 +84,7 @@ class Progress:
             say(progress=[done, total, doing])
             self.say_fitted()
 
-    def fitted(self, evaluated: EvaluatedLayout) -> None:
+    def on_fit(self, evaluated: EvaluatedLayout) -> None:
         """Note a layout that fits, to send it with the next report; a second search may find it again."""
         job = evaluated.planner.job
         key = (evaluated.text, job.precision.name, job.stack.reduce)
@@ -119,13 +119,13 @@ def place(asked: dict[str, Any]) -> tuple[Folder, Path]:
 def search(asked: dict[str, Any], report: Report) -> Any:
     """Search: the data of ``fivefold search --json``."""
     question, nouns = noun(asked, SearchQuestion)
-    return _searched(asked, question, nouns, report).model_dump(mode="json")
+    return _run_search(asked, question, nouns, report).model_dump(mode="json")
 
 
 def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
     """Search with the full ranking of ``--exact``, because next to a proposal only the best layout is certain."""
     question, nouns = noun(asked, SearchQuestion)
-    proposed = _searched(asked, question, nouns, report)
+    proposed = _run_search(asked, question, nouns, report)
     if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
         return proposed.model_dump(mode="json")
     try:
@@ -138,7 +138,7 @@ def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
     return every.replace(proposal=proposed.proposal, front=proposed.front, **counts).model_dump(mode="json")
 
 
-def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: ResolvedRequest, report: Report) -> Found:
+def _run_search(asked: dict[str, Any], question: SearchQuestion, nouns: ResolvedRequest, report: Report) -> Found:
     (folder, local), numbers = place(asked), count(1)
 
     def begin(name: str) -> None:
@@ -156,7 +156,7 @@ def _searched(asked: dict[str, Any], question: SearchQuestion, nouns: ResolvedRe
 
 
 def _listener(report: Report) -> Fitted | None:
-    return report.fitted if isinstance(report, Progress) else None
+    return report.on_fit if isinstance(report, Progress) else None
 
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
@@ -194,11 +194,11 @@ def ratios(asked: dict[str, Any], report: Report) -> Any:
 
 def dryrun(asked: dict[str, Any], report: Report) -> Any:
     """Dry-run a step: ``data`` is that of ``fivefold dryrun --json``, ``html`` its pictures."""
-    from fivefold.layout.legal import refuse
+    from fivefold.layout.validity import refuse
     from fivefold.planner.predict import predict
 
     question, (model, machine, job, *_) = noun(asked, DryrunQuestion)
-    layout = question.chosen()
+    layout = question.parsed_layout()
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     report(0, 0, "PyTorch and the training code are loaded")
     from fivefold.dry_run import dryrun as run

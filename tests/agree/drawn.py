@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.attention import Sliding
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.mamba import Mamba
@@ -64,7 +64,9 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
         chance = random.Random(f"{seed} {number}")
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
         case = next(filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None))))
-        yield _masked(_adapted(case, random.Random(f"{seed} {number} adapter")), random.Random(f"{seed} {number} sft"))
+        yield _add_masked_loss(
+            _add_adapter(case, random.Random(f"{seed} {number} adapter")), random.Random(f"{seed} {number} sft")
+        )
 
 
 # Features of models and of layouts with their jobs; a draw is wide if any two that can go together are drawn together.
@@ -95,15 +97,15 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "tied": lambda model: model.tied_embeddings,
     "qkv bias": lambda model: model.qkv_bias,
     "head bias": lambda model: model.head_bias,
-    "temperature": lambda model: any(map(model.tempers, range(model.layers))),
+    "temperature": lambda model: any(map(model.has_temperature, range(model.layers))),
     "layernorm": lambda model: model.norm == "layernorm",
     "parallel block": lambda model: model.block.startswith("parallel"),
     "post norm": lambda model: model.block in ("post", "sandwich"),
     "plain mlp": lambda model: model.mlp == "plain",
-    "short convolution": lambda model: "short_conv" in model.other_mixers,
-    "gated delta net": lambda model: "gated_delta_net" in model.other_mixers,
-    "mamba": lambda model: "mamba" in model.other_mixers,
-    "mamba2": lambda model: "mamba2" in model.other_mixers,
+    "short convolution": lambda model: "short_conv" in model.non_attention_mixers,
+    "gated delta net": lambda model: "gated_delta_net" in model.non_attention_mixers,
+    "mamba": lambda model: "mamba" in model.non_attention_mixers,
+    "mamba2": lambda model: "mamba2" in model.non_attention_mixers,
     "half layers": lambda model: bool(model.feed_forwards),
     "output gate": lambda model: model.output_gate,
     "norm after experts": lambda model: model.moe is not None and model.moe.post_norm,
@@ -131,7 +133,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "split backward": lambda layout, _: layout.pp > 1 and layout.pipeline.splits_backward,
     "pairs of passes": lambda layout, _: layout.pp > 1 and layout.pipeline.pairs_passes,
     "v shaped": lambda layout, _: layout.pp > 1 and layout.pipeline.places_v,
-    "interleaved": lambda layout, _: layout.pp > 1 and layout.pipeline.interleaves,
+    "interleaved": lambda layout, _: layout.pp > 1 and layout.pipeline.is_interleaved,
     "documents": lambda _, job: job.documents == "separate",
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
     "unfused": lambda _, job: job.stack.attention == "unfused",
@@ -147,7 +149,7 @@ def pairs_of(case: Drawn) -> set[tuple[str, str]]:
     return {*itertools.combinations(held, 2), *itertools.product(held, axes)}
 
 
-def covering(cases: Iterable[Drawn]) -> Iterator[Drawn]:
+def select_covering(cases: Iterable[Drawn]) -> Iterator[Drawn]:
     """Yield of ``cases`` those that hold a pair which no case before holds."""
     met: set[tuple[str, str]] = set()
     for case in cases:
@@ -183,10 +185,10 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         job = _job(chance, layout)
         model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
         if layout.tp == layout.cp == 1 and chance.random() < 0.5:
-            model = model.replace(**_of_mixers(chance, model))
-        model = model.replace(**_of_gates(random.Random(f"{number} gates"), model))
-        model = model.replace(**_of_halves(random.Random(f"{number} halves"), model))
-        model = model.replace(**_of_shapes(random.Random(f"{number} shapes"), model, tp=layout.tp))
+            model = model.replace(**_draw_mixer_fields(chance, model))
+        model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
+        model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
+        model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -194,7 +196,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     return Drawn(number, model, layout, job)
 
 
-def _adapted(case: Drawn, chance: random.Random) -> Drawn:
+def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     """Every second case with adapters, if that is legal; drawn apart, so that the case is the same without them."""
     targets = chance.choice((("all-linear",), tuple(chance.sample(tuple(TARGETS), chance.randint(1, 4)))))
     adapter = Adapter(rank=chance.randint(1, 5), targets=targets, rank_stabilized=chance.random() < 0.3)
@@ -206,7 +208,7 @@ def _adapted(case: Drawn, chance: random.Random) -> Drawn:
     return case._replace(job=case.job.replace(adapter=adapter))
 
 
-def _masked(case: Drawn, chance: random.Random) -> Drawn:
+def _add_masked_loss(case: Drawn, chance: random.Random) -> Drawn:
     """Every third case with a loss on some of the targets, if that is legal."""
     job = case.job.replace(objective="sft")
     return (
@@ -256,7 +258,7 @@ def _model(chance: random.Random, frame: Frame) -> Model:
         "qk_norm": pick(("none", "none", "head", "full", "heads", "unit")),
         "attention_scale": pick((None, None, 0.2)),
     }
-    fields |= _of_blocks(random.Random(chance.random()), frame)
+    fields |= _draw_block_fields(random.Random(chance.random()), frame)
     turns = fields["position"] == "rope"
     fields["head_dim"] = pick((6, 8, 10) if turns else (5, 6, 7, 10))  # odd where nothing is rotated
     if frame.latent:
@@ -269,11 +271,11 @@ def _model(chance: random.Random, frame: Frame) -> Model:
         if not fields["moe"].shared_experts and pick((True, False, False)):
             moe = fields["moe"].replace(dense_layers=0, router_weight_on="outputs", expert_bias=pick((True, False)))
             fields |= {"moe": moe, "activation": "clamped_swiglu"}
-    fields |= _of_scores(random.Random(chance.random()), turns=turns, latent=frame.latent)
+    fields |= _draw_score_fields(random.Random(chance.random()), turns=turns, latent=frame.latent)
     return Model(name="drawn", vocab=VOCAB, **fields)
 
 
-def _of_scores(chance: random.Random, *, turns: bool, latent: bool) -> dict[str, Any]:
+def _draw_score_fields(chance: random.Random, *, turns: bool, latent: bool) -> dict[str, Any]:
     """Which keys a query sees and how, in every second model; dropout in every fourth, all three rates apart."""
     rates = ("dropout", "attention_dropout", "embedding_dropout")
     fields: dict[str, Any] = {rate: chance.choice((0.0, 0.1, 0.3)) for rate in rates if chance.random() < 0.25}
@@ -298,29 +300,29 @@ def _of_scores(chance: random.Random, *, turns: bool, latent: bool) -> dict[str,
     }
 
 
-def _of_blocks(chance: random.Random, frame: Frame) -> dict[str, Any]:
+def _draw_block_fields(chance: random.Random, frame: Frame) -> dict[str, Any]:
     """Norms, kind of block, MLP, positions, embedding and logits; each unlike Llama's in every third model."""
 
-    def rare(*values: Any) -> Any:
+    def choose_rarely(*values: Any) -> Any:
         return values[0] if chance.random() < 0.65 else chance.choice(values[1:])
 
     return {
-        "norm": rare("rmsnorm", "layernorm"),
-        "norm_bias": rare(True, False),
-        "norm_plus_one": rare(False, True),
-        "block": rare("pre", "post", "sandwich", "parallel", "parallel_shared"),
-        "residual_scale": rare(1.0, 0.22),
-        "mlp": "gated" if frame.experts else rare("gated", "plain"),
-        "activation": "silu" if frame.experts else rare("silu", "gelu", "gelu_tanh", "relu", "relu2"),
-        "position": rare("rope", "learned", "none") if not frame.latent else "rope",
+        "norm": choose_rarely("rmsnorm", "layernorm"),
+        "norm_bias": choose_rarely(True, False),
+        "norm_plus_one": choose_rarely(False, True),
+        "block": choose_rarely("pre", "post", "sandwich", "parallel", "parallel_shared"),
+        "residual_scale": choose_rarely(1.0, 0.22),
+        "mlp": "gated" if frame.experts else choose_rarely("gated", "plain"),
+        "activation": "silu" if frame.experts else choose_rarely("silu", "gelu", "gelu_tanh", "relu", "relu2"),
+        "position": choose_rarely("rope", "learned", "none") if not frame.latent else "rope",
         "positions": 64,
-        "embedding_scale": rare(1.0, 6.0),
-        "logit_scale": rare(1.0, 0.25),
-        "logit_softcap": rare(None, 2.0),
+        "embedding_scale": choose_rarely(1.0, 6.0),
+        "logit_scale": choose_rarely(1.0, 0.25),
+        "logit_softcap": choose_rarely(None, 2.0),
     }
 
 
-def _of_mixers(chance: random.Random, model: Model) -> dict[str, Any]:
+def _draw_mixer_fields(chance: random.Random, model: Model) -> dict[str, Any]:
     """Another token mixer than attention in some layers or in all."""
     taps, groups, has_bias = chance.choice((1, 3, 4)), chance.choice((1, 2)), chance.random() < 0.5
     norm, norms = chance.choice(("after_gate", "before_gate", "none")), chance.choice(("none", "unit", "weighted"))
@@ -349,7 +351,7 @@ def _of_mixers(chance: random.Random, model: Model) -> dict[str, Any]:
     return fields | ({} if kind == "short_conv" else {"norm_epsilon": 1e-4})
 
 
-def _of_halves(chance: random.Random, model: Model) -> dict[str, Any]:
+def _draw_half_layers(chance: random.Random, model: Model) -> dict[str, Any]:
     """Return layers of one branch, and experts without a gate, each in some of the models that may have them."""
     fields: dict[str, Any] = {}
     if chance.random() < 0.4 and not model.block.startswith("parallel"):
@@ -370,7 +372,7 @@ def _of_halves(chance: random.Random, model: Model) -> dict[str, Any]:
     return fields if moe is None or any(map(routed.is_moe, range(routed.layers))) else {}
 
 
-def _of_gates(chance: random.Random, model: Model) -> dict[str, Any]:
+def _draw_gate_fields(chance: random.Random, model: Model) -> dict[str, Any]:
     """Return gates, norms after experts and offsets of positions, each in some of the models that may have it."""
     fields: dict[str, Any] = {"output_gate": model.mla is None and chance.random() < 0.5}
     if model.moe is not None and model.moe.shared_experts:
@@ -382,7 +384,7 @@ def _of_gates(chance: random.Random, model: Model) -> dict[str, Any]:
     return fields
 
 
-def _of_shapes(chance: random.Random, model: Model, *, tp: int) -> dict[str, Any]:
+def _draw_shape_fields(chance: random.Random, model: Model, *, tp: int) -> dict[str, Any]:
     """Return values of other dims than keys, factors on values, xIELU, and sliding layers with their own geometry."""
     own = {"activation": "xielu"} if model.moe is None and model.mlp == "plain" and chance.random() < 0.5 else {}
     if model.mla is not None:
@@ -392,7 +394,7 @@ def _of_shapes(chance: random.Random, model: Model, *, tp: int) -> dict[str, Any
         fields |= {"gate_per_head": chance.random() < 0.5, "gate_activation": chance.choice(("sigmoid", "softplus"))}
     if chance.random() < 0.3:
         fields |= {"value_dim": chance.choice((4, 5, 12))}
-    if any(map(model.slides, range(model.layers))) and chance.random() < 0.6:
+    if any(map(model.has_window, range(model.layers))) and chance.random() < 0.6:
         kv_heads = tp * chance.choice((1, 2))
         fields["sliding"] = Sliding(
             kv_heads=kv_heads,

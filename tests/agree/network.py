@@ -43,16 +43,16 @@ class Wire(NamedTuple):
     second: str
 
 
-def even(rate: str) -> Wire:
+def make_wire(rate: str) -> Wire:
     return Wire(rate, rate, rate)
 
 
 WIRES = (
     Wire("unshaped", "", ""),
-    even("10gbit"),
-    even("1gbit"),
-    even("300mbit"),
-    even("100mbit"),
+    make_wire("10gbit"),
+    make_wire("1gbit"),
+    make_wire("300mbit"),
+    make_wire("100mbit"),
     Wire("1gbit-300mbit", "1gbit", "300mbit"),
 )
 
@@ -92,9 +92,9 @@ CASES = (
 )  # fmt: skip
 
 
-def missing() -> str:
+def describe_missing() -> str:
     """What is not here; empty if nothing."""
-    if result := hosts.missing():
+    if result := hosts.describe_missing():
         return result
     if shutil.which("tc", path=hosts._path()) is None:
         return "there is no tc here (Debian: iproute2)"
@@ -140,15 +140,15 @@ def calibrate(names: Hosts, wire: Wire, *, quick: bool) -> None:
         return
     shape(wire)
     words = f"calibrate {'--quick ' if quick else ''}--out {path.resolve()}"
-    started = [names.start(number, _pinned(number, torchrun(number, words, ranks=1))) for number in (1, 2)]
+    started = [names.start(number, _pin_to_core(number, torchrun(number, words, ranks=1))) for number in (1, 2)]
     codes = [process.wait(timeout=300) for process in started]
     if codes != [0, 0]:
         raise SystemExit(
-            f"calibrate over {wire.name} ended with {codes}:\n{names.said(1)[-800:]}\n{names.said(2)[-800:]}"
+            f"calibration over {wire.name}: {codes}:\n{names.read_output(1)[-800:]}\n{names.read_output(2)[-800:]}"
         )
 
 
-def _pinned(number: int, command: str) -> str:
+def _pin_to_core(number: int, command: str) -> str:
     """A host has one core, which serves its network before its ranks."""
     return f"chrt -i 0 taskset -c {(number - 1) % 2} {command}"
 
@@ -169,7 +169,7 @@ def ranks(names: Hosts, case: Case) -> Iterator[list[subprocess.Popen[bytes]]]:
             "PYTHONPATH": ":".join(sys.path),
         }
         order = json.dumps(case).replace("'", "")
-        command = _pinned(number, f"{sys.executable} -m tests.agree.network_rank '{order}'")
+        command = _pin_to_core(number, f"{sys.executable} -m tests.agree.network_rank '{order}'")
         started.append(names.start(number, command, piped=True, **environment))
     try:
         yield started
@@ -247,7 +247,7 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.table:
-        if (code := hosts.inside("tests.agree.network", missing=missing())) is None:
+        if (code := hosts.run_in_namespaces("tests.agree.network", missing=describe_missing())) is None:
             options.folder.mkdir(parents=True, exist_ok=True)
             with contextlib.chdir(options.folder):
                 run(options)

@@ -17,7 +17,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
     values = [_value(row) for row in rows if row.case.precision == "fp32"]
     panels = [_panel(alt, [value for value in values if value["group"] == name], name) for name, _ in GROUPS]
-    rows_of_panels = alt.hconcat(*panels[:2]), alt.hconcat(panels[2], _against(alt, rows))
+    rows_of_panels = alt.hconcat(*panels[:2]), alt.hconcat(panels[2], _draw_measured_against_predicted(alt, rows))
     chart = alt.vconcat(*(item.resolve_scale(color="independent") for item in rows_of_panels))
     save(chart.configure_view(stroke=None).configure_axis(gridColor="#eee"), path)
 
@@ -62,7 +62,7 @@ def _panel(alt: Any, values: list[dict[str, Any]], title: str) -> Any:
     return (lines + points).properties(width=330, height=330, title=f"{title}: predicted (lines), measured (points)")
 
 
-def _against(alt: Any, rows: list[Row]) -> Any:
+def _draw_measured_against_predicted(alt: Any, rows: list[Row]) -> Any:
     """Predicted against measured of every row, with 6 % around the diagonal."""
     ends = [min(row.measured for row in rows) * 0.9, max(row.measured for row in rows) * 1.1]
     scale, ticks = alt.Scale(type="log", domain=ends, nice=False), alt.Axis(values=[0.2, 0.5, 1, 2, 3])

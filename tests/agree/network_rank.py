@@ -25,7 +25,7 @@ def main() -> None:
     case = Case(model, layout, overlap, precision)
     process, plan = Process.from_environment(os.environ), Layout.parse(case.layout)
     device = process.start()
-    built = build(model=MODELS[case.model], layout=plan, job=case.job, device=device, streams=process.several_hosts)
+    built = build(model=MODELS[case.model], layout=plan, job=case.job, device=device, streams=process.has_several_hosts)
     engine = Engine(built, model=MODELS[case.model], layout=plan, job=case.job)
     chance = torch.Generator().manual_seed(built.ranks["dp"].rank)
     shape = plan.micro_batches(case.job), plan.mbs, case.job.sequence + 1

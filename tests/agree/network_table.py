@@ -44,7 +44,7 @@ class Row(NamedTuple):
         return self.network / self.measured - 1
 
     @property
-    def whole_error(self) -> float:
+    def full_error(self) -> float:
         """Of the step predicted from nothing but the calibration."""
         return self.whole / self.measured - 1
 
@@ -71,26 +71,26 @@ def rows(folder: Path) -> list[Row]:
 def _rows_of(case: Case, measured: dict[str, list[list[float]]], machines: dict[str, Machine]) -> list[Row]:
     """A case over each link; the compute of all is that which was measured over the unshaped one."""
     plain = machines["unshaped"]
-    unshaped, _ = least(measured["unshaped"])
+    unshaped, _ = find_least_disturbed(measured["unshaped"])
     factor = compute_factor(case, plain, unshaped)
     made = []
     for wire, rounds in measured.items():
         if wire == "unshaped":
             continue
-        over = _over(plain, machines[wire])
-        seconds, noise = least(rounds)
-        network = predicted(case, slowed(over, factor))
-        made.append(Row(case, wire, seconds, noise, unshaped, network, predicted(case, over)))
+        over = _replace_links(plain, machines[wire])
+        seconds, noise = find_least_disturbed(rounds)
+        network = predict_seconds(case, slow_down(over, factor))
+        made.append(Row(case, wire, seconds, noise, unshaped, network, predict_seconds(case, over)))
     return made
 
 
-def least(rounds: list[list[float]]) -> tuple[float, float]:
+def find_least_disturbed(rounds: list[list[float]]) -> tuple[float, float]:
     """Seconds of a step in the least disturbed round, and by how much the others were slower."""
     item = sorted(statistics.median(steps) for steps in rounds)
     return item[0], item[len(item) // 2] / item[0] - 1
 
 
-def _over(machine: Machine, link: Machine) -> Machine:
+def _replace_links(machine: Machine, link: Machine) -> Machine:
     """The hosts of ``machine`` with the links and messages of ``link``."""
     assert machine.calibration is not None
     assert link.calibration is not None
@@ -98,7 +98,7 @@ def _over(machine: Machine, link: Machine) -> Machine:
     return machine.replace(links=link.links, calibration=calibration)
 
 
-def slowed(machine: Machine, factor: float) -> Machine:
+def slow_down(machine: Machine, factor: float) -> Machine:
     """``machine`` with all its measured compute taking ``factor`` times as long."""
     known = machine.calibration
     assert known is not None
@@ -116,7 +116,7 @@ def slowed(machine: Machine, factor: float) -> Machine:
     )
 
 
-def predicted(case: Case, machine: Machine) -> float:
+def predict_seconds(case: Case, machine: Machine) -> float:
     """Seconds of a step."""
     planner = Planner(model=MODELS[case.model], machine=machine, job=case.job)
     return planner.estimate(Layout.parse(case.layout)).step_time.seconds
@@ -127,7 +127,7 @@ def compute_factor(case: Case, machine: Machine, seconds: float) -> float:
     low, high = 1 / 16, 16.0
     for _ in range(30):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if predicted(case, slowed(machine, middle)) < seconds else (low, middle)
+        low, high = (middle, high) if predict_seconds(case, slow_down(machine, middle)) < seconds else (low, middle)
     return math.sqrt(low * high)
 
 
@@ -158,7 +158,7 @@ def grid(found: list[Row]) -> Grid:
                 f"{row.error:+.1%}",
                 "" if row.added_error is None else f"{row.added_error:+.1%}",
                 f"{1e3 * row.whole:.0f}",
-                f"{row.whole_error:+.1%}",
+                f"{row.full_error:+.1%}",
             )
             for row in found
         ),
@@ -173,7 +173,7 @@ def summary(found: list[Row]) -> list[str]:
     for name, errors in (
         ("step, compute as measured", [row.error for row in found]),
         ("what the link adds", added),
-        ("step, nothing measured", [row.whole_error for row in found]),
+        ("step, nothing measured", [row.full_error for row in found]),
     ):
         sizes = sorted(map(abs, errors))
         tenths = sizes[int(0.9 * (len(sizes) - 1))]
@@ -194,7 +194,7 @@ def summary(found: list[Row]) -> list[str]:
     return said
 
 
-def switches(found: list[Row]) -> list[str]:
+def list_switches(found: list[Row]) -> list[str]:
     """For pairs of layouts of one job whose order changes as the link slows: at what speed, predicted and measured."""
     curves: dict[str, dict[float, Row]] = {}
     for row in found:
@@ -204,7 +204,7 @@ def switches(found: list[Row]) -> list[str]:
     for one, other in combinations(curves, 2):
         speeds = sorted(curves[one].keys() & curves[other].keys(), reverse=True)
         measured, predicted = (
-            _crossing([(bits, of(curves[one][bits]) / of(curves[other][bits])) for bits in speeds])
+            _find_crossing([(bits, of(curves[one][bits]) / of(curves[other][bits])) for bits in speeds])
             for of in (lambda row: row.measured, lambda row: row.network)
         )
         if measured and predicted:
@@ -216,7 +216,7 @@ def switches(found: list[Row]) -> list[str]:
     return said
 
 
-def _crossing(ratios: list[tuple[float, float]]) -> float | None:
+def _find_crossing(ratios: list[tuple[float, float]]) -> float | None:
     """The speed at which a ratio of seconds passes 1, between two speeds in the logarithm; None: never clearly."""
     for (fast, before), (slow, after) in pairwise(ratios):
         if (before < 1) != (after < 1) and min(abs(math.log(before)), abs(math.log(after))) > CLEAR:
@@ -234,7 +234,7 @@ def report(folder: Path, *, quick: bool, markdown: Path | None) -> int:
     from rich.console import Console
 
     result = rows(folder)
-    table, crossed = grid(result), switches(result)
+    table, crossed = grid(result), list_switches(result)
     Console(width=200).print(table)
     print("\n".join([*summary(result), *crossed]))
     if markdown is not None:

@@ -15,7 +15,7 @@ from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.profiling.closed_loop import measured_step
+from fivefold.profiling.closed_loop import build_measured_step
 from fivefold.results.step_comparison import compare
 from fivefold.step import Step
 from fivefold.trainer.build import build
@@ -26,7 +26,7 @@ from fivefold.trainer.loop import Loop
 from fivefold.trainer.process import Process
 from fivefold.trainer.run import Run
 from fivefold.update import LearningRate, Optimizer, Ramp
-from tests.selection import one_in
+from tests.selection import mark_share
 
 MACHINE = Machine(
     name="here", ranks=4, ranks_per_node=4, backend="gloo",
@@ -83,7 +83,7 @@ def train(run: Run, model: Model, layout: Layout) -> Step | None:
         run, model=model, layout=layout, built=built, shards=shards, logs=NoLogs(), ideal_seconds=1.0
     ).train()
     process = Process(rank=built.ranks.rank, world=layout.world)
-    return measured_step(outcome, run=run, model=model, machine=MACHINE, layout=layout, process=process)
+    return build_measured_step(outcome, run=run, model=model, machine=MACHINE, layout=layout, process=process)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("model", "text", "precision", "batch", "sequence"),
-    one_in(24, [pytest.param(*triple, id=f"{triple[0].name}-{triple[1]}-{triple[2]}") for triple in TRIPLES]),
+    mark_share(24, [pytest.param(*triple, id=f"{triple[0].name}-{triple[1]}-{triple[2]}") for triple in TRIPLES]),
 )
 def test_counts_are_equal_and_peak_memory_is_close(
     forked, corpus: Path, tmp_path: Path, model: Model, text: str, precision: str, batch: int, sequence: int
@@ -115,7 +115,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
     for measured in forked(layout.world, train, run, model, layout):
         assert measured is not None
         rows = compare(predicted, measured)
-        assert [row for row in rows if row.wrong] == []
+        assert [row for row in rows if row.is_wrong] == []
         memory = next(row for row in rows if row.quantity == "peak memory")
         assert memory.error == pytest.approx(0, abs=0.03), (predicted.memory, measured.memory)
         kept = (predicted.memory.stages[0].activations_bytes, measured.memory.stages[0].activations_bytes)
@@ -125,7 +125,7 @@ def test_counts_are_equal_and_peak_memory_is_close(
 
 @pytest.mark.parametrize(
     ("model", "text", "batch"),
-    one_in(
+    mark_share(
         6,
         [
             # 1F1B: the first rank has two micro-batches in flight; all experts on each: no routing changes what is kept
@@ -158,7 +158,7 @@ def test_activations_of_a_pipeline_are_those_of_all_micro_batches_in_flight(
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "text", "precision"), one_in(6, OPTIMIZERS), ids=lambda value: getattr(value, "name", value)
+    ("kind", "model", "text", "precision"), mark_share(6, OPTIMIZERS), ids=lambda value: getattr(value, "name", value)
 )
 def test_every_optimizer_is_as_planned(
     forked,
@@ -186,6 +186,6 @@ def test_every_optimizer_is_as_planned(
     for measured in forked(layout.world, train, run, model, layout):
         assert measured is not None
         rows = compare(predicted, measured)
-        uneven = [row for row in rows if row.wrong]
+        uneven = [row for row in rows if row.is_wrong]
         assert [row for row in uneven if not row.quantity.endswith("all_to_all, sent")] == []
         assert all(abs(row.error or 0) < 0.3 for row in uneven)

@@ -23,10 +23,10 @@ def machine() -> Machine:
 
 def test_the_compute_is_set_so_that_the_unshaped_step_is_what_was_measured() -> None:
     case = Case("dense", "dp2 zero3 mbs4")
-    alone = network_table.predicted(case, machine())
+    alone = network_table.predict_seconds(case, machine())
     factor = network_table.compute_factor(case, machine(), 1.7 * alone)
     assert 1.7 < factor < 2.5  # some of a step are messages, which are not slowed
-    assert network_table.predicted(case, network_table.slowed(machine(), factor)) == pytest.approx(
+    assert network_table.predict_seconds(case, network_table.slow_down(machine(), factor)) == pytest.approx(
         1.7 * alone, rel=1e-6
     )
 
@@ -39,23 +39,26 @@ def test_faster_of_two_layouts_changes_with_link_speed() -> None:
             rows.append(
                 Row(Case("dense", layout), wire, seconds, 0.0, 0.4, 1.0 if layout == "pp2 mbs1" else seconds / 1.1, 1.0)
             )
-    (line,) = network_table.switches(rows)
+    (line,) = network_table.list_switches(rows)
     one, other, measured, predicted, difference = line.split(" | ")
     assert (one, other, measured) == ("dp2 zero0 mbs4", "pp2 mbs1", "316")
     assert (predicted, difference) == ("270", "-15%")  # the faster prediction crosses later
 
 
 def test_an_error_is_of_the_least_disturbed_round() -> None:
-    assert network_table.least([[3.0, 1.0, 1.1], [1.3, 1.2, 9.0], [1.2]]) == (1.1, pytest.approx(1.2 / 1.1 - 1))
+    assert network_table.find_least_disturbed([[3.0, 1.0, 1.1], [1.3, 1.2, 9.0], [1.2]]) == (
+        1.1,
+        pytest.approx(1.2 / 1.1 - 1),
+    )
     row = Row(Case("dense", "dp2 mbs4"), "1gbit", measured=2.0, noise=0.0, unshaped=1.0, network=2.1, whole=1.8)
-    assert (row.error, row.added_error, row.whole_error) == pytest.approx((0.05, 0.1, -0.1))
+    assert (row.error, row.added_error, row.full_error) == pytest.approx((0.05, 0.1, -0.1))
     assert row._replace(measured=1.05).added_error is None
 
 
 def test_unshapable_links_are_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(network, "missing", lambda: "there is no tc here (Debian: iproute2)")
+    monkeypatch.setattr(network, "describe_missing", lambda: "there is no tc here (Debian: iproute2)")
     monkeypatch.setattr(sys, "argv", ["network", "--folder", str(tmp_path / "none")])
     assert network.main() == 0
     assert capsys.readouterr().out == "skipped: there is no tc here (Debian: iproute2)\n"

@@ -13,7 +13,7 @@ from fivefold.job import Job, LearningRate, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.profiling.closed_loop import measured_step
+from fivefold.profiling.closed_loop import build_measured_step
 from fivefold.results.step_comparison import compare
 from fivefold.step import Step
 from fivefold.trainer.build import build
@@ -23,8 +23,8 @@ from fivefold.trainer.loop import Loop
 from fivefold.trainer.process import Process
 from fivefold.trainer.run import Data, Run
 from tests.agree.test_measured import MACHINE
-from tests.processes import forked
-from tests.selection import one_in
+from tests.processes import run_forked
+from tests.selection import mark_share
 from tests.trainer.data.conversations import conversations, write_lines, write_tokenizer
 
 MODEL = Model(name="dense", layers=4, width=48, heads=4, kv_heads=2, head_dim=12, ffn=64, vocab=400)
@@ -84,27 +84,27 @@ def train(run: Run, text: str) -> tuple[list[float], float | None, Step | None]:
     loop = Loop(run, model=MODEL, layout=layout, built=built, shards=shards, logs=Losses(), ideal_seconds=1.0)
     outcome = loop.train()
     process = Process(rank=built.ranks.rank, world=layout.world)
-    step = measured_step(outcome, run=run, model=MODEL, machine=MACHINE, layout=layout, process=process)
+    step = build_measured_step(outcome, run=run, model=MODEL, machine=MACHINE, layout=layout, process=process)
     return losses, outcome.heldout_loss, step  # type: ignore[return-value]
 
 
 @cache
-def alone(run: Run) -> tuple[list[float], float | None]:
-    ((losses, heldout, _),) = forked(1, train, run, "dp1 mbs1", seconds=120.0)
+def train_alone(run: Run) -> tuple[list[float], float | None]:
+    ((losses, heldout, _),) = run_forked(1, train, run, "dp1 mbs1", seconds=120.0)
     return losses, heldout
 
 
-@pytest.mark.parametrize(("text", "adapter"), one_in(3, CASES))
+@pytest.mark.parametrize(("text", "adapter"), mark_share(3, CASES))
 def test_a_layout_changes_no_loss_and_counts_are_as_planned(folder: Path, text: str, adapter: Adapter | None) -> None:
     run, layout = run_of(folder, adapter), Layout.parse(text)
-    expected, heldout = alone(run)
+    expected, heldout = train_alone(run)
     predicted = predict(model=MODEL, machine=MACHINE, layout=layout, job=run.job)
-    for number, (losses, held, step) in enumerate(forked(layout.world, train, run, text, seconds=120.0)):
+    for number, (losses, held, step) in enumerate(run_forked(layout.world, train, run, text, seconds=120.0)):
         assert step is not None
         if number == 0:
             assert losses == pytest.approx(expected, rel=1e-5)
             assert held == pytest.approx(heldout, rel=1e-5)
         rows = compare(predicted, step)
-        assert [row for row in rows if row.wrong] == []
+        assert [row for row in rows if row.is_wrong] == []
         assert next(row for row in rows if row.quantity == "peak memory").error == pytest.approx(0, abs=0.05)
     assert expected[-1] < expected[0]

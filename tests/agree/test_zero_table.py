@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fivefold.dry_run.memory import breakdown
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import SCOPE
-from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -22,7 +22,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.measured_step import live_tensors
 from fivefold.trainer.measure.meter import Meter
-from tests.selection import one_in
+from tests.selection import mark_share
 
 N = 4
 # Every dim is divisible by N, so that nothing is padded; activations are small compared with the states.
@@ -39,8 +39,8 @@ def table(zero: int, *, reduce: Reduce) -> float:
     return P * (16, 4 + 12 / N, 2 + g + 12 / N, g + 12 / N)[zero]
 
 
-def rehearsed(layout: Layout, job: Job) -> int:
-    tape = rehearse_rank(model=MODEL, layout=layout, job=job, rank=0, streams=False).steady
+def count_peak_bytes(layout: Layout, job: Job) -> int:
+    tape = run_rank(model=MODEL, layout=layout, job=job, rank=0, streams=False).steady
     events, lives = breakdown.list_events(tape), breakdown.lifetimes(tape)
     live = breakdown._live_bytes(lives, len(events))
     named = [tape.scopes[scope] for scope in events[events[:, 0] == SCOPE, 1]]
@@ -67,7 +67,7 @@ def measure_bytes(layout: Layout, job: Job) -> int:
 CASES = [(3, "micro_batch"), (0, "micro_batch"), (2, "step"), (1, "micro_batch"), (2, "micro_batch"), (3, "step")]
 
 
-@pytest.mark.parametrize(("zero", "reduce"), one_in(8, CASES))
+@pytest.mark.parametrize(("zero", "reduce"), mark_share(8, CASES))
 def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zero: int, reduce: Reduce) -> None:
     layout, job, expected = Layout(dp=N, zero=zero), JOB.replace(reduce=reduce), table(zero, reduce=reduce)
     moments = list_live_bytes(Counts(MODEL, job), layout)
@@ -77,5 +77,5 @@ def test_between_micro_batches_a_rank_holds_what_the_table_says(forked: Any, zer
     # of the embedding, whose reduction is under way where it may be
     lagging = 2 * 512 * 128 if zero > 1 and reduce == "micro_batch" else 0
     assert predicted - lagging == pytest.approx(expected, rel=1e-3)
-    assert rehearsed(layout, job) == pytest.approx(expected, rel=1e-3)
+    assert count_peak_bytes(layout, job) == pytest.approx(expected, rel=1e-3)
     assert forked(N, measure_bytes, layout, job) == pytest.approx([expected] * N, rel=1e-3)

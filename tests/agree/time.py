@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 from fivefold.calibration import calibrate, cores
 from fivefold.calibration import profile as profiles
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Machine
 from fivefold.machine.toml import read, write
 from fivefold.model.shape import MLA, MoE
@@ -36,7 +36,7 @@ from fivefold.record import read_file, read_lines
 from fivefold.sweeps.trial import prepare
 from fivefold.trainer.run import Run
 from fivefold.trainer.supported import check_supported
-from tests.agree.turns import in_turns, turn, unfrozen
+from tests.agree.turns import run_in_turns, turn, unfrozen
 
 ONE = ("dp1", "dp1 ac=full", "dp1 ac=selective")
 TWO = (
@@ -81,7 +81,7 @@ class Answer(NamedTuple):
         return self.predicted / self.measured - 1
 
     @property
-    def counted(self) -> float:
+    def counted_error(self) -> float:
         """The part of the error that the noise does not explain."""
         return max(0.0, abs(self.error) - self.noise)
 
@@ -93,12 +93,14 @@ def cases(*, seed: int, groups: int, each: int, world: int) -> Iterator[Case]:
         model, job = _model(chance, group), _job(chance)
         names = [*ONE, *TWO] if world < 4 else [*FOUR]
         chance.shuffle(names)
-        legal = (layout for name in names for layout in _legal(f"{name} mbs{chance.choice((1, 2, 4))}", model, job))
+        legal = (
+            layout for name in names for layout in _find_legal(f"{name} mbs{chance.choice((1, 2, 4))}", model, job)
+        )
         for number, layout in enumerate(itertools.islice(legal, each)):
             yield Case(group, number, model, job, layout)
 
 
-def _legal(text: str, model: Model, job: Job) -> Iterator[Layout]:
+def _find_legal(text: str, model: Model, job: Job) -> Iterator[Layout]:
     """The layout, if the engine runs it."""
     try:
         layout = Layout.parse(text)
@@ -135,7 +137,7 @@ def _job(chance: random.Random) -> Job:
     )
 
 
-def calmest(passes: Iterable[Answer]) -> list[Answer]:
+def select_calmest(passes: Iterable[Answer]) -> list[Answer]:
     """Of each case the pass with the least noise, in the order of the cases."""
     best: dict[tuple[int, int], Answer] = {}
     for item in passes:
@@ -145,7 +147,7 @@ def calmest(passes: Iterable[Answer]) -> list[Answer]:
     return [best[key] for key in sorted(best)]
 
 
-def unsettled(drawn: list[Case], passes: list[Answer]) -> Iterator[Case]:
+def list_unsettled(drawn: list[Case], passes: list[Answer]) -> Iterator[Case]:
     """Cases without a pass, then those whose passes were all noisy; ``passes`` may grow meanwhile."""
     for times in range(PASSES):
         for case in drawn:
@@ -167,7 +169,7 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
     )
     curves = planner(case.model, known, case.job).estimate(case.layout).step_time
     seconds = turn(curves.seconds)
-    codes = in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS, seconds=seconds)
+    codes = run_in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS, seconds=seconds)
     if any(codes):
         return f"exit codes {codes}: {(here / 'log.txt').read_text()[-300:]!r}"
     lines = [line["seconds"] for line in read_lines(here / "run" / "log.jsonl") if "seconds" in line]
@@ -237,8 +239,8 @@ def summary(answers: list[Answer]) -> list[str]:
         f"{errors[int(0.9 * (len(errors) - 1))]:.1%}, largest {errors[-1]:.1%}; bias "
         f"{statistics.fmean(item.error for item in answers):+.1%}; noise of a run (median) "
         f"{statistics.median(item.noise for item in answers):.1%}",
-        f"beyond the noise: median {statistics.median(item.counted for item in answers):.1%}, largest "
-        f"{max(item.counted for item in answers):.1%}",
+        f"beyond the noise: median {statistics.median(item.counted_error for item in answers):.1%}, largest "
+        f"{max(item.counted_error for item in answers):.1%}",
         f"Kendall's tau between layouts of one job {2 * right / max(1, pairs) - 1:.2f} over {pairs} pairs; regret of "
         f"the predicted best {statistics.fmean(late):.1%} in the mean, {max(late):.1%} at most, over {len(late)} jobs",
         f"curves alone, without the measured units: error median "
@@ -280,12 +282,12 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     machine = given.folder / f"machine{given.world}.toml"
     if not machine.exists():
-        write(_calibrated(given.world), machine)
+        write(_calibrate(given.world), machine)
     path = given.folder / f"cases{given.world}.jsonl"
     passes = [Answer(**line) for line in read_lines(path)] if path.exists() else []
     end = time.monotonic() + 60 * given.minutes
     drawn = list(cases(seed=given.seed, groups=given.groups, each=given.each, world=given.world))
-    for case in unsettled(drawn, passes):
+    for case in list_unsettled(drawn, passes):
         if time.monotonic() > end:
             break
         result = answer(case, machine=machine.resolve(), folder=Path(tempfile.gettempdir()) / "agree-time")
@@ -300,13 +302,13 @@ def main() -> None:
             f"  {result.measured * 1e3:.0f} ms",
             flush=True,
         )
-    known = calmest(passes)
+    known = select_calmest(passes)
     print(*summary(known), sep="\n")
     if given.markdown:
         given.markdown.write_text("\n".join([*summary(known), "", *table(known), ""]))
 
 
-def _calibrated(world: int) -> Machine:
+def _calibrate(world: int) -> Machine:
     return calibrate(ranks=tuple(sorted({1, 2, world})))
 
 

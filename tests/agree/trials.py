@@ -20,7 +20,7 @@ from fivefold.machine.toml import read
 from fivefold.record import read_lines
 from fivefold.sweeps.finalists import ROUNDS
 from fivefold.sweeps.trial import STEPS, trial
-from tests.agree.time import Answer, Case, calmest, cases, options
+from tests.agree.time import Answer, Case, cases, options, select_calmest
 
 TRIED = 2
 JUDGED_STEPS, JUDGED_ROUNDS = 16, 3
@@ -111,7 +111,7 @@ def lines_of(known: list[Judged]) -> list[str]:
 def main() -> None:
     """See the module."""
     given = options(__doc__, groups=8).parse_args()
-    answers = calmest(Answer(**line) for line in read_lines(given.folder / "cases2.jsonl"))
+    answers = select_calmest(Answer(**line) for line in read_lines(given.folder / "cases2.jsonl"))
     path = given.folder / "trials.jsonl"
     known = [Judged(**line) for line in read_lines(path)] if path.exists() else []
     end = time.monotonic() + 60 * given.minutes

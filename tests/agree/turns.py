@@ -23,7 +23,7 @@ def turn(step_seconds: float) -> float:
     return max(TURN_SECONDS, TURN_STEPS * step_seconds)
 
 
-def in_turns(
+def run_in_turns(
     first: Sequence[str], second: Sequence[str], *, log: Path, timeout: float, seconds: float = TURN_SECONDS
 ) -> tuple[int, int]:
     """Run both commands to their ends, ``seconds`` a turn; return their exit codes. What they print goes to ``log``."""

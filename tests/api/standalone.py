@@ -29,7 +29,7 @@ class Page(HTMLParser):
         assert tag in VOID or self.open.pop() == tag
 
 
-def stands_alone(text: str) -> None:
+def check_standalone(text: str) -> None:
     page = Page(text)
     assert (page.open, page.fetched) == ([], [])
     assert "url(" not in text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fivefold as ff
-from fivefold.api.documentation import documented, split_sections
+from fivefold.api.documentation import document_parameters, split_sections
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import write
 from fivefold.requests.commands import PredictRequest
@@ -87,7 +87,7 @@ def test_an_example_with_a_wrong_output_fails(capsys: pytest.CaptureFixture[str]
 
 
 def test_an_entry_in_the_docstring_replaces_the_help_text() -> None:
-    @documented(PredictRequest)
+    @document_parameters(PredictRequest)
     def run(model: str, other: int = 3) -> None:
         """Run.
 

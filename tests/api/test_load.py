@@ -21,7 +21,7 @@ from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.sweeps import rows_file
 from fivefold.units import show_seconds
-from tests.api.standalone import stands_alone
+from tests.api.standalone import check_standalone
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_pages_stand_for_themselves(step: Step, run: Path) -> None:
     rows = ff.sweep({"models": ["nano"], "machines": ["h100:2"], "layouts": ["dp2", "best 3"]})
     for what in (step, ff.load(run), search, rows, ff.ask("changes", "nano", "h100:2", "dp2", gbs=8)):
         text = what._repr_html_()
-        stands_alone(text)
+        check_standalone(text)
         assert len(repr(what)) < 250
 
 
@@ -89,9 +89,12 @@ def test_a_run_comes_back(run: Path, step: Step) -> None:
 def test_printed_json_comes_back(step: Step, tmp_path: Path) -> None:
     search = ff.search("nano", "h100:2", gbs=8)
     plan = ff.plan("nano", "h100:2", tokens=1e9, seq=128, gbs=8, batch="job")
-    walk, offers = ff.walk("nano", "h100:2", "dp2", gbs=8), ff.across("nano", ["h100:2", "a100:2"], tokens=1e9, gbs=8)
+    walk, offers = (
+        ff.walk("nano", "h100:2", "dp2", gbs=8),
+        ff.compare_machines("nano", ["h100:2", "a100:2"], tokens=1e9, gbs=8),
+    )
     for name, what in (("step", step), ("search", search), ("plan", plan), ("walk", walk), ("offers", offers)):
-        stands_alone(what._repr_html_())
+        check_standalone(what._repr_html_())
         assert len(repr(what)) < 250
         assert what.to_frame("arrow").num_rows >= 1
         (tmp_path / f"{name}s.json").write_text(what.model_dump_json())
@@ -140,7 +143,7 @@ def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = display.import_module
 
-    def without(*missing: str) -> Callable[[str], Any]:
+    def hide_packages(*missing: str) -> Callable[[str], Any]:
         def fake(name: str) -> Any:
             if name in missing:
                 raise ImportError(name)
@@ -148,11 +151,11 @@ def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return fake
 
-    monkeypatch.setattr(display, "import_module", without())
+    monkeypatch.setattr(display, "import_module", hide_packages())
     assert step.to_frame()["model"] == ["llama3-8b"]
     assert step.to_frame("arrow").num_rows == 1
-    monkeypatch.setattr(display, "import_module", without("pandas"))
+    monkeypatch.setattr(display, "import_module", hide_packages("pandas"))
     assert step.to_frame().num_rows == 1
-    monkeypatch.setattr(display, "import_module", without("pandas", "pyarrow"))
+    monkeypatch.setattr(display, "import_module", hide_packages("pandas", "pyarrow"))
     with pytest.raises(ff.UserError, match=r"to_frame needs pandas: pip install 'fivefold\[pandas\]'"):
         Rows[Row]().to_frame()

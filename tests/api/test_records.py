@@ -20,7 +20,7 @@ def step() -> Step:
 
 
 @pytest.fixture(scope="module")
-def found() -> SearchResult:
+def search_result() -> SearchResult:
     return ff.search("nano", "h100:2", gbs=8, where="dp=2 ac=none mbs=1 order=default", front=2)
 
 
@@ -39,8 +39,8 @@ def test_help_shows_the_options_of_a_job_with_their_types() -> None:
     assert {"seq", "gbs"} <= set(JobWords.__annotations__)
 
 
-def test_a_record_is_saved_as_page_and_data(step: Step, found: SearchResult, tmp_path: Path) -> None:
-    for record in (step, found):
+def test_a_record_is_saved_as_page_and_data(step: Step, search_result: SearchResult, tmp_path: Path) -> None:
+    for record in (step, search_result):
         record.save(tmp_path / "x.html")
         page = (tmp_path / "x.html").read_text()
         assert page.startswith("<!doctype html>")
@@ -55,15 +55,15 @@ def test_a_record_is_saved_as_page_and_data(step: Step, found: SearchResult, tmp
 
 
 @pytest.mark.slow
-def test_a_record_is_drawn(step: Step, found: SearchResult, tmp_path: Path) -> None:
+def test_a_record_is_drawn(step: Step, search_result: SearchResult, tmp_path: Path) -> None:
     pytest.importorskip("altair", reason="charts need the extra show")
     comparison = ff.compare("nano", "h100:2", "dp2", "tp2", gbs=8)
-    for record in (step, found, comparison):
+    for record in (step, search_result, comparison):
         record.save(tmp_path / "x.svg")
         assert (tmp_path / "x.svg").read_text().startswith("<svg")
         record.save(tmp_path / "x.png")
         assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-    assert "<img" in found.plot()._repr_html_()
+    assert "<img" in search_result.plot()._repr_html_()
     walk = ff.walk("nano", "h100:2", "dp2", gbs=8)
     with pytest.raises(ff.UserError, match="a Walk has no chart"):
         walk.plot()

@@ -34,7 +34,7 @@ def test_the_import_contract_holds() -> None:
     python("import sys; sys.argv[1:] = ['--no-cache']; from importlinter.cli import lint_imports_command as c; c()")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+def list_imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (name.name.partition(".")[0] for name in node.names)
@@ -44,7 +44,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_torch_is_imported_only_where_steps_run() -> None:
-    naming = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "torch" in imported(parsed(p))}
+    naming = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if "torch" in list_imported(parse(p))}
     assert naming, "the search finds nothing at all"
     assert {path for path in naming if not path.startswith(WITH_TORCH)} == set()
 
@@ -56,7 +56,7 @@ def test_no_two_modules_import_one_another() -> None:
     for path in PACKAGE.rglob("*.py"):
         name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         known = graph[name] = set()
-        for node in ast.walk(parsed(path)):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.Import):
                 known |= {item.name for item in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -71,7 +71,7 @@ def test_no_two_modules_import_one_another() -> None:
         pytest.fail(" <- ".join(circle.args[1]))
 
 
-def parsed(path: Path) -> ast.Module:
+def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 

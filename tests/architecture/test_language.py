@@ -1,15 +1,20 @@
-"""Names and docstrings use the field's words: the bans are short lists, each exception has its reason."""
+"""Names, docstrings and comments use the field's words: the bans are short lists, each exception has its reason."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.docs.prose import PATTERN
+
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("fivefold", "benchmarks", "docs", "examples", "tests")
 FRAGMENTS = re.compile(r"(Of|Those|As|What|Whether|Which|From|By|That|Where|How|With|For|In|At|On)\b")
 BARE_NAMES = frozenset(
     [
@@ -63,6 +68,50 @@ VAGUE_LOCALS = frozenset({"found", "each"})
 VAGUE_CONSTANTS = frozenset(
     ["MOST", "LEAST", "ALIKE", "SHOWN", "PARTS", "FREE", "NEAR", "FAR", "MANY", "FEW", "LONG", "SHORT", "LATE", "SOON"]
 )
+FIRST_WORDS = frozenset(  # a function does not begin with a preposition, pronoun, conjunction or adverb
+    re.findall(
+        r"\w+",
+        """
+    a about across after again against all alone along among any apart aside at away before beside both by during each
+    either every few for her here his in inside instead into its just least less like many more most my near neither no
+    none nor of off once one only other others otherwise our ours out outside over own per same several since so some
+    such than that the their theirs then there these they this those through together toward two under until up upon
+    what when where whether which while who whole whose why within without yet
+        """,
+    )
+)
+PARTICIPLE = re.compile(
+    r"\w+(?:ed|ing)|built|done|drawn|found|given|gone|held|hidden|kept|known|laid|left|lost|made|met|said|seen|sent|shown|"
+    r"sought|taken|told|understood|written"
+)
+NOUNS = {
+    "embedding",
+    "feed",
+    "finding",
+    "heading",
+    "holding",
+    "ranking",
+    "ring",
+    "scaling",
+    "setting",
+    "sharding",
+    "sizing",
+}
+NOUNS |= {"drawing", "spacing", "speed", "timing"}
+ALLOWED_FUNCTIONS = {
+    "all_gather": "a collective, as in torch.distributed",
+    "all_reduce": "a collective, as in torch.distributed",
+    "all_reduce_sums": "begins with a collective of torch.distributed",
+    "all_to_all": "a collective, as in torch.distributed",
+    "all_layers": "a cheap property: the layers of all stages of a rank",
+    "deepspeed": "the name of a software",
+    "in_flight_bytes": "bytes in flight, the term of NCCL and of networks",
+    "interleaved": "a pipeline schedule",
+    "most_common_layer": "a superlative, as most_common of collections.Counter",
+    "one_f_one_b": "a pipeline schedule",
+    "out_of_memory_risk": "out of memory is the name of the error",
+}
+ALLOWED_WORDS = {"dies": "of processes, as in the documents of torchrun and Slurm"}
 ALLOWED = {
     "fivefold/dry_run/record/tape.py: FREE": "an opcode of the tape, next to ALLOC, as in PyTorch's memory snapshots",
 }
@@ -84,7 +133,6 @@ def find_violations(tree: ast.AST, path: str) -> Iterator[str]:
             yield f"{path}: {node.arg}"
 
 
-@pytest.mark.slow
 def test_names_and_docstrings_use_the_words_of_the_field() -> None:
     violations = set()
     for file in sorted([*(ROOT / "fivefold").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
@@ -94,6 +142,89 @@ def test_names_and_docstrings_use_the_words_of_the_field() -> None:
             violations.add(f"{path}: module")
     assert violations - ALLOWED.keys() == set()
     assert set(ALLOWED) <= violations, "an exception that is not needed any more"
+
+
+def list_functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions whose names the authors choose: neither tests nor special methods."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(("test_", "__")):
+            yield node
+
+
+def find_fault(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """Return why a function may not have its name; "" if it may. The name of a fixture is that of its value."""
+    name = node.name.lstrip("_")
+    first, *rest = name.split("_")
+    if name in ALLOWED_FUNCTIONS:
+        return ""
+    if first in FIRST_WORDS:
+        return "begins with a preposition, pronoun or adverb"
+    is_fixture = any("fixture" in ast.unparse(decorator) for decorator in node.decorator_list)
+    if not rest and not is_fixture and PARTICIPLE.fullmatch(first) and first not in NOUNS:
+        return "is a bare participle"
+    return ""
+
+
+def list_comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of comments and docstrings, without what they quote as code."""
+    documented = set()
+    for node in ast.walk(ast.parse(text)):
+        is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_documented and ast.get_docstring(node, clean=False) is not None:
+            documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
+    for number, line in enumerate(text.splitlines(), start=1):
+        comment = line if number in documented else comments.get(number, "")
+        yield number, re.sub(r"``[^`]*``|`[^`]*`", "", comment)
+
+
+def list_files() -> list[Path]:
+    """Return the Python files of the project."""
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_functions_are_named_by_verbs_or_nouns() -> None:
+    faults, used = [], set()
+    for file in list_files():
+        for node in list_functions(ast.parse(file.read_text(encoding="utf-8"))):
+            used.add(node.name.lstrip("_"))
+            if fault := find_fault(node):
+                faults.append(f"{file.relative_to(ROOT).as_posix()}: {node.name} {fault}")
+    assert faults == []
+    assert ALLOWED_FUNCTIONS.keys() - used == set(), "an exception that is not needed any more"
+
+
+def test_comments_use_the_words_of_the_field() -> None:
+    faults = [
+        f"{file.relative_to(ROOT).as_posix()}:{number}: {match[0]}"
+        for file in list_files()
+        for number, comment in list_comments(file.read_text(encoding="utf-8"))
+        for match in PATTERN.finditer(comment)
+        if match[0].lower() not in ALLOWED_WORDS
+    ]
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("def gathered(): ...", "is a bare participle"),
+        ("def _without_zero(): ...", "begins with a preposition, pronoun or adverb"),
+        ("def own_bytes(): ...", "begins with a preposition, pronoun or adverb"),
+        ("def gathered_bytes(): ...", ""),
+        ("def heading(): ...", ""),
+        ("@pytest.fixture\ndef measured(): ...", ""),
+    ],
+)
+def test_a_planted_name_is_reported(source: str, fault: str) -> None:
+    (node,) = list_functions(ast.parse(source))
+    assert find_fault(node) == fault
+
+
+def test_a_planted_word_is_reported() -> None:
+    text = 'def f():\n    """Return ``whole`` bytes beside it."""\n    return 1  # the whole sum\n'
+    assert [m[0] for _, line in list_comments(text) for m in PATTERN.finditer(line)] == ["beside", "whole"]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ ANSWERS = [
 ]
 
 
-def _checked(capsys: pytest.CaptureFixture[str], command: str) -> Any:
+def _read_checked(capsys: pytest.CaptureFixture[str], command: str) -> Any:
     values = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator(write_schema(command)).validate(values)
     return values
@@ -117,7 +117,7 @@ def test_answers_are_as_their_schema_says(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, *words, "--json") == 0
-    assert _checked(capsys, words[0])
+    assert _read_checked(capsys, words[0])
 
 
 def test_answers_with_notes_and_settings_are_as_their_schema_says(
@@ -129,13 +129,13 @@ def test_answers_with_notes_and_settings_are_as_their_schema_says(
     assert run(monkeypatch, "write", "dp8 zero1 mbs1", "--to", "megatron", "--model", "nano", *JOB, "-o", file) == 0
     capsys.readouterr()
     assert run(monkeypatch, "config", "list", "--json") == 0
-    assert _checked(capsys, "config")
+    assert _read_checked(capsys, "config")
     for words in (("predict",), ("compare", "dp8 zero2 mbs1")):
         assert run(monkeypatch, *words, "--from", file, "--json") == 0
-        values = _checked(capsys, words[0])
+        values = _read_checked(capsys, words[0])
         assert {"config", "settings"} <= set(values)
     assert run(monkeypatch, "read", file, "--json") == 0
-    _checked(capsys, "read")
+    _read_checked(capsys, "read")
 
 
 def test_files_are_answered_as_the_schema_says(
@@ -144,9 +144,9 @@ def test_files_are_answered_as_the_schema_says(
     sweep = tmp_path / "sweep.toml"
     sweep.write_text('models = ["nano"]\nmachines = ["h100:8"]\nlayouts = ["dp8 zero3 mbs1"]\n', encoding="utf-8")
     assert run(monkeypatch, "sweep", sweep, "--dry", "--json") == 0
-    _checked(capsys, "sweep")
+    _read_checked(capsys, "sweep")
     assert run(monkeypatch, "sweep", sweep, "--json", "--out", tmp_path / "rows.jsonl") == 0
-    _checked(capsys, "sweep")
+    _read_checked(capsys, "sweep")
     log = tmp_path / "log.txt"
     log.write_text(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 "
@@ -155,13 +155,13 @@ def test_files_are_answered_as_the_schema_says(
         encoding="utf-8",
     )
     assert run(monkeypatch, "explain", log, "--json") == 0
-    assert _checked(capsys, "explain")["explanations"]
+    assert _read_checked(capsys, "explain")["explanations"]
 
 
 @pytest.mark.slow
 def test_a_dry_run_is_as_its_schema_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "dryrun", "nano", "h100:2", "dp2 zero1 mbs1", "--gbs", "4", "--seq", "64", "--json") == 0
-    assert _checked(capsys, "dryrun")["dry_run"]
+    assert _read_checked(capsys, "dryrun")["dry_run"]
 
 
 @pytest.mark.long
@@ -190,4 +190,4 @@ def test_a_run_is_as_its_schemas_say(
         ("import", tmp_path / "exported"),
     ):
         assert run(monkeypatch, *words, "--json") == 0, words
-        assert _checked(capsys, words[0])
+        assert _read_checked(capsys, words[0])

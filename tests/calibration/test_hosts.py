@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from fivefold.calibration.hosts import between, calibrate_hosts
+from fivefold.calibration.hosts import calibrate_hosts, fit_host_link
 from fivefold.calibration.points import AttentionShape, Points
 from fivefold.layout.mesh import Group
 from fivefold.machine.catalog import resolve
@@ -64,7 +64,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 
 def test_hosts_are_two_levels(hosts: Machine) -> None:
-    assert (hosts.ranks, hosts.ranks_per_node, hosts.nodes, hosts.overlaps) == (2, 1, 2, True)
+    assert (hosts.ranks, hosts.ranks_per_node, hosts.nodes, hosts.can_overlap) == (2, 1, 2, True)
     assert [(link.name, link.span) for link in hosts.links] == [("none", 1), ("between hosts", 2)]
     assert hosts.calibration is not None
     points = hosts.calibration.collectives
@@ -82,7 +82,7 @@ def test_groups_between_hosts_have_their_own_curve(hosts: Machine) -> None:
     network = Network(hosts)
     for point in hosts.calibration.collectives:
         assert network.seconds(point.collective, point.bytes, Group(2, 1)) == pytest.approx(point.seconds)
-        assert network.busy(point.collective, point.bytes, Group(2, 1)) == pytest.approx(point.busy_seconds)
+        assert network.busy_seconds(point.collective, point.bytes, Group(2, 1)) == pytest.approx(point.busy_seconds)
 
 
 def test_more_hosts_have_the_same_chips_and_link(hosts: Machine, tmp_path: Path) -> None:
@@ -97,5 +97,5 @@ def test_the_link_is_the_line_of_its_messages() -> None:
         CollectivePoint(collective="p2p", ranks=2, nodes=2, bytes=size, seconds=1e-4 + size / 12.5e6, busy_seconds=1e-5)
         for size in (2**10, 2**14, 2**18, 2**22)
     ]
-    link = between(points, span=2, date="2026-01-01")
+    link = fit_host_link(points, span=2, date="2026-01-01")
     assert (link.latency_seconds, link.bandwidth) == (pytest.approx(1e-4), pytest.approx(12.5e6))

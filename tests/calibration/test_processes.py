@@ -16,7 +16,7 @@ def python(*programs: str) -> list[list[str]]:
     return [[sys.executable, "-S", "-c", program] for program in programs]
 
 
-def ended(path: Path) -> bool:
+def has_ended(path: Path) -> bool:
     """Whether the process that wrote its id to ``path`` is gone (not even a zombie)."""
     return not Path(f"/proc/{path.read_text()}").exists()
 
@@ -36,7 +36,7 @@ def test_a_death_is_one_line_and_ends_the_others(tmp_path):
     )
     with pytest.raises(RunFailure, match=r"^worker 1 of 2 ended with code 1: OSError: disk on fire$"):
         side_by_side(python(sleeper, failing), silence_seconds=20, on_line=print)
-    assert ended(pid)
+    assert has_ended(pid)
 
 
 def test_a_worker_killed_from_outside_is_named_with_its_signal():
@@ -76,4 +76,4 @@ def test_ctrl_c_leaves_no_worker(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         side_by_side(python(talker), silence_seconds=20, on_line=interrupt)
-    assert ended(pid)
+    assert has_ended(pid)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.calibration import rising
+from fivefold.calibration import make_monotonic
 from fivefold.calibration.messages import (
     MessageOrder,
     Timed,
@@ -22,7 +22,7 @@ from fivefold.calibration.messages import (
     reduce_scatter,
 )
 from fivefold.calibration.null_process_group import NullProcessGroup, silent_world
-from fivefold.calibration.profile import add, is_profiled, profile, shortened
+from fivefold.calibration.profile import add, is_profiled, profile, shorten_model
 from fivefold.calibration.unit_clock import UnitClock
 from fivefold.calibration.unit_worker import RankProfile
 from fivefold.job import Job
@@ -72,13 +72,13 @@ def clocked_step(layout, model=NANO, rank=0, aside=None):
         filled = [0.0]
 
         @contextmanager
-        def timed_aside():
-            with clock.aside():
+        def time_excluded():
+            with clock.exclude():
                 begin = time.perf_counter()
                 yield
                 filled[0] += time.perf_counter() - begin
 
-        NullProcessGroup.aside[0] = timed_aside
+        NullProcessGroup.aside[0] = time_excluded
         tokens = torch.randint(0, model.vocab, (layout.micro_batches(JOB), layout.mbs, JOB.sequence + 1))
         for _ in range(2):
             filled[0] = 0.0
@@ -235,10 +235,10 @@ def test_a_thousand_ranks_are_priced_by_what_one_was_measured():
 def test_a_deep_model_is_measured_on_fewer_layers_of_every_kind():
     layout = Layout.parse("pp2 mbs1")
     deep = NANO.replace(layers=96)
-    assert shortened(deep, layout, JOB).layers == 12
+    assert shorten_model(deep, layout, JOB).layers == 12
     late = deep.replace(moe=MoE(experts=4, topk=1, ffn=32, dense_layers=40))
-    assert shortened(late, layout, JOB).layers == 41  # the first with an expert layer
-    assert shortened(NANO, layout, JOB) == NANO
+    assert shorten_model(late, layout, JOB).layers == 41  # the first with an expert layer
+    assert shorten_model(NANO, layout, JOB) == NANO
 
 
 def test_messages_seconds_never_fall_as_they_grow():
@@ -247,7 +247,7 @@ def test_messages_seconds_never_fall_as_they_grow():
         seconds = [exp(chance.uniform(-8, -2)) for _ in range(chance.randint(1, 7))]
         points = [{"collective": "p2p", "ranks": 2, "bytes": 4**at, "seconds": item} for at, item in enumerate(seconds)]
         chance.shuffle(points)
-        made = [point["seconds"] for point in sorted(rising(points), key=lambda point: point["bytes"])]
+        made = [point["seconds"] for point in sorted(make_monotonic(points), key=lambda point: point["bytes"])]
         # min-max formula of isotonic regression (Barlow et al. 1972), by enumeration
         logs, many = [log(item) for item in seconds], range(len(seconds))
         best = [

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import build_model
 from fivefold.model.catalog import names as model_names
@@ -63,7 +63,7 @@ def test_a_stack_runs_what_is_listed_and_nothing_else(name: str) -> None:
     schedule = listed.schedules[0] if listed.schedules else "1f1b"
     zero = f"zero{max(listed.zero)}"
 
-    def runs(layout: str) -> bool:
+    def is_supported(layout: str) -> bool:
         try:
             refuse(Layout.parse(f"{layout} mbs1"), model=model, job=job)
         except UserError:
@@ -73,5 +73,7 @@ def test_a_stack_runs_what_is_listed_and_nothing_else(name: str) -> None:
     for axis, layout in {"dp": f"dp2 {zero}", "tp": "tp2", "cp": "cp2", "pp": f"pp2 {schedule}"}.items():
         kinds = ("", " cp=ulysses") if axis == "cp" else ("",)
         stages = {"", f" {zero}"}
-        assert any(runs(layout + kind + stage) for kind in kinds for stage in stages) == (axis in listed.axes), axis
-    assert [stage for stage in range(4) if runs(f"dp2 zero{stage}")] == list(listed.zero)
+        assert any(is_supported(layout + kind + stage) for kind in kinds for stage in stages) == (
+            axis in listed.axes
+        ), axis
+    assert [stage for stage in range(4) if is_supported(f"dp2 zero{stage}")] == list(listed.zero)

@@ -115,7 +115,7 @@ def test_a_mistake_is_told_before_anything_is_built(words: list[str], said: str)
         run(*TINY, *words)
 
 
-def test_an_own_schedule_is_rehearsed(tmp_path: Path) -> None:
+def test_an_own_schedule_is_dry_run(tmp_path: Path) -> None:
     table = tmp_path / "mine.csv"
     table.write_text("F0.0,F0.1,F0.2,F0.3,BW0.0,BW0.1,BW0.2,BW0.3\nF1.0,BW1.0,F1.1,BW1.1,F1.2,BW1.2,F1.3,BW1.3\n")
     flooded, plain = (
@@ -138,7 +138,7 @@ main()
 """
 
 
-def test_an_interrupted_rehearsal_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_dry_run_leaves_nothing(tmp_path: Path) -> None:
     words = [
         "dryrun",
         "llama3-8b",

@@ -4,7 +4,7 @@ import pytest
 
 from fivefold.cli import first_calibration
 from fivefold.cli.errors import LAUNCHER
-from fivefold.cli.first_calibration import calibrated
+from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.machine import toml
 from fivefold.machine.catalog import UncalibratedError
 from fivefold.record import UserError
@@ -30,19 +30,19 @@ def measured(monkeypatch, tmp_path):
 
 def test_it_is_measured_once(measured):
     for _ in range(2):
-        assert calibrated(lambda: load_machine("local:2"), allowed=True).ranks == 2
+        assert calibrate_if_needed(lambda: load_machine("local:2"), allowed=True).ranks == 2
     assert len(measured) == 1
 
 
 def test_it_is_not_measured_unless_its_calibration_is_missing(measured, monkeypatch):
     with pytest.raises(UncalibratedError, match=r"not calibrated yet .*; run `fivefold calibrate`"):
-        calibrated(lambda: load_machine("local"), allowed=False)
+        calibrate_if_needed(lambda: load_machine("local"), allowed=False)
     with pytest.raises(UserError, match="unknown machine"):
-        calibrated(lambda: load_machine("here"), allowed=True)
-    assert calibrated(lambda: load_machine("h100:8"), allowed=True).ranks == 8
+        calibrate_if_needed(lambda: load_machine("here"), allowed=True)
+    assert calibrate_if_needed(lambda: load_machine("h100:8"), allowed=True).ranks == 8
     monkeypatch.setenv(LAUNCHER, "1")  # a rank that `fivefold train` has started
     with pytest.raises(UncalibratedError):
-        calibrated(lambda: load_machine("local"), allowed=True)
+        calibrate_if_needed(lambda: load_machine("local"), allowed=True)
     assert measured == []
 
 
@@ -56,7 +56,7 @@ def test_the_measurement_is_the_quick_one(monkeypatch, tmp_path, capsys):
         return machine()
 
     monkeypatch.setattr("fivefold.calibration.calibrate", calibrate)
-    calibrated(lambda: load_machine("local"), allowed=True)
+    calibrate_if_needed(lambda: load_machine("local"), allowed=True)
     assert asked == [True]
     assert capsys.readouterr().err.splitlines() == [
         "this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more",

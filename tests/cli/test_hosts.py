@@ -13,9 +13,9 @@ from fivefold.cli import hosts
 from fivefold.cli.commands import train as train_command
 from fivefold.cli.hosts import VARIABLE, choose_interface, find_interface, keeps_store
 from fivefold.layout.spec import Layout
-from tests.trainer.test_faults import here, set_run
+from tests.trainer.test_faults import set_run, workspace
 
-__all__ = ["here"]
+__all__ = ["workspace"]
 
 MANY = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
 
@@ -31,27 +31,27 @@ def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return addresses
 
 
-def chosen(**environment: str) -> str | None:
+def choose(**environment: str) -> str | None:
     values = MANY | environment
     choose_interface(values)
     return values.get(VARIABLE)
 
 
 def test_chosen_interface_is_the_one_towards_the_first_host(network: dict[str, str]) -> None:
-    assert chosen() == "eth0"
-    assert chosen(MASTER_ADDR="host1") == "eth0"
+    assert choose() == "eth0"
+    assert choose(MASTER_ADDR="host1") == "eth0"
 
 
 def test_a_host_that_is_loopback_to_itself_takes_its_only_other(network: dict[str, str]) -> None:
-    assert chosen(MASTER_ADDR="host2") is None  # eth0 or ib0: it is for the user to say
+    assert choose(MASTER_ADDR="host2") is None  # eth0 or ib0: it is for the user to say
     del network["ib0"]
-    assert chosen(MASTER_ADDR="host2") == "eth0"
+    assert choose(MASTER_ADDR="host2") == "eth0"
 
 
 def test_nothing_is_chosen_for_one_host_or_against_the_user(network: dict[str, str]) -> None:
-    assert chosen(LOCAL_WORLD_SIZE="4") is None
-    assert chosen(**{VARIABLE: "ib0"}) == "ib0"
-    assert chosen(MASTER_ADDR="unknown.invalid") is None
+    assert choose(LOCAL_WORLD_SIZE="4") is None
+    assert choose(**{VARIABLE: "ib0"}) == "ib0"
+    assert choose(MASTER_ADDR="unknown.invalid") is None
 
 
 def test_a_store_that_torchrun_keeps_is_seen() -> None:

@@ -38,7 +38,7 @@ RUN: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to stand in: a corpus, a calibrated machine, and a random Llama with a tokenizer."""
     write(MACHINE, tmp_path / "cache" / "fivefold" / "local.toml")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -69,7 +69,7 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, [*words], catch_exceptions=False)
 
 
-def test_continued_pretraining_starts_with_their_loss_and_goes_back(here: Path) -> None:
+def test_continued_pretraining_starts_with_their_loss_and_goes_back(workspace: Path) -> None:
     facts = json.loads(run("import", "llama", "--to", "run.toml", "--json").stdout)
     assert (facts["family"], facts["tensors"], facts["dtypes"], facts["run"]) == ("llama", 21, ["F32"], "run.toml")
     assert (
@@ -118,7 +118,7 @@ def refusal(*words: str) -> str:
     return str(caught.value)
 
 
-def test_unsupported_input_is_an_error(here: Path) -> None:
+def test_unsupported_input_is_an_error(workspace: Path) -> None:
     assert refusal("import", "nowhere").startswith("nowhere: no such folder; give one with config.json")
     assert refusal("export", "nowhere", "--to", "out").startswith("nowhere: holds no complete checkpoint")
     assert refusal("export", "x", "--to", "out", "--file-size", "much").startswith("--file-size 'much' is not a size")
@@ -129,7 +129,7 @@ def test_unsupported_input_is_an_error(here: Path) -> None:
     assert refusal("import", "llama", "--to", "new.toml").startswith("llama: has no tokenizer.json")
 
 
-def test_weights_of_another_model_are_refused_before_the_corpus_is_read(here: Path) -> None:
+def test_weights_of_another_model_are_refused_before_the_corpus_is_read(workspace: Path) -> None:
     Path("run.toml").write_text(emit(RUN | {"model": "nano", "folder": "other", "start": {"weights": "llama"}}))
     assert refusal("train", "run.toml").startswith(
         "llama: holds another model, with width=48 instead of 64; give the run "
@@ -137,7 +137,7 @@ def test_weights_of_another_model_are_refused_before_the_corpus_is_read(here: Pa
     assert not Path("other").exists()
 
 
-def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(here: Path) -> None:
+def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(workspace: Path) -> None:
     job = RUN["job"] | {"adapter": {"rank": 4}, "learning_rate": {"peak": 1e-2, "kind": "constant"}}
     values = RUN | {"model": "llama/config.json", "start": {"weights": "llama"}, "job": job}
 
@@ -161,7 +161,7 @@ def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(here: 
     assert "was trained with adapter " in done.stderr
 
 
-def test_adapters_are_trained_exported_merged_and_trained_on(here: Path) -> None:
+def test_adapters_are_trained_exported_merged_and_trained_on(workspace: Path) -> None:
     run("import", "llama", "--to", "run.toml")
     values = read_file(Path("run.toml"))
     adapter = {"rank": 4, "alpha": 8, "targets": ["q_proj", "down_proj"]}
@@ -176,7 +176,7 @@ def test_adapters_are_trained_exported_merged_and_trained_on(here: Path) -> None
     )
     config = json.loads(Path("lora/adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (4, 8, ["q_proj", "down_proj"])
-    assert config["base_model_name_or_path"] == str(here / "llama")
+    assert config["base_model_name_or_path"] == str(workspace / "llama")
     merged = run("export", "runs/llama", "--to", "merged", "--merge", "--dtype", "fp32").stdout
     assert merged.startswith("merged: llama after step 2, merged weights in 21 tensors in 1 files")
     (Path("merged") / "tokenizer.json").write_bytes(Path("llama/tokenizer.json").read_bytes())
@@ -193,7 +193,7 @@ def test_adapters_are_trained_exported_merged_and_trained_on(here: Path) -> None
         "rank_stabilized": False, "base": None,
     }  # fmt: skip
     values = read_file(Path("more.toml"))
-    assert values["start"] == {"weights": str(here / "llama"), "adapter": "lora"}
+    assert values["start"] == {"weights": str(workspace / "llama"), "adapter": "lora"}
     job = {**values["job"], **RUN["job"], "learning_rate": {"peak": 1e-9}, "steps": 1}
     Path("more.toml").write_text(emit({**values, **RUN, "folder": "runs/more", "job": job, "data": data}))
     again = subprocess.run([sys.executable, "-m", "fivefold", "train", "more.toml"], capture_output=True, text=True)
@@ -212,7 +212,7 @@ def test_adapters_are_trained_exported_merged_and_trained_on(here: Path) -> None
         (("import", "llama", "--base", "llama"), "has no adapter_config.json; drop --base"),
     ],
 )
-def test_options_of_adapters_without_one_are_errors(here: Path, words: tuple[str, ...], reason: str) -> None:
+def test_options_of_adapters_without_one_are_errors(workspace: Path, words: tuple[str, ...], reason: str) -> None:
     if words[0] == "export":
         run("import", "llama", "--to", "run.toml")
         values = read_file(Path("run.toml"))

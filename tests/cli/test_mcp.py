@@ -15,7 +15,7 @@ import pytest
 import fivefold as ff
 from fivefold.requests.output_schemas import write_schema
 from tests.cli.commands import run
-from tests.event_loop import in_thread
+from tests.event_loop import run_in_thread
 from tests.forked_python import true_interpreters
 
 mcp = pytest.importorskip("mcp", reason="the SDK is missing: pip install 'fivefold[mcp]'")
@@ -36,7 +36,7 @@ def serve(ask: Callable[[Any], Awaitable[Any]], folder: Path, *, writes: bool = 
         async with mcp.Client(make_server(folder, writes=writes)) as client:
             return await ask(client)
 
-    return in_thread(anyio.run, talk)
+    return run_in_thread(anyio.run, talk)
 
 
 def call(folder: Path, name: str, *, writes: bool = False, **arguments: Any) -> Any:
@@ -167,7 +167,7 @@ def test_the_command_speaks_the_protocol_and_ends_with_its_client(tmp_path: Path
         return answers
 
     with true_interpreters():
-        answers = in_thread(anyio.run, talk)
+        answers = run_in_thread(anyio.run, talk)
     for answer, layout in zip(answers, (LAYOUT, "dp4 tp2 zero1 mbs1"), strict=True):
         assert answer == ff.predict("nano", "h100:8", layout, **JOB).model_dump(mode="json")
 

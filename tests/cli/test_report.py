@@ -29,7 +29,7 @@ from fivefold.requests.job import load_job
 from fivefold.results.spans import Span
 from fivefold.step import Step
 from fivefold.trainer.run import Run
-from tests.api.standalone import stands_alone
+from tests.api.standalone import check_standalone
 from tests.planner import draws
 
 QUESTION = ("llama3-8b", "h100:8", "dp2 tp2 pp2 v2 zero1 mbs1")
@@ -37,7 +37,7 @@ JOB = ("--seq", "2048", "--gbs", "16", "--precision", "fp8")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -50,7 +50,7 @@ def run(*words: str) -> str:
 def report(*words: str, at: str = NAME) -> str:
     run("report", *words)
     text = Path(at).read_text()
-    stands_alone(text)
+    check_standalone(text)
     assert re.findall(r"<h2>(What was asked|To make it again|Environment)", text)
     return text
 
@@ -188,7 +188,7 @@ def test_train_writes_one_and_never_fails_for_it(capsys: pytest.CaptureFixture[s
     write_report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
     assert "wrote runs/a/report.html" in capsys.readouterr().err
     text = (path / NAME).read_text()
-    stands_alone(text)
+    check_standalone(text)
     assert "fivefold train run.json --layout" in text
     (path / NAME).unlink()
     (path / NAME).mkdir()

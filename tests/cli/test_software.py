@@ -21,14 +21,14 @@ def run(*words: str) -> str:
 
 
 @pytest.fixture
-def by_torchtitan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def torchtitan_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user whose setting is torchtitan, in an empty folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
     monkeypatch.chdir(tmp_path)
     save_settings(change_setting(load_settings(), "stack", "torchtitan"))
 
 
-@pytest.mark.usefixtures("by_torchtitan")
+@pytest.mark.usefixtures("torchtitan_user")
 def test_a_plan_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     shown = run("plan", *WORDS, "--tokens", "1e10", "--write", "run.toml")
     (config,) = tmp_path.glob("*.py")
@@ -40,7 +40,7 @@ def test_a_plan_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("by_torchtitan")
+@pytest.mark.usefixtures("torchtitan_user")
 def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
     shown = run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2")
     assert "With torchtitan" in shown

@@ -24,7 +24,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.rendering.numerics import error_map, headline, page
 from fivefold.results.numerics import Compared, Numerics
-from fivefold.trainer.build import initial
+from fivefold.trainer.build import draw_initial_weight
 
 SIZES = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 64, "vocab": 64}
 DENSE = Model(name="dense", layers=2, **SIZES)
@@ -46,7 +46,7 @@ class Planted:
     path: Path = Path("planted")
 
     def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
-        drawn = {w.name: initial(w, model=self.model, seed=1).to(dtype) for w in weights(self.model)}
+        drawn = {w.name: draw_initial_weight(w, model=self.model, seed=1).to(dtype) for w in weights(self.model)}
         assert not self.factors.keys() - drawn.keys()
         layers = [layer for layer in range(self.model.layers) if self.model.is_moe(layer)]
         result = {name: weight * self.factors.get(name, 1.0) for name, weight in drawn.items()}
@@ -55,7 +55,7 @@ class Planted:
         }
 
 
-def compared(model: Model, name: str, factors: dict[str, float] | None = None) -> Numerics:
+def compare(model: Model, name: str, factors: dict[str, float] | None = None) -> Numerics:
     job = Job(sequence=32, global_batch=8, precision=recipe(name), emulate=True)
     tokens = np.random.default_rng(0).integers(0, model.vocab, (2, 33))
     source: Any = None if factors is None else Planted(model, factors)
@@ -78,7 +78,7 @@ Fork = Callable[..., list[Any]]
 
 
 def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
-    (result,) = forked(1, compared, DENSE, "fp32")
+    (result,) = forked(1, compare, DENSE, "fp32")
     names = {(row.kind, row.name) for row in result.rows}
     assert {
         ("activation", "attention.core"),
@@ -98,7 +98,7 @@ def test_fp32_loses_nothing_against_itself(forked: Fork) -> None:
 
 
 def test_bf16_loses_what_eight_bits_round_away(forked: Fork) -> None:
-    (result,) = forked(1, compared, DENSE, "bf16")
+    (result,) = forked(1, compare, DENSE, "bf16")
     first = rows(result, "activation", "embed")[None]
     # uniform over a step of 2^-7 of the power of two below: a relative rms of 2^-9 · sqrt(1/3) to twice that
     assert 2**-10 * 3**-0.5 < first.error < 2**-8 * 3**-0.5
@@ -109,12 +109,12 @@ def test_bf16_loses_what_eight_bits_round_away(forked: Fork) -> None:
 
 def test_planted_difference_is_found(forked: Fork) -> None:
     small = {"blocks.1.attention.v.weight": 1e-9, "blocks.0.mlp.up.weight": 1.0}
-    (result,) = forked(1, compared, DENSE, "fp16", small)
+    (result,) = forked(1, compare, DENSE, "fp16", small)
     core = rows(result, "activation", "attention.core")
     assert (core[0].underflow, core[1].underflow) == (0, 1)
     assert core[1].error == 1
     assert result.loss_scale == 2**16
-    (result,) = forked(1, compared, DENSE, "fp16", {"blocks.0.mlp.up.weight": 1e7})
+    (result,) = forked(1, compare, DENSE, "fp16", {"blocks.0.mlp.up.weight": 1e7})
     assert rows(result, "activation", "mlp.gate_up")[0].overflow > 0
     assert "fp16 overflows in" in headline(result)
     assert "first in mlp.gate_up of layer 0" in headline(result)
@@ -123,7 +123,7 @@ def test_planted_difference_is_found(forked: Fork) -> None:
 def test_experts_are_those_of_fp32(forked: Fork) -> None:
     assert EXPERTS.moe is not None
     many = EXPERTS.replace(moe=EXPERTS.moe.replace(experts=64, topk=8))
-    (result,) = forked(1, compared, many, "fp8-tiles")
+    (result,) = forked(1, compare, many, "fp8-tiles")
     assert result.rerouted is not None
     assert 0 < result.rerouted < 0.2  # of rows that are a few percent off
     assert 0 < rows(result, "activation", "moe.experts.down")[1].error < 0.2  # were they others, it would be above 1
@@ -131,7 +131,7 @@ def test_experts_are_those_of_fp32(forked: Fork) -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-tiles"])
 def test_operands_in_eight_bits_are_shown(forked: Fork, name: str) -> None:
-    (result,) = forked(1, compared, EXPERTS, name)
+    (result,) = forked(1, compare, EXPERTS, name)
     operands = [row for row in result.rows if row.kind == "operand"]
     assert {"attention.out x", "attention.out weight", "attention.out gradient", "moe.experts x"} <= {
         row.name for row in operands
@@ -144,7 +144,7 @@ def test_operands_in_eight_bits_are_shown(forked: Fork, name: str) -> None:
 def test_a_tally_against_figures_by_hand() -> None:
     tally = ErrorStats()
     tally.add(torch.tensor([0.0, 2.0, 0.0, 8.0, torch.inf]), torch.tensor([0.5, 1.0, 0.0, 3.0, 9.0]), top=8, scale=2)
-    row = tally.compared(("gradient", 3, "mlp.act"))
+    row = tally.to_row(("gradient", 3, "mlp.act"))
     assert (row.elements, row.underflow, row.overflow, row.largest) == (5, 0.2, 0.4, 1.0)
     assert row.error == pytest.approx((0.25 / 1.25) ** 0.5)  # of 0, 1, 0 against 0.5, 1, 0
     assert row.cosine == pytest.approx(1 / 1.25**0.5)
@@ -175,7 +175,7 @@ def test_a_large_tensor_is_compared_in_pieces() -> None:
     with LargestDouble() as largest:
         tally.add(result, wanted, top=1e30)
     assert 0 < largest.elements <= PIECE
-    row = tally.compared(("activation", None, "x"))
+    row = tally.to_row(("activation", None, "x"))
     a, b = result.double(), wanted.double()
     a[1, 1] = b[1, 1] = 0
     assert (row.elements, row.underflow * row.elements, row.overflow * row.elements) == (a.numel(), 2, 1)
@@ -185,7 +185,7 @@ def test_a_large_tensor_is_compared_in_pieces() -> None:
 
 
 def test_result_reads_back_and_renders(forked: Fork) -> None:
-    (result,) = forked(1, compared, DENSE, "bf16")
+    (result,) = forked(1, compare, DENSE, "bf16")
     console = Console(width=100, record=True, file=StringIO())
     console.print(page(result))
     text = console.export_text()

@@ -27,7 +27,7 @@ from fivefold.rendering import search as pages
 from fivefold.requests.cases import cases
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
 from fivefold.requests.job import load_job
-from fivefold.requests.search import found_layouts
+from fivefold.requests.search import search_layouts
 from fivefold.results.comparison import Comparison
 from fivefold.results.search_result import SearchResult
 from fivefold.units import show_risk
@@ -164,7 +164,7 @@ def _find_machine(machine: str) -> Machine:
 
 def job(asked: Asked, text: str = "") -> Job:
     """The job that the options say, with gradients reduced as what was printed of a proposal says."""
-    words = shlex.split(asked.options + reduced(text))
+    words = shlex.split(asked.options + find_reduce_option(text))
     given = dict(zip(words[::2], words[1::2], strict=True))
     settings = [value for name, value in zip(words[::2], words[1::2], strict=True) if name == "--set"]
     plain: dict[str, object] = {name[2:]: value for name, value in given.items() if name != "--set"}
@@ -173,7 +173,7 @@ def job(asked: Asked, text: str = "") -> Job:
     return load_job(settings=settings, **plain)
 
 
-def reduced(text: str) -> str:
+def find_reduce_option(text: str) -> str:
     """The option of a proposal that reduces gradients otherwise than the software usually does."""
     result = re.search(r" \((reduce=\w+)\)", text.splitlines()[0] if text else "")
     return f" --set {result[1]}" if result else ""
@@ -184,10 +184,10 @@ def planner_of(asked: Asked, text: str) -> Planner:
     return Planner(model=resolve(asked.model), machine=_find_machine(asked.machine), job=job(asked, text))
 
 
-def searched(asked: Asked) -> SearchResult:
+def search(asked: Asked) -> SearchResult:
     """What ``fivefold search`` finds."""
     machine = _find_machine(asked.machine)
-    return found_layouts(
+    return search_layouts(
         resolve(asked.model),
         machine,
         job(asked),
@@ -199,7 +199,7 @@ def searched(asked: Asked) -> SearchResult:
     )
 
 
-def compared(asked: Asked, proposal: str, text: str) -> Comparison:
+def compare_proposal(asked: Asked, proposal: str, text: str) -> Comparison:
     """What ``fivefold compare`` finds of the proposal, of which ``text`` was printed, and the published layout."""
     words = [asked.model, asked.machine, proposal, asked.published, *([asked.between] if asked.between else [])]
     return compare(cases(words, job(asked, text), stacks="", precisions="", machine=_find_machine))
@@ -244,10 +244,10 @@ def wrap(paragraph: str) -> str:
 def section(number: int, asked: Asked, proposal: str, text: str) -> str:
     """A section of the page; ``text``: what the search printed of its ``proposal``."""
     machine, between = shlex.quote(asked.machine), f"'{asked.between}' " if asked.between else ""
-    result = compared(asked, proposal, text) if proposal != str(canonical(asked.published)) else None
+    result = compare_proposal(asked, proposal, text) if proposal != str(parse_layout(asked.published)) else None
     shown = (
         f"\n```text\n$ fivefold compare {asked.model} {machine} '{proposal}' '{asked.published}' {between}\\\n    "
-        f"{asked.options}{reduced(text)}\n{comparison_text(result)}\n```\n\n{wrap(verdict(asked, result))}\n"
+        f"{asked.options}{find_reduce_option(text)}\n{comparison_text(result)}\n```\n\n{wrap(verdict(asked, result))}\n"
         if result
         else f"\n{wrap(f'**The published layout is the proposal.** {asked.why}')}\n"
     )
@@ -258,14 +258,14 @@ def section(number: int, asked: Asked, proposal: str, text: str) -> str:
     )
 
 
-def canonical(text: str) -> object:
+def parse_layout(text: str) -> object:
     """A layout in its canonical words."""
     from fivefold.layout.spec import Layout
 
     return Layout.parse(text)
 
 
-def proposed(section_text: str) -> tuple[str, str]:
+def read_proposal(section_text: str) -> tuple[str, str]:
     """The proposal of a section that is there, and what the search printed of it."""
     block = section_text.partition("```text\n")[2].partition("\n```")[0]
     text = block.replace("\\\n", "").partition("\n")[2]
@@ -287,7 +287,7 @@ def table(parts: list[str]) -> str:
         short = said.split("**")[1] if "**" in said else ""
         by = re.search(r"takes ([+-][0-9.]+%)", said)
         rows.append(
-            f"| {number}. {asked.title} | `{proposed(part)[0]}` | `{asked.published}` | {short}"
+            f"| {number}. {asked.title} | `{read_proposal(part)[0]}` | `{asked.published}` | {short}"
             f"{', ' + by[1] if by else ''} |"
         )
     return "\n".join(rows)
@@ -315,9 +315,9 @@ def main(only: list[int]) -> None:
     parts = []
     for number, asked in enumerate(QUESTIONS, start=1):
         if number <= len(before) and number not in only and only:
-            parts.append(section(number, asked, *proposed(before[number - 1])))
+            parts.append(section(number, asked, *read_proposal(before[number - 1])))
             continue
-        result = searched(asked)
+        result = search(asked)
         assert result.proposal is not None, asked.title
         text = proposal_text(result)
         parts.append(section(number, asked, result.proposal.layout, text))

@@ -8,13 +8,13 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
+from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.planner.search.why import explain_choices
 from fivefold.units import show_bytes, show_risk, show_seconds
 from tests.docs import questions
 from tests.docs.figures import list_figures
 from tests.docs.questions import PAGE, QUESTIONS
-from tests.selection import one_in
+from tests.selection import mark_share
 
 PARTS = questions.sections(PAGE.read_text(encoding="utf-8"))
 
@@ -32,18 +32,18 @@ def test_the_page_has_its_questions_and_their_table() -> None:
 @pytest.mark.parametrize("number", range(1, 11))
 def test_a_section_is_what_the_commands_print(number: int) -> None:
     part, asked = PARTS[number - 1], QUESTIONS[number - 1]
-    proposal, text = questions.proposed(part)
+    proposal, text = questions.read_proposal(part)
     made = questions.section(number, asked, proposal, text)
     assert list_figures(part) == list_figures(made), f"prices have moved: python -m tests.docs.questions {number}"
-    assert Where.parse(asked.where).holds(Layout.parse(proposal))
+    assert Where.parse(asked.where).is_satisfied_by(Layout.parse(proposal))
     assert asked.why, "a published choice is explained"
 
 
-@pytest.mark.parametrize("number", one_in(2, range(1, 11)))
+@pytest.mark.parametrize("number", mark_share(2, range(1, 11)))
 def test_printed_proposal_equals_its_prediction(number: int) -> None:
     """Its figures, and the line of each choice, without the search that found it."""
     part, asked = PARTS[number - 1], QUESTIONS[number - 1]
-    proposal, text = questions.proposed(part)
+    proposal, text = questions.read_proposal(part)
     every = [questions.planner_of(asked, words) for words in (text, "", " (reduce=step)")]
     result = every[0].estimate(Layout.parse(proposal))
     risk = show_risk(every[0].out_of_memory_risk(result.layout, result.ranks))
@@ -63,5 +63,5 @@ def test_printed_proposal_equals_its_prediction(number: int) -> None:
 @pytest.mark.slow
 def test_printed_search_equals_its_result() -> None:
     """Of the first question, which is the quickest to ask."""
-    result = questions.searched(QUESTIONS[0])
-    assert list_figures(questions.proposal_text(result)) == list_figures(questions.proposed(PARTS[0])[1])
+    result = questions.search(QUESTIONS[0])
+    assert list_figures(questions.proposal_text(result)) == list_figures(questions.read_proposal(PARTS[0])[1])

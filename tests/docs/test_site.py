@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 from fivefold.cli import app
-from tests.api.standalone import stands_alone
+from tests.api.standalone import check_standalone
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -133,7 +133,7 @@ def inline_commands(page: Path) -> list[list[str]]:
 
 def test_the_cheat_sheet_is_generated(site: Any) -> None:
     text = site.reference.write_cheat_sheet()
-    stands_alone(text)
+    check_standalone(text)
     plain = unescape(text)
     for name in (*COMMANDS.commands, "zero3/8", "--gbs", "ff.predict", "Keywords of a layout", "ac=none"):
         assert name in plain, name

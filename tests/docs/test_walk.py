@@ -31,7 +31,7 @@ def stacks() -> list[list[Call]]:
     ends, stacks = {BYTES[-1], SECONDS[-1]}, list[list[Call]]()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and called(frame) in ends:
+        if event == "call" and find_function(frame) in ends:
             stacks.append(open_calls(frame))
 
     (line,) = re.findall(r"^fivefold .*$", PAGE, flags=re.MULTILINE)
@@ -50,7 +50,7 @@ def stacks() -> list[list[Call]]:
     return stacks
 
 
-def called(frame: FrameType) -> Call | None:
+def find_function(frame: FrameType) -> Call | None:
     """Return the function of the package that a frame runs."""
     path = Path(frame.f_code.co_filename)
     return (path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname) if PACKAGE in path.parents else None
@@ -60,7 +60,7 @@ def open_calls(frame: FrameType | None) -> list[Call]:
     """Return the open calls of the package, without comprehensions and lambdas."""
     calls = []
     while frame is not None:
-        call = called(frame)
+        call = find_function(frame)
         if call is not None and not frame.f_code.co_name.startswith("<"):
             calls.append(call)
         frame = frame.f_back

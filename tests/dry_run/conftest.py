@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import Tape
-from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
@@ -19,15 +19,15 @@ TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head
 
 
 @cache
-def _rehearsed(layout: str, model: Model = TINY, *, job: Job | None = None, all_ranks: bool = True) -> list[Tape]:
+def _make_tapes(layout: str, model: Model = TINY, *, job: Job | None = None, all_ranks: bool = True) -> list[Tape]:
     result = Layout.parse(layout)
     if job is None:
         job = Job(sequence=36 if result.cp == 3 else 32, global_batch=4 * (result.dp if result.pp > 1 else 1))
     ranks = range(result.world) if all_ranks else representatives(result)
-    return [rehearse_rank(model=model, layout=result, job=job, rank=rank, streams=True).steady for rank in ranks]
+    return [run_rank(model=model, layout=result, job=job, rank=rank, streams=True).steady for rank in ranks]
 
 
 @pytest.fixture(scope="session")
-def rehearsed() -> Callable[..., list[Tape]]:
-    """``rehearsed(layout, model, job=, all_ranks=)``: the steady step of all ranks, or of the representatives."""
-    return _rehearsed
+def make_tapes() -> Callable[..., list[Tape]]:
+    """``make_tapes(layout, model, job=, all_ranks=)``: the steady step of all ranks, or of the representatives."""
+    return _make_tapes

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fivefold import dry_run as page
-from fivefold.dry_run import Rehearsal, dryrun
+from fivefold.dry_run import DryRun, dryrun
+from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import START, WAIT, Tape
-from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
 from fivefold.dry_run.report import describe_peak
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -22,7 +22,7 @@ from fivefold.planner.predict import predict
 from fivefold.record import RunFailure, UserError
 from fivefold.results.step_comparison import compare
 from fivefold.trainer.model import mlp
-from tests.selection import one_in
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +42,13 @@ MOE = QWEN.replace(
 )
 
 
-def rehearse(layout: str, *, model: Model = TINY, machine: Machine = H100, job: Job = JOB, **also: Any) -> Rehearsal:
+def run_dry(layout: str, *, model: Model = TINY, machine: Machine = H100, job: Job = JOB, **also: Any) -> DryRun:
     return dryrun(model=model, machine=machine, layout=Layout.parse(layout), job=job, **also)
 
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    one_in(
+    mark_share(
         2,
         [
             (TINY, "dp2 tp2 pp2 zero1"),
@@ -59,11 +59,11 @@ def rehearse(layout: str, *, model: Model = TINY, machine: Machine = H100, job: 
     ),
     ids=["tp-pp", "cp-zero3", "zbv", "moe"],
 )
-def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None:
-    step = rehearse(layout, model=model).step
+def test_the_planner_counts_what_is_dry_run(model: Model, layout: str) -> None:
+    step = run_dry(layout, model=model).step
     assert step is not None
     predicted = predict(model=model, machine=H100, layout=Layout.parse(layout), job=JOB)
-    assert [row for row in compare(predicted, step) if row.wrong] == []
+    assert [row for row in compare(predicted, step) if row.is_wrong] == []
     assert step.memory.fits
     tokens = JOB.tokens_per_step / Layout.parse(layout).world
     assert step.tokens_per_second_per_gpu * step.time.step_seconds == pytest.approx(tokens)
@@ -75,9 +75,9 @@ def test_the_planner_counts_what_is_rehearsed(model: Model, layout: str) -> None
     )
 
 
-@pytest.mark.parametrize(("model", "layout"), one_in(2, [(MOE, "dp2 pp2 ep2 zero3"), (TINY, "dp2 tp2 pp2 zero1")]))
+@pytest.mark.parametrize(("model", "layout"), mark_share(2, [(MOE, "dp2 pp2 ep2 zero3"), (TINY, "dp2 tp2 pp2 zero1")]))
 def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
-    some, every = (rehearse(layout, model=model, every_rank=item) for item in (False, True))
+    some, every = (run_dry(layout, model=model, every_rank=item) for item in (False, True))
     assert [share.rank for share in every.rank_summaries] == list(range(Layout.parse(layout).world))
     assert some.step == every.step
     assert not every.findings
@@ -86,14 +86,14 @@ def test_one_rank_stands_for_all(model: Model, layout: str) -> None:
 def test_parameters_of_uneven_shards_are_those_of_the_model() -> None:
     """257 rows of the vocabulary in eight shards: the first rank's are larger than the others'."""
     model = TINY.replace(vocab=257, tied_embeddings=False)
-    step = rehearse("dp8 zero3", model=model, job=JOB.replace(global_batch=8)).step
+    step = run_dry("dp8 zero3", model=model, job=JOB.replace(global_batch=8)).step
     assert step is not None
     assert step.work.parameters == model.parameters
 
 
 def test_live_tensors_add_up_to_the_peak() -> None:
-    result = rehearse("dp2 mbs2")
-    full = result.fullest
+    result = run_dry("dp2 mbs2")
+    full = result.peak_rank
     told = describe_peak(result.tapes[full.rank], rows=10**6)
     assert sum(told.parts.values()) == sum(item.bytes for item in told.largest) == full.steady.peak_bytes
     assert full.first.peak_bytes < full.steady.peak_bytes  # without moments
@@ -107,7 +107,7 @@ def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:
         JOB.replace(sequence=1024, global_batch=8),
         TINY.replace(width=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192),
     )
-    result = rehearse("dp8 zero0", model=large, machine=small, job=job)
+    result = run_dry("dp8 zero0", model=large, machine=small, job=job)
     (line,) = result.findings
     assert result.step is not None
     assert result.step.memory.fits is False
@@ -119,7 +119,7 @@ def test_too_large_is_a_finding_with_a_mend_that_fits() -> None:
 
 def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
-    result = rehearse("tp2 pp2")
+    result = run_dry("tp2 pp2")
     (line,) = result.findings
     assert result.step is None
     assert line.startswith("rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm: a and b must have same reduction")
@@ -129,17 +129,17 @@ def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch)
 def test_operation_without_a_fake_is_a_run_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x[x > 0])
     with pytest.raises(RunFailure, match=r"rank 0 cannot be dry-run at .*test_dryrun.py:\d+ .*aten.nonzero"):
-        rehearse("dp1")
+        run_dry("dp1")
 
 
-@pytest.mark.parametrize("every_rank", one_in(2, [False, True]))
+@pytest.mark.parametrize("every_rank", mark_share(2, [False, True]))
 def test_a_message_that_never_comes_is_a_finding(monkeypatch: pytest.MonkeyPatch, every_rank: bool) -> None:
-    def forgetful(*, rank: int, **also: Any) -> RankTapes:
-        outcome = rehearse_rank(rank=rank, **also)
-        return outcome._replace(steady=without_last_hop(outcome.steady)) if rank == 0 else outcome
+    def run_rank_without_hop(*, rank: int, **also: Any) -> RankTapes:
+        outcome = run_rank(rank=rank, **also)
+        return outcome._replace(steady=drop_last_hop(outcome.steady)) if rank == 0 else outcome
 
-    monkeypatch.setattr(page, "rehearse_rank", forgetful)
-    result = rehearse("pp2 dp2 zero1", every_rank=every_rank)
+    monkeypatch.setattr(page, "run_rank", run_rank_without_hop)
+    result = run_dry("pp2 dp2 zero1", every_rank=every_rank)
     assert result.step is None
     assert any(
         re.match(r"rank \d sends p2p of \d+ bfloat16 over pp .* never receives it", line)
@@ -148,7 +148,7 @@ def test_a_message_that_never_comes_is_a_finding(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def without_last_hop(tape: Tape) -> Tape:
+def drop_last_hop(tape: Tape) -> Tape:
     hops = [first for kind, first, place, _ in tape if kind == START and tape.messages[place].axis == "pp"]
     less = Tape(tape.rank)
     less.sites, less.scopes, less.kernels, less.messages = tape.sites, tape.scopes, tape.kernels, tape.messages
@@ -160,11 +160,11 @@ def without_last_hop(tape: Tape) -> Tape:
 
 def test_a_computer_without_gpus_has_one_stream() -> None:
     here = H100.replace(backend="gloo")
-    step = rehearse("dp2 zero1", machine=here).step
+    step = run_dry("dp2 zero1", machine=here).step
     assert step is not None
     assert step.memory.reserved_bytes is None
     assert step.time.exposed_seconds["dp"] > 0
-    gpu = rehearse("dp2 zero1").step
+    gpu = run_dry("dp2 zero1").step
     assert gpu is not None
     assert gpu.memory.reserved_bytes is not None
     assert gpu.memory.reserved_bytes > gpu.memory.peak_bytes
@@ -177,4 +177,4 @@ def test_invalid_layout_is_not_built() -> None:
         ("dp2", {"job": JOB.replace(loss="plain")}, "the engine has loss=fused"),
     ):
         with pytest.raises(UserError, match=words):
-            rehearse(layout, **also)
+            run_dry(layout, **also)

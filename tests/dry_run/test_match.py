@@ -9,7 +9,7 @@ import pytest
 from fivefold.dry_run.match import findings
 from fivefold.dry_run.record.tape import START, WAIT, Event, Message, Scope, Site, Tape
 from fivefold.model.catalog import resolve
-from tests.selection import one_in
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ DENSE = (
 EXPERTS = ("dp2 ep2", "dp2 tp2 ep2 etp2 zero1", "dp2 pp2 ep2 dualpipe zero2")
 
 
-def copied(tape: Tape, events: list[Event], messages: list[Message] | None = None) -> Tape:
+def copy_tape(tape: Tape, events: list[Event], messages: list[Message] | None = None) -> Tape:
     result = Tape(tape.rank)
     result.sites, result.scopes, result.kernels = tape.sites, tape.scopes, tape.kernels
     result.messages = tape.messages if messages is None else messages
@@ -47,51 +47,51 @@ def starts(tape: Tape) -> list[int]:
     return [at for at, event in enumerate(tape) if event[0] == START]
 
 
-@pytest.mark.parametrize("layout", one_in(14, DENSE))
-def test_messages_of_training_match(layout: str, rehearsed: Rehearsed) -> None:
-    tapes = rehearsed(layout)
+@pytest.mark.parametrize("layout", mark_share(14, DENSE))
+def test_messages_of_training_match(layout: str, make_tapes: Rehearsed) -> None:
+    tapes = make_tapes(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
     for streams in (True, False):  # the planner's second order holds with each other's rules too
         assert findings(tapes, streams=streams) == []
     assert findings(tapes[:1], streams=True) == []  # a rank whose replicas are not given does not wait for them
 
 
-@pytest.mark.parametrize("layout", one_in(3, EXPERTS))
-def test_experts_meet(layout: str, rehearsed: Rehearsed) -> None:
-    assert findings(rehearsed(layout, MIXTURE), streams=True) == []
+@pytest.mark.parametrize("layout", mark_share(3, EXPERTS))
+def test_experts_meet(layout: str, make_tapes: Rehearsed) -> None:
+    assert findings(make_tapes(layout, MIXTURE), streams=True) == []
 
 
-@pytest.mark.parametrize("layout", one_in(2, ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"]))
-def test_every_message_that_is_dropped_is_found(layout: str, rehearsed: Rehearsed) -> None:
-    tapes = rehearsed(layout)
+@pytest.mark.parametrize("layout", mark_share(2, ["dp2 tp2", "pp2 zbv", "tp2 pp2", "cp2"]))
+def test_every_message_that_is_dropped_is_found(layout: str, make_tapes: Rehearsed) -> None:
+    tapes = make_tapes(layout)
     tape = tapes[1]
     events = list(tape)
     for at in starts(tape)[::4]:
         handle, message = events[at][1], tape.messages[events[at][2]]
         left = [e for i, e in enumerate(events) if i != at and (e[0], e[1]) != (WAIT, handle)]
-        result = findings([copied(tape, left) if item is tape else item for item in tapes], streams=True)
+        result = findings([copy_tape(tape, left) if item is tape else item for item in tapes], streams=True)
         assert result, message
         assert any(f"over {message.axis}" in line and "rank 1" in line for line in result), (message, result)
 
 
 @pytest.mark.parametrize("layout", ["dp2 tp2", "tp2 pp2", "cp2"])
-def test_every_size_that_differs_is_found_and_named(layout: str, rehearsed: Rehearsed) -> None:
-    tapes = rehearsed(layout)
+def test_every_size_that_differs_is_found_and_named(layout: str, make_tapes: Rehearsed) -> None:
+    tapes = make_tapes(layout)
     tape = tapes[0]
     events = list(tape)
     for at in starts(tape)[::4]:
         message = tape.messages[events[at][2]]
         other = message._replace(numel=message.numel + 8)
         changed = [(START, e[1], len(tape.messages), e[3]) if i == at else e for i, e in enumerate(events)]
-        result = findings([copied(tape, changed, [*tape.messages, other]), *tapes[1:]], streams=True)
+        result = findings([copy_tape(tape, changed, [*tape.messages, other]), *tapes[1:]], streams=True)
         assert len(result) == 1
         assert f"of {other.numel} {other.dtype}" in result[0]
         assert f"of {message.numel} {message.dtype}" in result[0]
         assert tape.sites[message.site].line in result[0]
 
 
-def test_swapped_messages_are_found(rehearsed: Rehearsed) -> None:
-    tapes = rehearsed("dp2 tp2")
+def test_swapped_messages_are_found(make_tapes: Rehearsed) -> None:
+    tapes = make_tapes("dp2 tp2")
     tape = tapes[0]
     events = list(tape)
     at = starts(tape)
@@ -102,7 +102,7 @@ def test_swapped_messages_are_found(rehearsed: Rehearsed) -> None:
             continue
         mixed = list(events)
         mixed[one], mixed[two] = ((START, events[i][1], events[j][2], 0) for i, j in ((one, two), (two, one)))
-        (result,) = findings([copied(tape, mixed), *tapes[1:]], streams=True)
+        (result,) = findings([copy_tape(tape, mixed), *tapes[1:]], streams=True)
         assert first.collective in result
         assert second.collective in result
         swapped += 1
@@ -116,7 +116,7 @@ def message(collective: str = "all_reduce", *, peer: int = -1, receives: bool = 
     return Message("pp", group, (0, 1), collective, "bfloat16", 4, 8, peer, receives, 0)
 
 
-def written(rank: int, write: Callable[[Tape], None]) -> Tape:
+def write_tape(rank: int, write: Callable[[Tape], None]) -> Tape:
     tape = Tape(rank)
     tape.site(Site("blocks.0", "own.py:7 speak", "c10d::send"))
     tape.add(5, tape.scope(Scope("forward", 0, rank)))
@@ -141,8 +141,8 @@ def say(*steps: tuple[str, int, Message | None]) -> Callable[[Tape], None]:
 def test_two_who_wait_for_what_the_other_starts_later() -> None:
     one, two = message(), message(group="h")
     tapes = [
-        written(0, say(("start", 0, one), ("wait", 0, None), ("start", 1, two), ("wait", 1, None))),
-        written(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("wait", 1, None))),
+        write_tape(0, say(("start", 0, one), ("wait", 0, None), ("start", 1, two), ("wait", 1, None))),
+        write_tape(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("wait", 1, None))),
     ]
     for streams in (True, False):
         (result,) = findings(tapes, streams=streams)
@@ -154,8 +154,8 @@ def test_two_who_wait_for_what_the_other_starts_later() -> None:
         )
 
 
-def test_exchanged_waits_of_a_rehearsal_are_a_circle(rehearsed: Rehearsed) -> None:
-    tapes = rehearsed("pp2 zbv")
+def test_exchanged_waits_of_a_dry_run_are_a_circle(make_tapes: Rehearsed) -> None:
+    tapes = make_tapes("pp2 zbv")
     tape = tapes[0]
     events = list(tape)
     sends = {e[1] for e in events if e[0] == START and not tape.messages[e[2]].receives}
@@ -166,7 +166,7 @@ def test_exchanged_waits_of_a_rehearsal_are_a_circle(rehearsed: Rehearsed) -> No
     # what comes last from the other is received at once, and waited for before anything is sent
     early = [events[begun], events[last]]
     rest = [e for at, e in enumerate(events) if at not in (begun, last)]
-    result = findings([copied(tape, [*events[:1], *early, *rest[1:]]), *tapes[1:]], streams=False)
+    result = findings([copy_tape(tape, [*events[:1], *early, *rest[1:]]), *tapes[1:]], streams=False)
     assert result
     assert result[0].startswith("deadlock of ranks 0, 1: ")
     assert send
@@ -174,7 +174,7 @@ def test_exchanged_waits_of_a_rehearsal_are_a_circle(rehearsed: Rehearsed) -> No
 
 def test_on_one_stream_sends_and_receives_stand_behind_one_another() -> None:
     tapes = [
-        written(
+        write_tape(
             rank,
             say(
                 ("start", 0, message("p2p", peer=1 - rank)),
@@ -198,9 +198,9 @@ def test_who_waits_behind_a_deadlock_is_named() -> None:
     end = message("barrier", group="all")._replace(members=(0, 1, 2), axis="world")
     one, two = message(), message(group="h")
     tapes = [
-        written(0, say(("start", 0, one), ("wait", 0, None), ("start", 1, two), ("start", 2, end))),
-        written(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("start", 2, end))),
-        written(2, say(("start", 0, end), ("wait", 0, None))),
+        write_tape(0, say(("start", 0, one), ("wait", 0, None), ("start", 1, two), ("start", 2, end))),
+        write_tape(1, say(("start", 0, two), ("wait", 0, None), ("start", 1, one), ("start", 2, end))),
+        write_tape(2, say(("start", 0, end), ("wait", 0, None))),
     ]
     first, second = findings(tapes, streams=True)
     assert first.startswith("deadlock of ranks 0, 1: ")
@@ -208,6 +208,6 @@ def test_who_waits_behind_a_deadlock_is_named() -> None:
 
 
 def test_a_rank_is_given_once() -> None:
-    tape = written(0, say())
+    tape = write_tape(0, say())
     with pytest.raises(ValueError, match="each must be given once"):
         findings([tape, tape], streams=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.dry_run import Rehearsal, dryrun
+from fivefold.dry_run import DryRun, dryrun
 from fivefold.dry_run.record.tape import KERNEL
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -17,7 +17,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import run_part
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
-from tests.selection import one_in
+from tests.selection import mark_share
 
 CASES = {
     "experts": ("qwen3-30b-a3b", "h200:8", 8, "dp8 zero3 mbs1 ac=full", 512),
@@ -28,7 +28,7 @@ CASES = {
 
 
 @cache
-def plan_and_dry_run(case: str) -> tuple[Planner, Layout, Rehearsal]:
+def plan_and_dry_run(case: str) -> tuple[Planner, Layout, DryRun]:
     name, text, layers, words, sequence = CASES[case]
     model, machine = build_model(name).replace(layers=layers), resolve(text, local=Path())
     job, layout = Job(sequence=sequence, global_batch=8), Layout.parse(words)
@@ -37,8 +37,8 @@ def plan_and_dry_run(case: str) -> tuple[Planner, Layout, Rehearsal]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", one_in(4, CASES))
-def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
+@pytest.mark.parametrize("case", mark_share(4, CASES))
+def test_a_step_is_planned_as_it_is_dry_run(case: str) -> None:
     planner, layout, rehearsal = plan_and_dry_run(case)
     assert rehearsal.step is not None
     assert rehearsal.step.time is not None
@@ -47,7 +47,7 @@ def test_a_step_is_planned_as_it_is_rehearsed(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", one_in(2, CASES))
+@pytest.mark.parametrize("case", mark_share(2, CASES))
 def test_planned_kernel_count_equals_executed_count(case: str) -> None:
     """Of matrix products, of all experts one, and sums that weights' gradients are added to, one each."""
     planner, layout, rehearsal = plan_and_dry_run(case)

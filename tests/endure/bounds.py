@@ -33,7 +33,7 @@ def main() -> None:
         for bound in compare_bounds(*drawn, seed=seed, count=chosen.each, timed=not chosen.memory):
             layout = bound.layout
             shares[layout.schedule if layout.pp > 1 else "none"].append(bound.bound_bytes / bound.peak_bytes)
-            if bound.exceeds:
+            if bound.is_exceeded:
                 broken += 1
                 job = drawn[0].job
                 print(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fivefold.model.catalog import build_model, names
 from fivefold.rendering.progress import bar
-from tests.endure.commands import alone, answer, judged
+from tests.endure.commands import answer, isolate, judge
 from tests.endure.files import folder
 
 MACHINES = ("l4:8", "h100:8", "h200:64", "h100:1024", "gb200:16384")
@@ -64,7 +64,7 @@ def main() -> None:
     with asked.table.open("a+", newline="", encoding="utf-8") as file:
         file.seek(0)
         known = {row[0]: (float(row[1]), row[2]) for row in csv.reader(file)}
-        with alone(), bar("catalog") as progress:
+        with isolate(), bar("catalog") as progress:
             for done, words in enumerate(lines):
                 progress(" ".join(words), done, len(lines))
                 if (text := " ".join(words)) in known:
@@ -74,7 +74,7 @@ def main() -> None:
                     code, _, err, wrong = answer(words, limit=STOP_SECONDS)
                 seconds = time.process_time() - begin
                 late = f"{seconds:.1f} s, more than {max_seconds(words):.0f}" if seconds > max_seconds(words) else ""
-                known[text] = seconds, wrong or judged(code, err) or late
+                known[text] = seconds, wrong or judge(code, err) or late
                 csv.writer(file).writerow([text, f"{seconds:.2f}", known[text][1]])
                 file.flush()
     measured = {text: known[text] for text in map(" ".join, lines)}

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold import bounded_file, cli
-from tests.endure.facts import ignored
+from tests.endure.facts import find_ignored
 from tests.endure.files import folder
 from tests.endure.words import Draw
 
@@ -66,14 +66,14 @@ def run(number: int, *, seed: int, limit: float = LIMIT_SECONDS) -> Ended:
     with folder(case.files):
         code, out, err, wrong = answer(case.words, limit=limit)
     seconds = time.process_time() - begin
-    wrong = wrong or judged(code, err) or (ignored(case.words, out) if code == 0 else "")
+    wrong = wrong or judge(code, err) or (find_ignored(case.words, out) if code == 0 else "")
     return Ended(number, case.words, code, seconds, wrong)
 
 
 REMARK = ": ignored, as transformers' "  # of a config's keys
 
 
-def judged(code: int, err: str) -> str:
+def judge(code: int, err: str) -> str:
     """What is wrong with how a command ended."""
     if code not in (0, 1, 2, 3):
         return f"exit code {code}"
@@ -101,7 +101,7 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
             warnings.simplefilter("error", RuntimeWarning)
-            signal.signal(signal.SIGVTALRM, _too_long)
+            signal.signal(signal.SIGVTALRM, _raise_too_long)
             signal.signal(signal.SIGALRM, Idle())
             signal.setitimer(signal.ITIMER_VIRTUAL, limit)
             signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
@@ -113,9 +113,9 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0
     except TooLong:
-        wrong = f"more than {limit:.0f} s: {_where()}"
+        wrong = f"more than {limit:.0f} s: {_find_place()}"
     except Waits:
-        wrong = f"waits for ever: {_where()}"
+        wrong = f"waits for ever: {_find_place()}"
     except KeyboardInterrupt:
         raise
     except BaseException:
@@ -154,18 +154,18 @@ def _children_seconds() -> float:
     return result
 
 
-def _too_long(*_: object) -> None:
+def _raise_too_long(*_: object) -> None:
     raise TooLong
 
 
-def _where() -> str:
+def _find_place() -> str:
     frames = traceback.extract_tb(sys.exc_info()[2])
     ours = [frame for frame in frames if "fivefold" in frame.filename]
     return " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in ours[-5:])
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def isolate() -> Iterator[None]:
     """Without this computer's calibration, and with the signals of the process as they were after it.
 
     A pipe without a writer is given up after ``PIPE_SECONDS``.
@@ -200,7 +200,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.RLIM_INFINITY))
     numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
     bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
-    with alone(), contextlib.suppress(KeyboardInterrupt):  # what was run until then is reported
+    with isolate(), contextlib.suppress(KeyboardInterrupt):  # what was run until then is reported
         for number in numbers:
             if asked.commands and [*Draw(number, seed=asked.seed).case().words, ""][0] not in asked.commands:
                 continue

@@ -15,16 +15,16 @@ OPTIONS = {"--seq": "sequence", "--gbs": "global_batch", "--precision": "precisi
 YES, NO = ("true", "1", "yes", "on", "t", "y"), ("false", "0", "no", "off", "f", "n")
 
 
-def ignored(words: list[str], out: str) -> str:
+def find_ignored(words: list[str], out: str) -> str:
     """Return what ``predict --json`` printed otherwise than it was asked, in one line; "" if nothing."""
     if words[:1] != ["predict"] or "--json" not in words or not out:
         return ""
     step = json.loads(out)
-    for path, text in asked_of(words):
+    for path, text in list_asked(words):
         result = value_at(step["job"], path)
-        if text is not None and not same(text, result) and not is_reduced(path, text, result):
+        if text is not None and not is_same(text, result) and not is_reduced(path, text, result):
             return f"asked for {path}={text!r}, answered for {result!r}"
-    if "--from" not in words and len(words) > 3 and (layout := parsed(words[3])) is not None:
+    if "--from" not in words and len(words) > 3 and (layout := parse_layout(words[3])) is not None:
         if str(layout) != step["layout"]:
             return f"asked for the layout {words[3]!r}, answered for {step['layout']!r}"
         if layout.world != step["world"]:
@@ -37,7 +37,7 @@ def is_reduced(path: str, text: str, value: Any) -> bool:
     return path == "precision.name" and str(value).startswith(f"{text}-")
 
 
-def asked_of(words: list[str]) -> list[tuple[str, str | None]]:
+def list_asked(words: list[str]) -> list[tuple[str, str | None]]:
     """Return fields of the job and their values, as options and ``--set`` say them; None: cannot be told from here."""
     results: list[tuple[str, str | None]] = []
     for option, text in pairwise(words):
@@ -58,7 +58,7 @@ def value_at(values: Any, path: str) -> Any:
     return values
 
 
-def same(text: str, value: Any) -> bool:
+def is_same(text: str, value: Any) -> bool:
     """Whether a value of a record is what ``text`` says."""
     if isinstance(value, bool):
         return text.strip().lower() in (YES if value else NO)
@@ -69,11 +69,11 @@ def same(text: str, value: Any) -> bool:
             return False
     if isinstance(value, list):
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        return len(parts) == len(value) and all(map(same, parts, value))
+        return len(parts) == len(value) and all(map(is_same, parts, value))
     return str(value) == text
 
 
-def parsed(text: str) -> Layout | None:
+def parse_layout(text: str) -> Layout | None:
     """Return the layout that ``text`` is, if it is one."""
     try:
         return Layout.parse(text)

@@ -32,9 +32,9 @@ from fivefold.model.huggingface.causal_types import OTHER_NAMES
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.read import from_config
 from fivefold.requests.catalogs import list_families
-from tests.model.judged import build_reference, further, judge, quiet
+from tests.model.judged import build_reference, count_mtp_parameters, judge, silence_transformers
 from tests.model.mutations import FAMILIES, mutations
-from tests.trainer.test_families import compared
+from tests.trainer.test_families import compare_family
 
 
 def cases(kinds: list[str], *, pairs: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -54,7 +54,7 @@ def verdicts(kind: str, changed: dict[str, Any], *, folder: Path) -> Iterator[st
     """What became of one config: a word each of the record and of the logits; what is wrong in capitals."""
     wrong, why = judge(kind, FAMILIES[kind] | changed, keys=tuple(changed))
     yield f"WRONG: {wrong}" if wrong else why.partition(":")[0].partition("=")[0].partition(" instead")[0]
-    said = compared(kind, folder, **changed)
+    said = compare_family(kind, folder, **changed)
     yield "logits equal" if not said else f"WRONG: {said}" if said.startswith("logits") else f"logits: {said}"
 
 
@@ -72,7 +72,7 @@ def differ_at_random(kind: str, *, draws: int = 20) -> list[str]:
         except Exception:  # refused by one side: there is nothing to compare
             continue
         numel = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)
-        if model.parameters != numel + (further(theirs) if model.mtp else 0):
+        if model.parameters != numel + (count_mtp_parameters(theirs) if model.mtp else 0):
             wrong.append(f"{kind} {changed}: {model.parameters} parameters instead of {numel}")
     return wrong
 
@@ -83,7 +83,7 @@ def count_all() -> bool:
     for what, names in (("causal", CAUSAL), ("image-text", IMAGE_TEXT)):
         result = Counter(status.get(OTHER_NAMES.get(name, name), "not read") for name in names)
         print(f"{what}: " + ", ".join(f"{number} {word}" for word, number in sorted(result.items())))
-    with quiet(), warnings.catch_warnings():
+    with silence_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrong = [line for kind in FAMILIES for line in differ_at_random(kind)]
     print("\n".join(wrong) or f"parameters of {len(FAMILIES)} families equal on 20 random configs each, or refused")
@@ -100,7 +100,7 @@ def main() -> None:
     if asked.all:
         sys.exit(not count_all())
     counts: Counter[str] = Counter()
-    with quiet(), warnings.catch_warnings():
+    with silence_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for kind, changed in cases(asked.kinds, pairs=asked.pairs, seed=asked.seed):
             with tempfile.TemporaryDirectory() as folder:

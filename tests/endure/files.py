@@ -40,7 +40,7 @@ BROKEN: tuple[Content, ...] = (
 )  # fmt: skip
 
 
-def broken(rng: random.Random, text: str) -> Content:
+def break_file(rng: random.Random, text: str) -> Content:
     """Return a broken file: one of ``BROKEN``, or ``text`` cut short or with a character changed, or in other bytes."""
     place = rng.randrange(len(text)) if text else 0
     return rng.choice(

@@ -25,7 +25,7 @@ from fivefold.interop.write import write
 from fivefold.record import UserError
 from fivefold.rendering.progress import bar
 from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault
-from tests.interop.draws import Range, plans, returns
+from tests.interop.draws import Range, check_round_trip, plans
 from tests.interop.test_searched import DENSE, EXPERTS, STACKS, check
 
 AMONG = {
@@ -56,19 +56,19 @@ JUNK = (
 )
 
 
-def returned(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
+def check_round_trips(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
     """What does not hold of ``count`` legal plans; the last line says how many were written."""
     taken = 0
     with tempfile.TemporaryDirectory() as folder:
         for number, plan in enumerate(plans(stack, count=count, seed=seed, among=AMONG.get(name, Range()))):
             try:
-                taken += returns(plan._replace(machine="h100:8"), to=name, folder=Path(folder)) is None
+                taken += check_round_trip(plan._replace(machine="h100:8"), to=name, folder=Path(folder)) is None
             except Exception as error:
                 yield f"{name}, seed {seed}, plan {number} ({plan.layout}): {describe_error(error)}"
     print(f"{name}: {taken} of {count} plans were written, and came back")
 
 
-def searched(stack: str, count: int, seed: int) -> Iterator[str]:
+def check_proposals(stack: str, count: int, seed: int) -> Iterator[str]:
     """What is refused of all that searches of ``count`` questions propose, of models with experts and without."""
     some, proposed = random.Random(f"{stack} {seed}"), 0
     for number in range(count):
@@ -95,7 +95,7 @@ def unsaid(name: str, count: int, seed: int) -> Iterator[str]:
                 yield f"{name}, seed {seed}, config {number}, {keys}: {fault}"
 
 
-def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
+def check_broken_files(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
     """What a broken file raises that is no ``UserError`` of one line."""
     some = random.Random(seed)
     sources = list(plans(stack, count=40, seed=seed, among=AMONG.get(name, Range())))
@@ -108,7 +108,7 @@ def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
     for number in range(count):
         files = dict(some.choice(written))
         victim = some.choice([file for file in files if file != "train.py"])
-        files[victim] = mutated(files[victim], some)
+        files[victim] = mutate(files[victim], some)
         with tempfile.TemporaryDirectory() as folder:
             for file, text in files.items():
                 (Path(folder) / file).write_text(text, encoding="utf-8")
@@ -121,7 +121,7 @@ def broken(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
                 yield f"{name}, seed {seed}, broken {number}: {describe_error(error)}"
 
 
-def mutated(text: str, some: random.Random) -> str:
+def mutate(text: str, some: random.Random) -> str:
     """A text with some of its lines cut, doubled, moved or changed."""
     lines = text.splitlines()
     for _ in range(some.choice((1, 1, 2, 4))):
@@ -164,13 +164,13 @@ def main() -> int:
     wrong: list[str] = []
     with bar("formats") as progress:
         for number, form in enumerate(forms):
-            wrong += returned(form.name, form.stack, asked.count, asked.seed)
-            wrong += broken(form.name, form.stack, asked.broken, asked.seed)
+            wrong += check_round_trips(form.name, form.stack, asked.count, asked.seed)
+            wrong += check_broken_files(form.name, form.stack, asked.broken, asked.seed)
             progress("formats", number + 1, len(forms))
     for name in SOFTWARE:
         wrong += unsaid(name, asked.keys, asked.seed)
     for stack in STACKS:
-        wrong += searched(stack, asked.searched, asked.seed)
+        wrong += check_proposals(stack, asked.searched, asked.seed)
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 

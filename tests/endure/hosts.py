@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.endure.kills import standing_in
-from tests.trainer.test_faults import events, logged, losses, saved_bits, saved_step, set_run, wait_for
+from tests.endure.kills import enter_folder
+from tests.trainer.test_faults import events, losses, read_last_step, saved_bits, saved_step, set_run, wait_for
 
 PORT = 29400
 PATIENCE_SECONDS = 180.0
@@ -39,7 +39,7 @@ NAMED = "ranks 2, 3 did not come for 5 s: no answer, stopped or cut off"
 SILENT = "the store of the processes does not answer"
 
 
-def missing() -> str:
+def describe_missing() -> str:
     """What is not here that namespaces need; empty if nothing."""
     for command in ("ip", "unshare", "setpriv", "torchrun"):
         if shutil.which(command, path=_path()) is None:
@@ -89,7 +89,7 @@ class Hosts:
         _ip(f"-n switch link set port{number} {'up' if up else 'down'}")
 
     @staticmethod
-    def said(number: int) -> str:
+    def read_output(number: int) -> str:
         """What has been said on host ``number``."""
         return Path(f"said-{number}.txt").read_text()
 
@@ -145,7 +145,7 @@ def ranks(number: int) -> set[int]:
     return result
 
 
-def one_host() -> dict[str, str]:
+def run_on_one_host() -> dict[str, str]:
     """The bits of the run on one host, which is this one."""
     write_run("straight")
     with Path("said-straight.txt").open("wb") as file:
@@ -154,10 +154,10 @@ def one_host() -> dict[str, str]:
     return saved_bits("straight")
 
 
-def two_hosts(hosts: Hosts) -> dict[str, str]:
+def run_on_two_hosts(hosts: Hosts) -> dict[str, str]:
     """The bits of the run on two hosts that nothing disturbs."""
     write_run("run")
-    ended(hosts.train(1), hosts.train(2))
+    check_ended(hosts.train(1), hosts.train(2))
     bits = saved_bits()
     shutil.rmtree("run")
     return bits
@@ -174,7 +174,7 @@ def cut_in_two(hosts: Hosts) -> dict[str, str]:
     print(f"host2 came back, and the run went on from step {before}", flush=True)
     cut_off(hosts, at=STEPS // 2)
     second.kill()
-    ended(first, hosts.train(3))
+    check_ended(first, hosts.train(3))
     print("host3 took its place", flush=True)
     hosts.wire(2, up=True)
     lines = [event["event"] for event in events()]
@@ -190,10 +190,10 @@ def go_on_smaller(hosts: Hosts) -> float:
     write_run("run", layout="auto")
     first = hosts.train(1, nodes="1:2")
     hosts.train(2, nodes="1:2")
-    wait_for(lambda: logged() >= STEPS // 4, seconds=PATIENCE_SECONDS)
+    wait_for(lambda: read_last_step() >= STEPS // 4, seconds=PATIENCE_SECONDS)
     hosts.wire(2, up=False)
     assert first.wait(timeout=PATIENCE_SECONDS) == 0
-    layouts = re.findall(r"^layout (.*?):", hosts.said(1), re.MULTILINE)
+    layouts = re.findall(r"^layout (.*?):", hosts.read_output(1), re.MULTILINE)
     assert len(losses()) == STEPS
     print(f"{layouts[0]!r} went on as {layouts[-1]!r}", flush=True)
     return abs(losses()[-1] / losses("straight")[-1] - 1)
@@ -201,12 +201,12 @@ def go_on_smaller(hosts: Hosts) -> float:
 
 def cut_off(hosts: Hosts, *, at: int) -> None:
     """Pull host2's plug after step ``at``, and wait until no rank is left; each host must have said why."""
-    wait_for(lambda: logged() >= at, seconds=PATIENCE_SECONDS)
-    begin, alive, said = time.monotonic(), ranks(1) | ranks(2), {host: len(hosts.said(host)) for host in (1, 2)}
+    wait_for(lambda: read_last_step() >= at, seconds=PATIENCE_SECONDS)
+    begin, alive, said = time.monotonic(), ranks(1) | ranks(2), {host: len(hosts.read_output(host)) for host in (1, 2)}
     assert len(alive) == 4, alive
     hosts.wire(2, up=False)
     wait_for(lambda: not alive & (ranks(1) | ranks(2)), seconds=PATIENCE_SECONDS)
-    new = {host: hosts.said(host)[length:].splitlines() for host, length in said.items()}
+    new = {host: hosts.read_output(host)[length:].splitlines() for host, length in said.items()}
     lines = {host: [line for line in lines if line.startswith("fivefold: ")] for host, lines in new.items()}
     assert [line.split(";")[0] for line in lines[1]] == [f"fivefold: {NAMED}"], new
     assert sorted(lines[2]) == [f"fivefold: rank {rank} is cut off: {SILENT}" for rank in (2, 3)], new
@@ -217,13 +217,13 @@ def write_run(folder: str, **changes: Any) -> None:
     set_run(**RUN | {"folder": folder} | changes)
 
 
-def ended(*started: subprocess.Popen[bytes]) -> None:
+def check_ended(*started: subprocess.Popen[bytes]) -> None:
     """Both have come to a good end."""
     codes = [process.wait(timeout=PATIENCE_SECONDS) for process in started]
     assert codes == [0, 0], codes
 
 
-def inside(module: str, *, missing: str) -> int | None:
+def run_in_namespaces(module: str, *, missing: str) -> int | None:
     """None in namespaces of our own; else the exit code of ``module`` run again with the same words in such."""
     if "--inside" in sys.argv:
         os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:2])  # as many threads per rank whatever the hosts
@@ -240,12 +240,12 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/hosts"))
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if (code := inside("tests.endure.hosts", missing=missing())) is not None:
+    if (code := run_in_namespaces("tests.endure.hosts", missing=describe_missing())) is not None:
         return code
     shutil.rmtree(options.folder, ignore_errors=True)
-    with standing_in(options.folder):
-        hosts, bits = Hosts(3), one_host()
-        same = {"two hosts": two_hosts(hosts) == bits, "two hosts, one cut off twice": cut_in_two(hosts) == bits}
+    with enter_folder(options.folder):
+        hosts, bits = Hosts(3), run_on_one_host()
+        same = {"two hosts": run_on_two_hosts(hosts) == bits, "two hosts, one cut off twice": cut_in_two(hosts) == bits}
         far = go_on_smaller(hosts)
         print(f"two hosts, then one: last loss {far:.1e} from that of one host, at most {NEAR:g}")
     for name, equal in same.items():

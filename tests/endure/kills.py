@@ -66,14 +66,14 @@ def endure(told: Told, *, kills: int, seed: int, tell: Callable[[Told], object] 
         "checkpoints": {"every_steps": EVERY_STEPS},
     }
     while told.kills < kills:
-        set_run(**with_steps(changes, 10**6))
+        set_run(**set_steps(changes, 10**6))
         begin = time.monotonic()
         told = _kill(told, draw=random.Random(f"{seed} {told.layout} {told.kills}"))
         told = told._replace(kills=told.kills + 1, seconds=told.seconds + time.monotonic() - begin)
         tell(told)
     begin, steps = time.monotonic(), max(saved_step(), 0) + MORE_STEPS
     for folder in ("run", "straight"):
-        set_run(folder=folder, **with_steps(changes, steps))
+        set_run(folder=folder, **set_steps(changes, steps))
         codes = Ranks(Layout.parse(told.layout).world).wait(seconds=600)
         if any(codes.values()):
             raise SystemExit(f"{told.layout}: the run in {folder} ended with {codes}")
@@ -84,7 +84,7 @@ def endure(told: Told, *, kills: int, seed: int, tell: Callable[[Told], object] 
     return told
 
 
-def with_steps(changes: dict[str, Any], steps: int) -> dict[str, Any]:
+def set_steps(changes: dict[str, Any], steps: int) -> dict[str, Any]:
     """Return ``changes`` with this number of steps."""
     return changes | {"job": changes["job"] | {"steps": steps}}
 
@@ -100,20 +100,20 @@ def _kill(told: Told, *, draw: random.Random) -> Told:
         start_seconds = time.monotonic() - begin
         time.sleep(draw.uniform(0, start_seconds / 4))  # some steps and saves
     if told.kills % 4 == 1:
-        _wait_for(_saving, ranks)
+        _wait_for(_is_saving, ranks)
         time.sleep(draw.uniform(0, SAVE_SECONDS))
     if ranks.poll():
-        raise SystemExit(f"{told.layout}: ended by itself with {ranks.codes}:\n{ranks.said()}")
+        raise SystemExit(f"{told.layout}: ended by itself with {ranks.codes}:\n{ranks.read_output()}")
     ranks.signal(draw.randrange(len(ranks.pids)), signal.SIGKILL)
     ranks.wait(seconds=LEFT_SECONDS)
     if saved_step() < newest:
         raise SystemExit(
             f"{told.layout}: after step {newest} was saved, the newest checkpoint is of step {saved_step()}"
         )
-    return told._replace(unfinished=told.unfinished + _saving(), start_seconds=start_seconds)
+    return told._replace(unfinished=told.unfinished + _is_saving(), start_seconds=start_seconds)
 
 
-def _saving() -> bool:
+def _is_saving() -> bool:
     """Return whether there is an incomplete checkpoint."""
     return any(".tmp-" in path.name for path in Path("run").glob("checkpoints/*"))
 
@@ -125,7 +125,7 @@ def _wait_for(condition: Callable[[], bool], ranks: Ranks) -> None:
 
 
 @contextlib.contextmanager
-def standing_in(folder: Path) -> Iterator[None]:
+def enter_folder(folder: Path) -> Iterator[None]:
     """A folder with a corpus and a calibrated machine."""
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["XDG_CACHE_HOME"] = str(folder.absolute() / "cache")
@@ -148,7 +148,7 @@ def main() -> int:
     options = parser.parse_args()
     share, equal = -(-options.kills // len(LAYOUTS)), True
     for number, layout in enumerate(LAYOUTS):
-        with standing_in(options.folder / layout.replace(" ", "-")), bar("kills") as progress:
+        with enter_folder(options.folder / layout.replace(" ", "-")), bar("kills") as progress:
 
             def tell(told: Told, before: int = number * share) -> None:
                 with open("told.jsonl", "a") as file:

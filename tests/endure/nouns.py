@@ -17,8 +17,8 @@ from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import CATALOG, build_model, names
 from fivefold.record import Record, UserError
 from fivefold.stack.catalog import STACKS
-from tests.endure.files import BROKEN, Content, broken
-from tests.endure.settings import settings, sound_settings
+from tests.endure.files import BROKEN, Content, break_file
+from tests.endure.settings import list_valid_settings, settings
 
 SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
 NUMBERS = (
@@ -137,7 +137,7 @@ class Nouns:
         else:
             values = build_model(self.rng.choice(SMALL)).model_dump(mode="json", exclude_none=True)
             name, suffix = "m", self.rng.choice((".json", ".toml"))
-        return self.file(name + suffix, self.changed(values))
+        return self.file(name + suffix, self.change(values))
 
     def machine(self, *sizes: int) -> str:
         count = self.number(*(sizes or (8, 16, 64, 64, 72, 256, 512, 16384)), slips=0.05)
@@ -145,7 +145,7 @@ class Nouns:
             values = machine(self.rng.choice(chips()), local=Path()).model_dump(mode="json", exclude_none=True)
             if self.chance(0.3):
                 values = {"base": "l40s", "name": "ours"}
-            return f"{self.file('cluster.toml', self.changed(values))}:{count}"
+            return f"{self.file('cluster.toml', self.change(values))}:{count}"
         word = "local" if self.slip(0.02) else self.rng.choice((*chips(), "h100", "h100"))
         if self.slip(0.03):
             word = self.rng.choice(UNICODE)
@@ -159,13 +159,13 @@ class Nouns:
 
     def layout(self) -> str:
         """One that many models take, or any tokens."""
-        tokens = self.sound() if self.chance(0.75) else self.tokens()
+        tokens = self.make_consistent_tokens() if self.chance(0.75) else self.tokens()
         if self.slip(0.08):
             tokens.append(self.rng.choice((*UNICODE, "dp", "tp2x2", "tp4x0", "zero9", "=", "pd8")))
         self.rng.shuffle(tokens)
         return " ".join(tokens)
 
-    def sound(self) -> list[str]:
+    def make_consistent_tokens(self) -> list[str]:
         """Tokens that agree with one another."""
         rng = self.rng
         dp, tp, cp, pp = (
@@ -250,15 +250,15 @@ class Nouns:
     def from_file(self) -> list[str]:
         """Words that another noun has said already, or of a file of any kind."""
         words = ["--gpus", self.machine()] if self.chance(0.7) else []
-        return [*words, "--from", self.any_file()] if self.chance(0.8) else words
+        return [*words, "--from", self.write_any_file()] if self.chance(0.8) else words
 
     def job_file(self) -> str:
-        return self.file("job.toml", self.changed(Job().model_dump(mode="json", exclude_none=True)))
+        return self.file("job.toml", self.change(Job().model_dump(mode="json", exclude_none=True)))
 
     def setting(self) -> str:
         """``FIELD=VALUE``: of all of them the one whose turn it is, or any of the job or of a record within it."""
         if self.clean or self.chance(0.7):
-            some = sound_settings() if self.clean or self.chance(0.3) else settings()
+            some = list_valid_settings() if self.clean or self.chance(0.3) else settings()
             return some[(self.number_of_case + 97 * self.rng.choice((0, 0, 1, 2, 3))) % len(some)]
         record: type[Record] = Job
         path: list[str] = []
@@ -278,7 +278,7 @@ class Nouns:
 
     # Files
 
-    def changed(self, values: dict[str, Any]) -> dict[str, Any]:
+    def change(self, values: dict[str, Any]) -> dict[str, Any]:
         """With no, one or some values gone, new or of another kind, also within tables."""
         for _ in range(self.rng.choice((0, 0, 1, 1, 1, 2, 3))):
             table, path = values, 0
@@ -308,10 +308,10 @@ class Nouns:
         """Its text, sometimes cut short or with a character changed; its name, sometimes of none."""
         text = json.dumps(values) if name.endswith(".json") else _toml(values)
         if self.chance(0.97):
-            self.files[name] = broken(self.rng, text) if self.chance(0.08) else text
+            self.files[name] = break_file(self.rng, text) if self.chance(0.08) else text
         return name
 
-    def any_file(self) -> str:
+    def write_any_file(self) -> str:
         """A file of any kind under a name that some command takes for its own."""
         name = self.rng.choice(
             (
@@ -332,13 +332,13 @@ class Nouns:
                 "f.pickle",
             )
         )
-        text = json.dumps(self.changed(deepcopy(CATALOG[self.rng.choice(SMALL)].config)))
-        self.files[name] = self.rng.choice(BROKEN) if self.chance(0.6) else broken(self.rng, text)
+        text = json.dumps(self.change(deepcopy(CATALOG[self.rng.choice(SMALL)].config)))
+        self.files[name] = self.rng.choice(BROKEN) if self.chance(0.6) else break_file(self.rng, text)
         return self.rng.choice((name, name, name, "/dev/null", "/dev/zero", *UNICODE)) if self.chance(0.2) else name
 
     # Several at once
 
-    def asked(self, *, small: bool = False) -> list[str]:
+    def make_question(self, *, small: bool = False) -> list[str]:
         """A model, a machine and a layout, which often are of as many ranks."""
         layout = self.layout()
         ranks = self.ranks_of(layout)
@@ -357,10 +357,10 @@ def _toml(values: dict[str, Any]) -> str:
     try:
         return toml.emit(values)
     except TypeError:  # TOML has no null
-        return toml.emit(_without_none(values))
+        return toml.emit(_drop_none(values))
 
 
-def _without_none(value: Any) -> Any:
+def _drop_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value if item is not None] if isinstance(value, list) else value
+        return {key: _drop_none(item) for key, item in value.items() if item is not None}
+    return [_drop_none(item) for item in value if item is not None] if isinstance(value, list) else value

@@ -14,13 +14,13 @@ import traceback
 from collections.abc import Callable
 
 from fivefold.rendering.progress import bar
-from tests.planner.checks import a_search, a_step, its_pictures, the_engine, the_questions
+from tests.planner.checks import check_engine, check_pictures, check_questions, check_search, check_step
 from tests.planner.draws import Case, case
 
 MOST_RANKS, MOST_LAYERS = 16, 8  # of a search, which would take minutes on more
 SLOW_SECONDS = 60.0  # for one answer
 
-EVERY: tuple[Callable[[Case], None], ...] = (a_step, its_pictures, the_engine)
+EVERY: tuple[Callable[[Case], None], ...] = (check_step, check_pictures, check_engine)
 
 
 def failure(check: Callable[[Case], None], drawn: Case) -> str:
@@ -37,9 +37,9 @@ def failure(check: Callable[[Case], None], drawn: Case) -> str:
 
 def checks_of(drawn: Case, number: int, *, questions: int, searches: int) -> tuple[Callable[[Case], None], ...]:
     """Every tenth is asked questions about, and the first small ones are searched."""
-    asked = (the_questions,) if number < questions * 10 and number % 10 == 0 else ()
+    asked = (check_questions,) if number < questions * 10 and number % 10 == 0 else ()
     small = drawn.machine.ranks <= MOST_RANKS and drawn.model.layers <= MOST_LAYERS
-    return (*EVERY, *asked, *((a_search,) if searches and small else ()))
+    return (*EVERY, *asked, *((check_search,) if searches and small else ()))
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
         for number in range(chosen.count):
             drawn = case(chosen.first + number)
             result = checks_of(drawn, number, questions=chosen.questions, searches=left)
-            left -= a_search in result
+            left -= check_search in result
             for line in filter(None, (failure(check, drawn) for check in result)):
                 broken += 1
                 print(f"seed {chosen.first + number}: {line}")

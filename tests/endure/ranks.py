@@ -82,6 +82,6 @@ class Ranks:
             with suppress(ProcessLookupError):
                 os.kill(self.pids[rank], number)
 
-    def said(self) -> str:
+    def read_output(self) -> str:
         """What all wrote to the terminal."""
         return "".join(Path(f"said-{rank}.txt").read_text() for rank in range(len(self.pids)))

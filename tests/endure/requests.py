@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 from fivefold.web.app import create
 from tests.web.conftest import OWN, SECRET
-from tests.web.requests import draw, routes, wrong
+from tests.web.requests import draw, find_fault, routes
 
 
 def explain(app: FastAPI, request: dict[str, Any]) -> str:
@@ -59,7 +59,7 @@ def main() -> int:
                     continue
                 slowest = max(slowest, (time.perf_counter() - begin, str(request)))
                 codes[answer.status_code] += 1
-                if line := wrong(answer):
+                if line := find_fault(answer):
                     bad += 1
                     print(line, request, explain(app, request) or answer.text[-1000:], sep="\n", flush=True)
     print(f"{options.count} requests, {bad} wrong; by status {dict(sorted(codes.items()))}")

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 from benchmarks.published import SOURCES, case, run
-from tests.benchmarks.published.test_rows import mutated, put
+from tests.benchmarks.published.test_rows import mutate, put
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
         scored = excluded = 0
         for source in SOURCES:
             case.DATA = real
-            changed = mutated(source, random.Random(f"{options.seed} {count} {source}"), cells_of_a_row=1 + count % 4)
+            changed = mutate(source, random.Random(f"{options.seed} {count} {source}"), cells_of_a_row=1 + count % 4)
             with tempfile.TemporaryDirectory() as folder:
                 case.DATA = Path(folder)
                 put(case.DATA, source, changed)

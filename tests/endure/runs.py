@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.record import read_lines
-from tests.endure.kills import standing_in
+from tests.endure.kills import enter_folder
 from tests.trainer.test_faults import set_run
 
 LAYOUTS = (
@@ -134,7 +134,7 @@ def fault(out: str, error: str, code: int, *, json_asked: bool) -> str:
 
 
 @contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
+def keep_busy(processes: int) -> Iterator[None]:
     """Start ``processes`` processes that never idle, and end with this one."""
     spin = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
     spinning = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(processes)]
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--load", type=int, default=0, help="processes that keep the cores busy")
     parser.add_argument("--folder", type=Path, default=Path("runs/endure-runs"))
     options = parser.parse_args()
-    with standing_in(options.folder), busy(options.load):
+    with enter_folder(options.folder), keep_busy(options.load):
         before = read_lines(Path("told.jsonl"))
         for number in range(len(before), options.runs):
             told = run(number, seed=options.seed)

@@ -29,13 +29,15 @@ REALS = (-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.5, 1e6, 1e300)
 @cache
 def settings() -> tuple[str, ...]:
     """Return every setting, in a fixed order; fields of the stack both by their own name and as ``stack.NAME``."""
-    result = dict.fromkeys(f"{path}={value}" for path, value in _of_record(Job, ""))
-    result |= dict.fromkeys(f"{path}={value}" for path, value in _of_record(Stack, "") if path.split(".")[0] in FACTS)
+    result = dict.fromkeys(f"{path}={value}" for path, value in _list_record_settings(Job, ""))
+    result |= dict.fromkeys(
+        f"{path}={value}" for path, value in _list_record_settings(Stack, "") if path.split(".")[0] in FACTS
+    )
     return tuple(result)
 
 
 @cache
-def sound_settings() -> tuple[str, ...]:
+def list_valid_settings() -> tuple[str, ...]:
     """Return those settings that alone make a job."""
     return tuple(text for text in settings() if _is_sound(text))
 
@@ -48,14 +50,14 @@ def _is_sound(text: str) -> bool:
     return True
 
 
-def _of_record(record: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+def _list_record_settings(record: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     for name, field in record.model_fields.items():
         path = f"{prefix}{name}"
         for value in (*_values(field), *NO_VALUES, *NAMED.get(path, ())):
             yield path, value
         yield f"{path}.x", "1"
         for inner in _records(field.annotation):
-            yield from _of_record(inner, f"{path}.")
+            yield from _list_record_settings(inner, f"{path}.")
 
 
 def _records(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -65,20 +67,20 @@ def _records(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _values(field: FieldInfo) -> list[str]:
-    return list(dict.fromkeys(_of_type(field.annotation, field.metadata)))
+    return list(dict.fromkeys(_list_type_values(field.annotation, field.metadata)))
 
 
-def _of_type(kind: Any, limits: list[Any]) -> Iterator[str]:
+def _list_type_values(kind: Any, limits: list[Any]) -> Iterator[str]:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        yield from _of_type(inner[0], [*limits, *inner[1:]])
+        yield from _list_type_values(inner[0], [*limits, *inner[1:]])
     elif origin is Literal:
         yield from map(str, inner)
     elif origin in (Union, UnionType):
         for item in inner:
-            yield from _of_type(item, limits)
+            yield from _list_type_values(item, limits)
     elif origin is tuple:
-        words = [list(dict.fromkeys(_of_type(entry, limits))) for entry in inner if entry is not Ellipsis]
+        words = [list(dict.fromkeys(_list_type_values(entry, limits))) for entry in inner if entry is not Ellipsis]
         yield from words[0]
         yield ",".join(word[0] for word in words if word)
         yield ",".join(words[0])
@@ -89,7 +91,7 @@ def _of_type(kind: Any, limits: list[Any]) -> Iterator[str]:
     elif kind in (int, float):
         bounds = [
             bound
-            for limit in _flat(limits)
+            for limit in _flatten(limits)
             for name in ("ge", "gt", "le", "lt")
             if (bound := getattr(limit, name, None)) is not None
         ]
@@ -97,7 +99,7 @@ def _of_type(kind: Any, limits: list[Any]) -> Iterator[str]:
         yield from map(str, INTEGERS if kind is int else REALS)
 
 
-def _flat(limits: list[Any]) -> Iterator[Any]:
+def _flatten(limits: list[Any]) -> Iterator[Any]:
     """The limits themselves, also those within a ``Field`` of ``Annotated``."""
     for limit in limits:
         yield from limit.metadata if isinstance(limit, FieldInfo) else (limit,)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.endure import hosts
-from tests.endure.kills import standing_in
-from tests.trainer.test_faults import events, logged, losses, saved_bits, saved_step, set_run, wait_for
+from tests.endure.kills import enter_folder
+from tests.trainer.test_faults import events, losses, read_last_step, saved_bits, saved_step, set_run, wait_for
 
 PATIENCE_SECONDS = 240.0
 STEPS = 2000
@@ -56,12 +56,12 @@ PartitionName=high Nodes=node1 PriorityTier=9 PreemptMode=OFF
 """
 
 
-def missing() -> str:
+def describe_missing() -> str:
     """What is not here that a Slurm needs; empty if nothing."""
     for command in ("munged", "slurmctld", "slurmd", "sbatch", "srun"):
         if shutil.which(command) is None:
             return f"there is no {command} here (Debian: slurm-wlm, munge)"
-    return "slurmd must be root" if os.geteuid() else hosts.missing()
+    return "slurmd must be root" if os.geteuid() else hosts.describe_missing()
 
 
 def start_cluster(folder: Path) -> None:
@@ -117,17 +117,17 @@ def state(job: str) -> str:
     return match[1]
 
 
-def preempted(job: str) -> None:
+def preempt(job: str) -> None:
     """A job of a higher partition wants the node."""
     slurm("sbatch", "--partition=high", "--ntasks=2", "--output=high.txt", "--wrap=true")
 
 
-def requeued(job: str) -> None:
+def requeue(job: str) -> None:
     """Someone puts it back into the queue."""
     slurm("scontrol", "requeue", job)
 
 
-def out_of_time(job: str) -> None:
+def shorten_time(job: str) -> None:
     """Less than the five minutes are left in which the script wants to be told."""
     slurm("scontrol", "update", f"JobId={job}", "TimeLimit=5")
 
@@ -135,12 +135,12 @@ def out_of_time(job: str) -> None:
 def disturb(job: str, by: Any, *, signal: str) -> None:
     """Take the node away a while after the last time; the job must have saved, wait in the queue, and go on."""
     former = max(0, saved_step())
-    wait_for(lambda: logged() > former + STEPS // 20, seconds=PATIENCE_SECONDS)
+    wait_for(lambda: read_last_step() > former + STEPS // 20, seconds=PATIENCE_SECONDS)
     begin = time.monotonic()
     by(job)
     wait_for(lambda: state(job) == "PENDING", seconds=PATIENCE_SECONDS)
     took, saved = time.monotonic() - begin, saved_step()
-    assert former < saved == logged() < STEPS, (former, saved, logged())
+    assert former < saved == read_last_step() < STEPS, (former, saved, read_last_step())
     line = f"stopped by {signal} after step {saved} of {STEPS}; saved run/checkpoints/step-{saved:08d}"
     assert line in Path(f"run/slurm-{job}.txt").read_text()
     print(f"{by.__name__.replace('_', ' ')}: {signal}, saved step {saved}, in the queue after {took:.0f} s", flush=True)
@@ -155,21 +155,21 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("runs/slurm"))
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if (code := hosts.inside("tests.endure.slurm", missing=missing())) is not None:
+    if (code := hosts.run_in_namespaces("tests.endure.slurm", missing=describe_missing())) is not None:
         return code
     shutil.rmtree(options.folder, ignore_errors=True)
-    with standing_in(options.folder):
+    with enter_folder(options.folder):
         start_cluster(Path("cluster").absolute())
         set_run(**RUN | {"folder": "straight"})
         command = [sys.executable, "-m", "fivefold", "train", "run.toml", "--json"]
         subprocess.run(command, capture_output=True, check=True)
         set_run(**RUN)
         job = submit("grace")
-        disturb(job, preempted, signal="SIGTERM")
-        disturb(job, out_of_time, signal="SIGUSR1")
+        disturb(job, preempt, signal="SIGTERM")
+        disturb(job, shorten_time, signal="SIGUSR1")
         slurm("scontrol", "update", f"JobId={job}", "Partition=none")
-        disturb(job, preempted, signal="SIGTERM")
-        disturb(job, requeued, signal="SIGTERM")
+        disturb(job, preempt, signal="SIGTERM")
+        disturb(job, requeue, signal="SIGTERM")
         wait_for(lambda: state(job) not in ("PENDING", "RUNNING", "COMPLETING"), seconds=PATIENCE_SECONDS)
         equal = saved_bits() == saved_bits("straight") and saved_step() == len(losses()) == STEPS and not events()
         print(f"{state(job).lower()}: {'the same bits' if equal else 'OTHER BITS'} as undisturbed")

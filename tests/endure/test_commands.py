@@ -12,16 +12,16 @@ from fivefold.cli.errors import settle
 from fivefold.job import Job, Recipe
 from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
-from tests.endure.commands import IDLE_TICKS, Idle, Waits, alone, answer, judged, run
-from tests.endure.facts import ignored
-from tests.endure.settings import settings, sound_settings
+from tests.endure.commands import IDLE_TICKS, Idle, Waits, answer, isolate, judge, run
+from tests.endure.facts import find_ignored
+from tests.endure.settings import list_valid_settings, settings
 
 INPUTS = 30
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    with alone():
+    with isolate():
         yield
 
 
@@ -51,12 +51,12 @@ def test_the_judge_sees_a_traceback_and_a_hang(monkeypatch: pytest.MonkeyPatch) 
 def test_an_answer_to_another_question_is_seen() -> None:
     words = ["predict", "nano", "h100:8", "dp8", "--json", "--set", "loss=chunked", "--set", "overlap=dp,tp"]
     code, out, _, _ = answer([*words, "--seq", "64"], limit=5)
-    assert (code, ignored([*words, "--seq", "64"], out)) == (0, "")
-    assert ignored([*words, "--seq", "128"], out) == "asked for sequence='128', answered for 64"
-    assert ignored([*words, "--set", "loss=plain"], out) == "asked for stack.loss='plain', answered for 'chunked'"
-    assert ignored([*words, "--set", "emulate=true"], out) == "asked for emulate='true', answered for False"
-    assert ignored(["predict", "nano", "h100:8", "zero0 dp8", "--json"], out) == ""
-    assert "answered for 'dp8" in ignored(["predict", "nano", "h100:8", "dp4", "--json"], out)
+    assert (code, find_ignored([*words, "--seq", "64"], out)) == (0, "")
+    assert find_ignored([*words, "--seq", "128"], out) == "asked for sequence='128', answered for 64"
+    assert find_ignored([*words, "--set", "loss=plain"], out) == "asked for stack.loss='plain', answered for 'chunked'"
+    assert find_ignored([*words, "--set", "emulate=true"], out) == "asked for emulate='true', answered for False"
+    assert find_ignored(["predict", "nano", "h100:8", "zero0 dp8", "--json"], out) == ""
+    assert "answered for 'dp8" in find_ignored(["predict", "nano", "h100:8", "dp4", "--json"], out)
 
 
 def test_a_process_that_waits_for_ever_is_seen() -> None:
@@ -72,7 +72,7 @@ def test_every_kind_of_setting_is_drawn() -> None:
     assert {*Job.model_fields, *FACTS, *(f"stack.{name}" for name in FACTS)} <= fields
     assert {f"precision.{name}" for name in Recipe.model_fields} <= fields
     assert {"loss=chunked", "compile=true", "compile=false", "sequence=0", "overlap=dp,tp,cp,ep,pp"} <= {*settings()}
-    assert len(sound_settings()) > 400
+    assert len(list_valid_settings()) > 400
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_every_kind_of_setting_is_drawn() -> None:
     ],
 )
 def test_bad_ends_are_recognized(code: int, err: str, wrong: str) -> None:
-    assert judged(code, err).startswith(wrong)
-    assert bool(judged(code, err)) == bool(wrong)
+    assert judge(code, err).startswith(wrong)
+    assert bool(judge(code, err)) == bool(wrong)
 
 
 def test_a_word_of_thousands_of_letters_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.endure.kills import Told, endure, standing_in
+from tests.endure.kills import Told, endure, enter_folder
 
 
 @pytest.mark.long  # killed ranks end with the same bits: tests/trainer/test_faults.py
@@ -20,7 +20,7 @@ def test_kills_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         if told.kills == 3:
             raise KeyboardInterrupt
 
-    with standing_in(tmp_path):
+    with enter_folder(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             endure(Told("dp2 zero2 mbs2"), kills=5, seed=3, tell=stop_after_three)
         told = endure(noted[-1], kills=5, seed=3)

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.catalog import resolve
 from fivefold.trainer.run import Run
 from fivefold.trainer.supported import check_supported

@@ -40,9 +40,9 @@ class Draw(Nouns):
                 self.dryrun,
                 self.folder,
                 self.doctor,
-                self.runs,
+                self.write_run_files,
                 self.traces,
-                self.wrong,
+                self.draw_wrong_words,
                 self.compare,
                 self.plan,
                 self.configs,
@@ -61,7 +61,7 @@ class Draw(Nouns):
         return Case([word.replace("\0", "") for word in words], self.files)
 
     def predict(self) -> list[str]:
-        words = ["predict", *self.asked(), *self.job()]
+        words = ["predict", *self.make_question(), *self.job()]
         words += [option for option in ("--json", "--operations", "--over-time") if self.chance(0.15)]
         if self.chance(0.03):
             words += ["--trace", self.rng.choice(("t.json", "no/t.json", ""))]
@@ -81,10 +81,10 @@ class Draw(Nouns):
         )
         small = question in ("gpus", "model")
         words = ["ask", question]
-        words += [self.model(small=True), self.machine(2, 4, 8)] if small else self.asked()
+        words += [self.model(small=True), self.machine(2, 4, 8)] if small else self.make_question()
         words += self.job(attention=False)
         if self.chance(0.05):
-            words += ["--noise", self.rng.choice((*NUMBERS, self.any_file(), *UNICODE))]
+            words += ["--noise", self.rng.choice((*NUMBERS, self.write_any_file(), *UNICODE))]
         if self.chance(0.1):
             words += [
                 self.rng.choice(("--assume", "--price")),
@@ -93,7 +93,7 @@ class Draw(Nouns):
         return [*words, "--tokens", self.number("1e12", "1e9", "5", slips=0.5)] if self.chance(0.4) else words
 
     def ratios(self) -> list[str]:
-        words = ["ratios", *self.asked()[: 3 if self.chance(0.7) else 2]]
+        words = ["ratios", *self.make_question()[: 3 if self.chance(0.7) else 2]]
         return [*words, *self.job(attention=False), *(["--degrees"] if self.chance(0.3) else [])]
 
     def dryrun(self) -> list[str]:
@@ -101,12 +101,12 @@ class Draw(Nouns):
         words += ["--gbs", self.number(2, 4, 8, slips=0.05), "--seq", self.number(32, 64, slips=0.05)]
         for option in ("--ranks", "--schedule"):
             words += [option, self.number("0", "0,1", "x.csv", slips=0.3)] if self.chance(0.1) else []
-        return [*words, "--schedule", self.any_file()] if self.chance(0.05) else words
+        return [*words, "--schedule", self.write_any_file()] if self.chance(0.05) else words
 
     def compare(self) -> list[str]:
         """Several layouts on several machines, in any order, or run files."""
         if self.chance(0.2):
-            return ["compare", *(self.any_file() for _ in range(self.rng.randint(1, 3)))]
+            return ["compare", *(self.write_any_file() for _ in range(self.rng.randint(1, 3)))]
         words = [self.model(), *(self.machine() for _ in range(self.rng.choice((1, 1, 2, 0))))]
         words += [self.layout() for _ in range(self.rng.choice((1, 2, 2, 3, 0)))]
         if self.chance(0.1):
@@ -127,7 +127,7 @@ class Draw(Nouns):
     def configs(self) -> list[str]:
         """Configs of other software, read and written."""
         if self.chance(0.5):
-            return ["read", self.any_file(), *(["--gpus", self.machine()] if self.chance(0.3) else [])]
+            return ["read", self.write_any_file(), *(["--gpus", self.machine()] if self.chance(0.3) else [])]
         to = self.rng.choice((*(form.name for form in FORMATS), "", "x"))
         words = ["write", self.layout(), "--to", to, "--model", self.model(), *self.job()]
         return [*words, "--gpus", self.machine()] if self.chance(0.7) else words
@@ -144,19 +144,19 @@ class Draw(Nouns):
             "recomputations": ["none"],
             "job": {"steps": 3},
         }
-        name = self.file("s.toml", self.changed(values)) if self.chance(0.8) else self.any_file()
+        name = self.file("s.toml", self.change(values)) if self.chance(0.8) else self.write_any_file()
         return ["sweep", name, "--dry"] if self.chance(0.3) else ["sweep", name, "--out", "rows"]
 
     def files_of_others(self) -> list[str]:
         """A command that reads files, and files of any kind."""
-        some = self.any_file()
+        some = self.write_any_file()
         rng = self.rng
         place = "here" if "here/step.json" in self.files else some
         return rng.choice(
             (
                 ["show", place],
                 ["report", some],
-                ["report", some, self.any_file()],
+                ["report", some, self.write_any_file()],
                 ["trace", some],
                 ["explain", some],
                 ["train", some],
@@ -169,9 +169,9 @@ class Draw(Nouns):
                 ["sweep", some],
                 ["read", some],
                 ["compare", some, some],
-                ["draw", "pipeline", *self.asked()],
-                ["draw", rng.choice(("memory", "ring", "", "x")), *self.asked()],
-                ["explain", some, "--against", *self.asked()],
+                ["draw", "pipeline", *self.make_question()],
+                ["draw", rng.choice(("memory", "ring", "", "x")), *self.make_question()],
+                ["explain", some, "--against", *self.make_question()],
                 ["predict", some, "h100:8", "dp8"],
                 ["predict", "nano", some, "dp1"],
                 ["predict", "nano", "h100:8", "dp8", "--job", some],
@@ -183,13 +183,13 @@ class Draw(Nouns):
         """Commands that read what a run or another program left behind."""
         self.files["here"] = None
         if self.chance(0.7):
-            values = self.changed(deepcopy(CATALOG[self.rng.choice(SMALL)].config))
+            values = self.change(deepcopy(CATALOG[self.rng.choice(SMALL)].config))
             self.files["here/config.json"] = json.dumps(values)
         if self.chance(0.5):
             self.files["here/model.safetensors"] = self.rng.choice(("", "\x08\0\0\0\0\0\0\0{}      ", "garbage" * 9))
         if self.chance(0.5):
             step = {"predicted": {}, "measured": {}}
-            self.files["here/step.json"] = json.dumps(self.changed(step)) if self.chance(0.8) else "{"
+            self.files["here/step.json"] = json.dumps(self.change(step)) if self.chance(0.8) else "{"
         place = self.rng.choice(("here", "here", "here", "nowhere", "here/config.json", *UNICODE))
         return self.rng.choice(
             (
@@ -235,7 +235,7 @@ class Draw(Nouns):
         job = kineto.draw(self.rng.randrange(100), kineto.Shape(steps=2, operations=6))
         for rank in range(self.rng.choice((1, 2))):
             values = {**kineto.metadata(rank, 2), "traceEvents": kineto.events(job, rank)}
-            self.file(f"t{rank}.json", self.changed(values))
+            self.file(f"t{rank}.json", self.change(values))
         words = ["trace", *self.rng.choice((list(self.files), ["."], ["t0.json"], [self.rng.choice(UNICODE)]))]
         if self.chance(0.3):
             words += ["--against", self.rng.choice(SMALL), self.machine(2), self.layout(), "--gbs", self.number(2, 4)]
@@ -243,7 +243,7 @@ class Draw(Nouns):
             words += [option, self.number(3, 4, slips=0.3)] if self.chance(0.2) else []
         return [*words, *(["--machine", self.machine(2, 8)] if self.chance(0.3) else [])]
 
-    def runs(self) -> list[str]:
+    def write_run_files(self) -> list[str]:
         """Run files with a mistake for sure: their corpus is not there."""
         values: dict[str, Any] = {
             "model": self.rng.choice(("nano", "nano", *EMPTY)),
@@ -256,7 +256,7 @@ class Draw(Nouns):
             "faults": {},
             "logs": {},
         }
-        values = self.changed(values)
+        values = self.change(values)
         values["data"] = {
             **(result if isinstance(result := values.get("data"), dict) else {}),
             "corpus": "nowhere/text",
@@ -268,7 +268,7 @@ class Draw(Nouns):
             words += ["--sequences", self.number(1, 2, 3, slips=0.5), "--precision", self.rng.choice((*RECIPES, "x"))]
         return words
 
-    def wrong(self) -> list[str]:
+    def draw_wrong_words(self) -> list[str]:
         rng = self.rng
         return rng.choice(
             (

@@ -53,7 +53,7 @@ def _lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
-def executed(notebook: dict[str, Any]) -> dict[str, Any]:
+def execute(notebook: dict[str, Any]) -> dict[str, Any]:
     """The notebook with the outputs of all its cells, run in order, in a folder of its own."""
     names: dict[str, Any] = {"__name__": "__main__"}
     cells, count, before = [], 0, Path.cwd()
@@ -76,7 +76,7 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     for path in sorted(FOLDER.glob("*.ipynb")):
-        done = executed(json.loads(path.read_text(encoding="utf-8")))
+        done = execute(json.loads(path.read_text(encoding="utf-8")))
         if "--check" not in sys.argv:
             path.write_text(json.dumps(done, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(path.name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.notebooks import FOLDER, executed
+from tests.examples.notebooks import FOLDER, execute
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -34,7 +34,7 @@ def test_a_notebook_says_what_it_shows(path: Path) -> None:
     cells = notebook["cells"]
     ends = next((at for at, cell in enumerate(cells) if "trains" in cell["metadata"].get("tags", [])), len(cells))
     notebook = notebook | {"cells": cells[:ends]}
-    for now, shown in zip(list_texts(executed(notebook)), list_texts(notebook), strict=True):
+    for now, shown in zip(list_texts(execute(notebook)), list_texts(notebook), strict=True):
         assert are_similar(now, shown), f"{shown!r} is now {now!r}: python -m tests.examples.notebooks writes them anew"
 
 

@@ -1,6 +1,6 @@
 """Runs ``fivefold calibrate`` on one GPU and prints the machine that came of it as a markdown table.
 
-python -m tests.gpu.calibrated --out runs/gpu/machine.toml [--rehearse]        --rehearse: --quick, whatever is here
+python -m tests.gpu.calibrated --out runs/gpu/machine.toml [--small]        --small: --quick, whatever is here
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def main() -> int:
     """Calibrate; print the table."""
     parser = argparse.ArgumentParser(description="calibrate one GPU")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     command = [sys.executable, "-m", "fivefold", "calibrate", "--ranks", "1", "--out", str(options.out)]
     code = subprocess.run(
-        [*command, *(["--quick"] if options.rehearse else [])], stdout=sys.stderr, check=False
+        [*command, *(["--quick"] if options.small else [])], stdout=sys.stderr, check=False
     ).returncode
     if code == 0:
         print(markdown(read(options.out)))

@@ -1,6 +1,6 @@
 """What the scripts of this folder share: cases that are run one after another, each in a process of its own.
 
-``--seconds``: begin no case after so long, and exit with ``LATER`` if any is left. ``--rehearse``: small cases, on CPU.
+``--seconds``: begin no case after so long, and exit with ``LATER`` if any is left. ``--small``: small cases, on CPU.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from fivefold.record import read_lines
 LATER = 75  # exit code: cases are left, and the same command goes on with them
 
 
-def parsed(description: str, **more: Any) -> argparse.Namespace:
+def parse_options(description: str, **more: Any) -> argparse.Namespace:
     """The options of a script; ``more``: options of its own with their defaults."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("words", nargs="*", help="only cases whose line holds all of these")
     parser.add_argument("--rows", type=Path, help="a JSON-lines file of finished cases, read and added to")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so many seconds")
-    parser.add_argument("--rehearse", action="store_true", help="small cases on CPU, to see that all of this runs")
+    parser.add_argument("--small", action="store_true", help="small cases on CPU, to see that all of this runs")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)  # a case's place: run it in this process
     for name, default in more.items():
         parser.add_argument(f"--{name}", default=default)
     return parser.parse_args()
 
 
-def no_gpu(*, rehearse: bool = False) -> bool:
+def is_gpu_missing(*, small: bool = False) -> bool:
     """Whether there is none, which is said, and one is needed."""
-    if rehearse or torch.cuda.is_available():
+    if small or torch.cuda.is_available():
         return False
     print("there is no GPU here", file=sys.stderr)
     return True
 
 
 def run_apart(
-    module: str, place: int, *, env: Mapping[str, str] | None = None, rehearse: bool = False, more: Sequence[str] = ()
+    module: str, place: int, *, env: Mapping[str, str] | None = None, small: bool = False, more: Sequence[str] = ()
 ) -> Any:
     """What ``module --measure place`` (and ``more`` words) prints last, as JSON, run in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", module, "--measure", str(place), *more, *(["--rehearse"] if rehearse else [])],
+        [sys.executable, "-m", module, "--measure", str(place), *more, *(["--small"] if small else [])],
         cwd=Path(__file__).parents[2],
         env=env,
         stdout=subprocess.PIPE,

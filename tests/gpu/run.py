@@ -1,10 +1,10 @@
 """Everything that wants a GPU, part by part; `make gpu`. It goes on where it was stopped, and writes what it found.
 
-    python -m tests.gpu.run [PART …] [--seconds 540] [--state runs/gpu] [--again PART] [--rehearse]
+    python -m tests.gpu.run [PART …] [--seconds 540] [--state runs/gpu] [--again PART] [--small]
 
 A part is one command that prints its table as markdown and ends with 0 (done), 75 (goes on next time) or another code
 (failed, which does not stop the others). No part takes more than ``LIMIT`` seconds a call; ``--seconds`` bounds all.
-``--rehearse``: small sizes on a CPU; the tables then stay in the state's folder.
+``--small``: small sizes on a CPU; the tables then stay in the state's folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fivefold.machine.catalog import ROWS
-from tests.gpu.harness import LATER, no_gpu
+from tests.gpu.harness import LATER, is_gpu_missing
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "measurements" / "013-gpu.md"
@@ -33,7 +33,7 @@ LIMIT, SPARE = 540.0, 30.0  # seconds of a part's call; of them left for the cas
 
 
 class Part(NamedTuple):
-    """``command``: its words, in which {state}, {seconds} and {chip} are filled; it knows ``--rehearse`` too."""
+    """``command``: its words, in which {state}, {seconds} and {chip} are filled; it knows ``--small`` too."""
 
     name: str
     title: str
@@ -68,21 +68,21 @@ class State:
         partial.write_text(json.dumps(self.parts, indent=2))
         os.replace(partial, self.file)
 
-    def done(self, name: str) -> bool:
+    def is_done(self, name: str) -> bool:
         """Whether a part needs no further call."""
         return bool(self.parts.get(name, {}).get("ended") == "done")
 
 
-def run(parts: Sequence[Part], state: State, *, seconds: float, rehearse: bool) -> int:
+def run(parts: Sequence[Part], state: State, *, seconds: float, small: bool) -> int:
     """Run what is not done; exit code 0, 1 (a part has failed) or ``LATER``."""
     end, later = time.monotonic() + seconds, False
     for part in parts:
-        while not state.done(part.name):
+        while not state.is_done(part.name):
             left = min(LIMIT, end - time.monotonic())
             if left < SPARE and seconds != math.inf:
                 later = True
                 break
-            ended = call(part, state, seconds=left, rehearse=rehearse)
+            ended = call(part, state, seconds=left, small=small)
             if ended == "later" and seconds == math.inf:
                 continue
             later = later or ended == "later"
@@ -95,13 +95,13 @@ def run(parts: Sequence[Part], state: State, *, seconds: float, rehearse: bool) 
     return LATER if later else 1 if failed else 0
 
 
-def call(part: Part, state: State, *, seconds: float, rehearse: bool) -> str:
+def call(part: Part, state: State, *, seconds: float, small: bool) -> str:
     """One call of a part's command; how it ended: done, later or failed."""
     machine = state.folder / "machine.toml"
     command = part.command if machine.exists() else part.command.removesuffix(" --machine {state}/machine.toml")
     room = round(max(1.0, seconds - SPARE)) if seconds < math.inf else LIMIT
-    filled = command.format(state=state.folder, name=part.name, seconds=room, chip=chip(rehearse))
-    words = [*filled.split(), *(["--rehearse"] if rehearse else [])]
+    filled = command.format(state=state.folder, name=part.name, seconds=room, chip=chip(small))
+    words = [*filled.split(), *(["--small"] if small else [])]
     print(f"{part.name}: {part.title}", file=sys.stderr)
     begin = time.monotonic()
     try:
@@ -121,19 +121,19 @@ def call(part: Part, state: State, *, seconds: float, rehearse: bool) -> str:
     return ended
 
 
-def chip(rehearse: bool) -> str:
+def chip(small: bool) -> str:
     """The catalog's name of the GPU here."""
-    if rehearse:
+    if small:
         return "h200"
     name = torch.cuda.get_device_name().lower().replace("geforce ", "").replace(" ", "")
     known = [word for word in ROWS if word in name]
     return max(known, key=len, default="h200")
 
 
-def page(parts: Sequence[Part], state: State, about: Mapping[str, str], *, rehearse: bool = False) -> str:
+def page(parts: Sequence[Part], state: State, about: Mapping[str, str], *, small: bool = False) -> str:
     """The tables of all parts that have one, with how they were made."""
     facts = "; ".join(f"{name} {value}" for name, value in about.items())
-    about_all = "A rehearsal on CPU: small sizes, no figures. " if rehearse else ""
+    about_all = "A trial on CPU: small sizes, no figures. " if small else ""
     lines = ["# 010 · On a GPU", "", f"{about_all}`make gpu`, {date.today().isoformat()}: {facts}."]
     for part in parts:
         known, file = state.parts.get(part.name), state.folder / f"{part.name}.md"
@@ -167,19 +167,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; the next call goes on")
     parser.add_argument("--state", type=Path, help="folder of what is done; runs/gpu")
     parser.add_argument("--again", action="append", default=[], metavar="PART", help="forget that this part is done")
-    parser.add_argument("--rehearse", action="store_true", help="small sizes on CPU, to see that all of this runs")
+    parser.add_argument("--small", action="store_true", help="small sizes on CPU, to see that all of this runs")
     options = parser.parse_args(words)
     if unknown := {*options.parts, *options.again} - {part.name for part in PARTS}:
         parser.error(f"no part {min(unknown)!r}; there are {', '.join(part.name for part in PARTS)}")
-    if no_gpu(rehearse=options.rehearse):
+    if is_gpu_missing(small=options.small):
         return 2
-    state = State((options.state or Path("runs/gpu-rehearsal" if options.rehearse else "runs/gpu")).absolute())
+    state = State((options.state or Path("runs/gpu-rehearsal" if options.small else "runs/gpu")).absolute())
     for name in options.again:
         state.parts.pop(name, None)
     chosen = [part for part in PARTS if part.name in (options.parts or [item.name for item in PARTS])]
-    code = run(chosen, state, seconds=options.seconds, rehearse=options.rehearse)
-    target = state.folder / PAGE.name if options.rehearse else PAGE
-    target.write_text(page(PARTS, state, software(), rehearse=options.rehearse))
+    code = run(chosen, state, seconds=options.seconds, small=options.small)
+    target = state.folder / PAGE.name if options.small else PAGE
+    target.write_text(page(PARTS, state, software(), small=options.small))
     print(f"wrote {target}", file=sys.stderr)
     return code
 

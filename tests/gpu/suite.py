@@ -1,4 +1,4 @@
-"""Run the tests that need a GPU and print their results as a Markdown table. ``--rehearse``: one quick file.
+"""Run the tests that need a GPU and print their results as a Markdown table. ``--small``: one quick file.
 
 Long comparisons (marked slow) are parts of their own in ``tests/gpu/run.py``.
 """
@@ -43,7 +43,7 @@ def markdown(found: dict[str, dict[str, int]]) -> str:
 
 def main() -> int:
     """Run pytest; its exit code."""
-    files = QUICK if "--rehearse" in sys.argv[1:] else FILES
+    files = QUICK if "--small" in sys.argv[1:] else FILES
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *files, "-m", "not slow", f"--junitxml={report}"]

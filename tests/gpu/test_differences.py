@@ -17,9 +17,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fivefold.dry_run.memory.reserved import initial_allocations
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.recorder import Recorder
 from fivefold.dry_run.record.tape import ALLOC, Tape
-from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
@@ -35,7 +35,7 @@ B, T, N, K = 2, 16, 4, 2
 RULE = AttentionMask(0.3)
 
 
-def on(device: str, work: Callable[[Callable[..., Tensor]], object]) -> Tape:
+def record_on(device: str, work: Callable[[Callable[..., Tensor]], object]) -> Tape:
     """What ``work`` does with fake tensors of ``device``, made by ``new(*shape, dtype=)``."""
     recorder = Recorder(rank=0)
     with torch.no_grad(), FakeTensorMode(), recorder:
@@ -62,7 +62,7 @@ OPERATIONS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     "rms_norm backward": lambda new: norms._RmsNorm.backward(
         context(new(R, D), new(D), new(R, 1, dtype=torch.float32), plus_one=False), new(R, D)
     ),
-    "swiglu": lambda new: EAGER.gated(new(R, D), new(R, D), "silu"),
+    "swiglu": lambda new: EAGER.activate_gated(new(R, D), new(R, D), "silu"),
     "rotate": lambda new: rotate(new(B, T, N, 8), cos_TH=new(T, 1, 8), sin_TH=new(T, 1, 8)),
     "softmax of the loss": lambda new: new(R, V).softmax(-1, dtype=torch.float32),
     "embedding backward": lambda new: torch.ops.aten.embedding_dense_backward(
@@ -76,7 +76,7 @@ OPERATIONS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_make_the_same_tensors_on_both(name: str) -> None:
-    assert sizes(on("cuda", OPERATIONS[name])) == sizes(on("cpu", OPERATIONS[name])) != []
+    assert sizes(record_on("cuda", OPERATIONS[name])) == sizes(record_on("cpu", OPERATIONS[name])) != []
 
 
 @pytest.mark.parametrize(("dims", "wanted"), [((36, 36), 40), ((96, 64), 96), ((100, 40), 104), ((64, 64), 64)])
@@ -102,7 +102,7 @@ def test_attention_by_blocks_is_padded_to_eights(
 
     for work in (forward, backward):
         for device, dim in (("cuda", wanted), ("cpu", max(dims))):
-            (kernel,) = (item for item in on(device, work).kernels if item.kind.startswith("attention"))
+            (kernel,) = (item for item in record_on(device, work).kernels if item.kind.startswith("attention"))
             assert kernel.shape == (B * N, T, T, dim)
 
 
@@ -110,7 +110,7 @@ def test_every_weight_has_a_step_counter() -> None:
     """AdamW's fused kernel wants it on the device: four bytes, of which the allocator makes 512."""
     model = build_model("nano")
     job = Job(sequence=64, global_batch=1)
-    tapes = rehearse_rank(model=model, layout=Layout.parse("dp1"), job=job, rank=0, streams=True)
+    tapes = run_rank(model=model, layout=Layout.parse("dp1"), job=job, rank=0, streams=True)
     born = dict(initial_allocations(tapes.steady))
     opened = [event for event in tapes.steady if event[0] == ALLOC and born.get(event[1]) == event[3]]
     living = [size for _, _, size, site in opened if tapes.steady.sites[site].category == "optimizer"]

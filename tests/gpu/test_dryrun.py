@@ -20,10 +20,10 @@ import pytest
 import torch
 
 from fivefold.dry_run.memory.reserved import Reserved, replay_allocator
-from fivefold.dry_run.rehearse import rehearse_rank
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -36,7 +36,7 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.process import Process
 from fivefold.trainer.supported import check_supported
 from fivefold.units import GIB, MIB, ceil_div
-from tests.gpu.harness import LATER, no_gpu, parsed, rows_of, run_apart
+from tests.gpu.harness import LATER, is_gpu_missing, parse_options, rows_of, run_apart
 
 STEPS = 3  # the first makes the moments, the others are steady
 ALLOCATED, RESERVED = 0.01, 0.04  # mean errors
@@ -126,7 +126,7 @@ CASES = (
 )
 
 
-TINY = (Case("nano", "mbs2 ac=none", 512, 4),)  # --rehearse
+TINY = (Case("nano", "mbs2 ac=none", 512, 4),)  # --small
 ROOM = 4 * GIB  # of a CPU, where it plays the GPU
 
 
@@ -136,23 +136,23 @@ class Row(NamedTuple):
     case: str
     parameters: int
     allocated_bytes: int
-    rehearsed_allocated_bytes: int
+    dry_run_allocated_bytes: int
     reserved_bytes: int
-    rehearsed_reserved_bytes: int
+    dry_run_reserved_bytes: int
     cause: str  # of the dry run's last segment
 
     @property
     def allocated_error(self) -> float:
-        return self.rehearsed_allocated_bytes / self.allocated_bytes - 1
+        return self.dry_run_allocated_bytes / self.allocated_bytes - 1
 
     @property
     def reserved_error(self) -> float:
-        return self.rehearsed_reserved_bytes / self.reserved_bytes - 1
+        return self.dry_run_reserved_bytes / self.reserved_bytes - 1
 
 
-def rehearsed(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None, gpu: bool = True) -> Reserved:
+def run_case(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None, gpu: bool = True) -> Reserved:
     """What PyTorch's allocator would hold. Two threads multiply, forward and backward, each with a workspace."""
-    tapes = rehearse_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=gpu)
+    tapes = run_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=gpu)
     played = [tapes.first, *[tapes.steady] * (STEPS - 1)]
     resident = [workspace_bytes] * 2 if workspace_bytes else []
     return replay_allocator(played, expandable=case.expandable, capacity_bytes=capacity_bytes, resident=resident)
@@ -163,8 +163,8 @@ def workspace_bytes() -> int:
     return 32 * MIB if torch.cuda.get_device_capability() == (9, 0) else 8 * MIB + 128 * 1024
 
 
-def repeated(weight: Weight, *, model: Model, seed: int) -> torch.Tensor:
-    """Weights that are drawn at once; in the place of ``fivefold.trainer.build.initial``."""
+def repeat_weight(weight: Weight, *, model: Model, seed: int) -> torch.Tensor:
+    """Weights that are drawn at once; in the place of ``fivefold.trainer.build.draw_initial_weight``."""
     if weight.kind == "norm":
         return torch.ones(weight.shape)
     drawn = torch.randn(DRAWN, generator=torch.Generator().manual_seed(seed)) * 0.02
@@ -173,7 +173,7 @@ def repeated(weight: Weight, *, model: Model, seed: int) -> torch.Tensor:
 
 def measure(case: Case) -> dict[str, int]:
     """In this process, which must be a fresh one: build, train, ask the allocator; on CPU our own meter of it."""
-    building.initial = repeated
+    building.draw_initial_weight = repeat_weight
     layout, job = Layout.parse(case.layout), case.job
     device = Process().start()
     built = building.build(model=case.model, layout=layout, job=job, device=device)
@@ -194,18 +194,18 @@ def measure(case: Case) -> dict[str, int]:
     return result
 
 
-def compared(case: Case, *, rehearse: bool = False) -> Row | None:
+def compare(case: Case, *, small: bool = False) -> Row | None:
     """Dry-run here and run in a process of its own; None if it does not fit."""
-    room = ROOM if rehearse else torch.cuda.get_device_properties(0).total_memory - PUBLISHED.context_bytes
-    workspace = 0 if rehearse else workspace_bytes()
-    model = rehearsed(case, workspace_bytes=workspace, capacity_bytes=room, gpu=not rehearse)
+    room = ROOM if small else torch.cuda.get_device_properties(0).total_memory - PUBLISHED.context_bytes
+    workspace = 0 if small else workspace_bytes()
+    model = run_case(case, workspace_bytes=workspace, capacity_bytes=room, gpu=not small)
     if model.shortage is not None:
         print(f"{case}: left out, {model.shortage}", file=sys.stderr)
         return None
     settings = f"expandable_segments:{case.expandable}"
     env = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
-    place = (TINY if rehearse else CASES).index(case)
-    result = run_apart("tests.gpu.test_dryrun", place, env=env, rehearse=rehearse)
+    place = (TINY if small else CASES).index(case)
+    result = run_apart("tests.gpu.test_dryrun", place, env=env, small=small)
     return Row(
         str(case),
         case.model.parameters,
@@ -222,7 +222,7 @@ def markdown(rows: Sequence[Row]) -> str:
     head = "| job | parameters | allocated, GiB | rehearsed | error | reserved, GiB | rehearsed | error |"
     lines = [head, "|---|---|---|---|---|---|---|---|"]
     for row in rows:
-        numbers = (row.allocated_bytes, row.rehearsed_allocated_bytes, row.reserved_bytes, row.rehearsed_reserved_bytes)
+        numbers = (row.allocated_bytes, row.dry_run_allocated_bytes, row.reserved_bytes, row.dry_run_reserved_bytes)
         first, second, third, fourth = (f"{number / GIB:.3f}" for number in numbers)
         lines.append(
             f"| {row.case} | {row.parameters / 1e9:.2f} B | {first} | {second} | {row.allocated_error:+.2%} "
@@ -272,15 +272,15 @@ def test_the_jobs_are_those_that_were_promised() -> None:
 @pytest.mark.slow
 def test_workspaces_and_rounding_are_added() -> None:
     case = Case("nano", "mbs2 ac=none", 512, 4)
-    bare, held = rehearsed(case), rehearsed(case, workspace_bytes=32 * MIB)
+    bare, held = run_case(case), run_case(case, workspace_bytes=32 * MIB)
     assert held.allocated_bytes - bare.allocated_bytes == 64 * MIB
     assert bare.allocated_bytes >= bare.requested_bytes > 18 * case.model.parameters  # 2 + 4 + 4 + 8 bytes
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_holds_what_was_rehearsed() -> None:
-    rows = [row for case in CASES if (row := compared(case)) is not None]
+def test_a_gpu_holds_what_was_dry_run() -> None:
+    rows = [row for case in CASES if (row := compare(case)) is not None]
     table = markdown(rows)
     allocated, total = mean_errors(rows)
     assert rows, "no job fits"
@@ -290,10 +290,10 @@ def test_a_gpu_holds_what_was_rehearsed() -> None:
 
 def main() -> int:
     """Print the table of all cases, or of those whose names hold all of the words."""
-    options = parsed("the rehearsal's memory against that of a GPU")
-    if no_gpu(rehearse=options.rehearse):
+    options = parse_options("the rehearsal's memory against that of a GPU")
+    if is_gpu_missing(small=options.small):
         return 2
-    cases = TINY if options.rehearse else CASES
+    cases = TINY if options.small else CASES
     if options.measure is not None:
         print(json.dumps(measure(cases[options.measure])))
         return 0
@@ -301,14 +301,14 @@ def main() -> int:
         cases,
         options,
         row=Row,
-        compare=partial(compared, rehearse=options.rehearse),
+        compare=partial(compare, small=options.small),
         tell=lambda row: f"allocated {row.allocated_error:+.2%}, reserved {row.reserved_error:+.2%}",
     )
     print(markdown(rows))
     allocated, total = mean_errors(rows)
     if options.left:
         return LATER
-    return 0 if options.rehearse or (rows and allocated <= ALLOCATED and total <= RESERVED) else 1
+    return 0 if options.small or (rows and allocated <= ALLOCATED and total <= RESERVED) else 1
 
 
 if __name__ == "__main__":

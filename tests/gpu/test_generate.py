@@ -9,7 +9,7 @@ from torch import Tensor
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.trainer.build import initial
+from fivefold.trainer.build import draw_initial_weight
 from fivefold.trainer.checkpoint.full_weights import decoder
 from fivefold.trainer.generate.decode import SamplingParams, generate
 from fivefold.trainer.model.transformer import Transformer
@@ -25,29 +25,31 @@ MODELS = [
 ]  # fmt: skip
 
 
-def on_gpu(model: Model, dtype: torch.dtype) -> Transformer:
-    drawn: dict[str, Tensor] = {w.name: (initial(w, model=model, seed=0) * 4).to(dtype) for w in weights(model)}
+def build_on_gpu(model: Model, dtype: torch.dtype) -> Transformer:
+    drawn: dict[str, Tensor] = {
+        w.name: (draw_initial_weight(w, model=model, seed=0) * 4).to(dtype) for w in weights(model)
+    }
     layers = [layer for layer in range(model.layers) if model.is_moe(layer)]
     return decoder(drawn | {f"blocks.{layer}.moe.bias": torch.zeros(8) for layer in layers}, model=model).to("cuda")
 
 
-def said(module: Transformer, prompts: list[list[int]]) -> list[list[int | None]]:
+def generate_tokens(module: Transformer, prompts: list[list[int]]) -> list[list[int | None]]:
     sampling = SamplingParams(temperature=0)
     return list(generate(module, prompts, tokens=24, window=16, vocab=128, ends=frozenset(), sampling=sampling))
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_a_gpu_says_what_reading_all_again_says(model: Model) -> None:
-    module, text, first = on_gpu(model, torch.float32), [3, 1, 4, 1, 5], 0
+    module, text, first = build_on_gpu(model, torch.float32), [3, 1, 4, 1, 5], 0
     for _ in range(24):
         if len(text) - first > 16:
             first = len(text) - 8
         with torch.no_grad():
             text.append(int(module(torch.tensor([text[first:]], device="cuda"))[0, -1].argmax()))
-    assert [step[0] for step in said(module, [text[:5]])] == text[5:]
+    assert [step[0] for step in generate_tokens(module, [text[:5]])] == text[5:]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_generation_in_bf16_runs_next_to_another(model: Model) -> None:
-    steps = said(on_gpu(model, torch.bfloat16), [[3, 1, 4], [1, 5, 9, 2, 6]])
+    steps = generate_tokens(build_on_gpu(model, torch.bfloat16), [[3, 1, 4], [1, 5, 9, 2, 6]])
     assert [sum(token is not None for token in row) for row in zip(*steps, strict=True)] == [24, 24]

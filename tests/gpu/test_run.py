@@ -48,14 +48,14 @@ def calls(folder: Path, name: str) -> int:
 
 def test_run_continues_until_all_parts_are_done(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = [part("long", "75 if done < 2 else 0", folder), part("bad", "3", folder), part("good", "0", folder)]
-    assert run(parts, State(folder), seconds=math.inf, rehearse=True) == 1
+    assert run(parts, State(folder), seconds=math.inf, small=True) == 1
     assert [calls(folder, name) for name in ("long", "bad", "good")] == [3, 1, 1]
     assert "bad has failed: exit code 3" in capsys.readouterr().err
     state = State(folder)  # another call: what is done is not run again, what failed is
-    assert run(parts, state, seconds=math.inf, rehearse=True) == 1
+    assert run(parts, state, seconds=math.inf, small=True) == 1
     assert [calls(folder, name) for name in ("long", "bad", "good")] == [3, 2, 1]
-    text = page(parts, state, {"device": "none", "torch": "9"}, rehearse=True)
-    assert text.startswith("# 010 · On a GPU\n\nA rehearsal on CPU")
+    text = page(parts, state, {"device": "none", "torch": "9"}, small=True)
+    assert text.startswith("# 010 · On a GPU\n\nA trial on CPU")
     assert "device none; torch 9." in text
     assert "## Long" in text
     assert "| call | 2 |" in text
@@ -64,10 +64,10 @@ def test_run_continues_until_all_parts_are_done(folder: Path, capsys: pytest.Cap
 
 def test_a_bounded_call_stops_in_time_and_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = [part("long", "75", folder), part("next", "0", folder)]
-    assert run(parts, State(folder), seconds=60, rehearse=True) == LATER
+    assert run(parts, State(folder), seconds=60, small=True) == LATER
     assert (calls(folder, "long"), calls(folder, "next")) == (1, 1)
     assert "not all is done; the same command goes on" in capsys.readouterr().err
-    assert run(parts, State(folder), seconds=1, rehearse=True) == LATER  # no time for any
+    assert run(parts, State(folder), seconds=1, small=True) == LATER  # no time for any
     assert (calls(folder, "long"), calls(folder, "next")) == (1, 1)
 
 
@@ -76,7 +76,7 @@ def test_a_part_that_hangs_has_failed(folder: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "LIMIT", 0.5)
     hangs = part("hangs", "__import__('time').sleep(60)", folder)
     state = State(folder)
-    assert run([hangs], state, seconds=math.inf, rehearse=True) == 1
+    assert run([hangs], state, seconds=math.inf, small=True) == 1
     assert state.parts["hangs"]["why"].startswith("was not done in ")
 
 
@@ -93,11 +93,11 @@ def test_without_a_gpu_it_is_one_line(
 
 
 @pytest.mark.long
-def test_a_real_part_rehearsed(tmp_path: Path) -> None:
-    assert main(["--rehearse", "--state", str(tmp_path), "memory"]) == 0
+def test_a_real_part_dry_run(tmp_path: Path) -> None:
+    assert main(["--small", "--state", str(tmp_path), "memory"]) == 0
     assert "| nano · mbs2 ac=none · 512 x 4 · bf16 |" in (tmp_path / "013-gpu.md").read_text()
     (row,) = (json.loads(line) for line in (tmp_path / "memory.jsonl").read_text().splitlines())
-    assert row["allocated_bytes"] == pytest.approx(row["rehearsed_allocated_bytes"], rel=0.01)  # on CPU too
+    assert row["allocated_bytes"] == pytest.approx(row["dry_run_allocated_bytes"], rel=0.01)  # on CPU too
     assert json.loads((tmp_path / "state.json").read_text())["memory"]["ended"] == "done"
 
 
@@ -127,7 +127,7 @@ def test_the_chip_is_found_by_the_name_of_the_device(monkeypatch: pytest.MonkeyP
     }
     for name, expected in names.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda name=name: name)
-        assert module.chip(rehearse=False) == expected
+        assert module.chip(small=False) == expected
 
 
 def test_reports_of_pytest_are_counted() -> None:
@@ -151,7 +151,7 @@ def test_kernels_are_added_up() -> None:
         traces.Kernel("vectorized_kernel", 900_000, 950_000),
         traces.Kernel("nvjet_hsh_128x256", 1_500_000, 1_600_000),
     ]
-    row = traces.summed(TINY[0], kernels, seconds=2.0, file="x")
+    row = traces.sum_kernels(TINY[0], kernels, seconds=2.0, file="x")
     assert row.seconds == 1.0
     assert row.busy == pytest.approx((0.6 + 0.1 + 0.05 + 0.1) / 2)
     assert row.kinds == pytest.approx({"matmul": 0.25, "attention": 0.15, "copy": 0.05, "other": 0.025})

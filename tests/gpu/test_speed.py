@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine import catalog as machines
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
@@ -31,8 +31,8 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.process import Process
 from fivefold.trainer.supported import check_supported
 from fivefold.units import GIB
-from tests.gpu.harness import LATER, no_gpu, parsed, rows_of, run_apart
-from tests.gpu.test_dryrun import repeated
+from tests.gpu.harness import LATER, is_gpu_missing, parse_options, rows_of, run_apart
+from tests.gpu.test_dryrun import repeat_weight
 
 WARM, TIMED = 4, 8  # steps; compiled blocks take the first two
 MFU, FP8_GAIN, MEMORY = 0.55, 1.3, 0.03  # what we ask of an H200: causal, against bf16, mean error of the peak
@@ -83,7 +83,7 @@ CASES = (
 )
 
 
-TINY = (Case("nano", "mbs2 ac=none", 64, 4, "fp32", compiled=False),)  # --rehearse
+TINY = (Case("nano", "mbs2 ac=none", 64, 4, "fp32", compiled=False),)  # --small
 
 
 class Row(NamedTuple):
@@ -102,7 +102,7 @@ class Row(NamedTuple):
 
 def measure(case: Case, *, device: torch.device) -> tuple[float, int]:
     """In this process, which must be a fresh one: seconds per step, and the peak of allocated bytes (0 on CPU)."""
-    building.initial = repeated
+    building.draw_initial_weight = repeat_weight
     model, layout, job = build_model(case.name), Layout.parse(case.layout), case.job
     built = building.build(model=model, layout=layout, job=job, device=device)
     engine = Engine(built, model=model, layout=layout, job=job)
@@ -125,16 +125,16 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def predicted(case: Case, *, chip: str) -> Step:
+def predict_step(case: Case, *, chip: str) -> Step:
     """The step that the planner promises on one such chip, by name or as a machine file."""
     machine = machines.resolve(f"{chip}:1", local=Path("local.toml"))
     return predict(model=build_model(case.name), machine=machine, layout=Layout.parse(case.layout), job=case.job)
 
 
-def compared(case: Case, *, chip: str, machine: str = "", rehearse: bool = False) -> Row:
+def compare(case: Case, *, chip: str, machine: str = "", small: bool = False) -> Row:
     """Predict here, for the ``chip`` and for a calibrated ``machine`` if there is one; run in a process of its own."""
-    step = predicted(case, chip=chip)
-    seconds, peak = run_apart("tests.gpu.test_speed", (TINY if rehearse else CASES).index(case), rehearse=rehearse)
+    step = predict_step(case, chip=chip)
+    seconds, peak = run_apart("tests.gpu.test_speed", (TINY if small else CASES).index(case), small=small)
     faster = step.time.step_seconds / seconds
     return Row(
         str(case),
@@ -145,7 +145,7 @@ def compared(case: Case, *, chip: str, machine: str = "", rehearse: bool = False
         step.time.step_seconds,
         peak,
         step.memory.peak_bytes,
-        predicted(case, chip=machine).time.step_seconds if machine else None,
+        predict_step(case, chip=machine).time.step_seconds if machine else None,
     )
 
 
@@ -181,7 +181,7 @@ def test_the_cases_are_legal_and_fit_what_they_are_for() -> None:
         layout, job = Layout.parse(case.layout), case.job
         refuse(layout, model=build_model(case.name), job=job)
         check_supported(layout, job, model=build_model(case.name))
-        assert predicted(case, chip="h200").memory.fits, case
+        assert predict_step(case, chip="h200").memory.fits, case
         assert layout.world == 1
 
 
@@ -195,7 +195,7 @@ def test_the_harness_times_steps(forked: Callable[..., list[Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_h200_is_as_fast_as_was_promised() -> None:
-    rows = {case: compared(case, chip="h200") for case in CASES}
+    rows = {case: compare(case, chip="h200") for case in CASES}
     table = markdown(list(rows.values()))
     compiled = {case: row for case, row in rows.items() if case.compiled}
     assert max(row.mfu_causal for case, row in compiled.items() if case.precision == "bf16") >= MFU, table
@@ -212,10 +212,10 @@ def test_an_h200_is_as_fast_as_was_promised() -> None:
 
 def main() -> int:
     """Print the table of all cases, or of those whose names hold all of the words."""
-    options = parsed("speed and memory of a GPU against what was predicted", chip="h200", machine="")
-    if no_gpu(rehearse=options.rehearse):
+    options = parse_options("speed and memory of a GPU against what was predicted", chip="h200", machine="")
+    if is_gpu_missing(small=options.small):
         return 2
-    cases = TINY if options.rehearse else CASES
+    cases = TINY if options.small else CASES
     if options.measure is not None:
         print(json.dumps(measure(cases[options.measure], device=Process().start())))
         Process.end()
@@ -224,7 +224,7 @@ def main() -> int:
         cases,
         options,
         row=Row,
-        compare=partial(compared, chip=options.chip, machine=options.machine, rehearse=options.rehearse),
+        compare=partial(compare, chip=options.chip, machine=options.machine, small=options.small),
         tell=lambda row: f"{row.tokens_per_second:,.0f} tokens/s",
     )
     print(markdown(rows))

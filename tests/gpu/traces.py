@@ -2,7 +2,7 @@
 
     python -m tests.gpu.traces --folder runs/traces --rows runs/traces.jsonl       a markdown table
 
-Busy is the union of all kernels on the device; the rest of the step it waits for the host. On CPU (``--rehearse``)
+Busy is the union of all kernels on the device; the rest of the step it waits for the host. On CPU (``--small``)
 operations take the place of kernels.
 """
 
@@ -26,8 +26,8 @@ from fivefold.model.catalog import build_model
 from fivefold.trainer import build as building
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.process import Process
-from tests.gpu.harness import LATER, no_gpu, parsed, rows_of, run_apart
-from tests.gpu.test_dryrun import repeated
+from tests.gpu.harness import LATER, is_gpu_missing, parse_options, rows_of, run_apart
+from tests.gpu.test_dryrun import repeat_weight
 from tests.gpu.test_speed import TINY, WARM, Case
 
 TRACED = 2  # steps
@@ -78,7 +78,7 @@ def union(kernels: Iterable[Kernel]) -> float:
     return total
 
 
-def summed(case: Case, kernels: Sequence[Kernel], *, seconds: float, file: str) -> Row:
+def sum_kernels(case: Case, kernels: Sequence[Kernel], *, seconds: float, file: str) -> Row:
     """Return a row of all kernels of ``TRACED`` steps, which took ``seconds`` in total."""
     took: dict[str, float] = {}
     kinds = dict.fromkeys([*(kind for kind, _ in KINDS), "other"], 0.0)
@@ -92,7 +92,7 @@ def summed(case: Case, kernels: Sequence[Kernel], *, seconds: float, file: str) 
 
 def measure(case: Case, *, folder: Path, device: torch.device) -> dict[str, Any]:
     """In this process, which must be a fresh one: warm up, trace ``TRACED`` steps, write the trace; the row."""
-    building.initial = repeated
+    building.draw_initial_weight = repeat_weight
     model, layout, job = build_model(case.name), Layout.parse(case.layout), case.job
     built = building.build(model=model, layout=layout, job=job, device=device)
     engine = Engine(built, model=model, layout=layout, job=job)
@@ -120,7 +120,7 @@ def measure(case: Case, *, folder: Path, device: torch.device) -> dict[str, Any]
     ]
     whole = [(event.time_range.start, event.time_range.end) for event in events]
     seconds = (max(end for _, end in whole) - min(start for start, _ in whole)) / 1e6
-    return summed(case, kernels, seconds=seconds, file=f"{path.name}.gz")._asdict()
+    return sum_kernels(case, kernels, seconds=seconds, file=f"{path.name}.gz")._asdict()
 
 
 def _save(traced: Any, path: Path) -> None:
@@ -144,17 +144,17 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def compared(case: Case, *, cases: Sequence[Case], folder: str, rehearse: bool) -> Row:
+def compare(case: Case, *, cases: Sequence[Case], folder: str, small: bool) -> Row:
     """Trace in a process of its own."""
-    return Row(**run_apart("tests.gpu.traces", cases.index(case), rehearse=rehearse, more=["--folder", folder]))
+    return Row(**run_apart("tests.gpu.traces", cases.index(case), small=small, more=["--folder", folder]))
 
 
 def main() -> int:
     """Print the table of all cases, or of those whose names hold all of the words."""
-    options = parsed("traces of steps on a GPU", folder="runs/traces")
-    if no_gpu(rehearse=options.rehearse):
+    options = parse_options("traces of steps on a GPU", folder="runs/traces")
+    if is_gpu_missing(small=options.small):
         return 2
-    cases = TINY if options.rehearse else CASES
+    cases = TINY if options.small else CASES
     if options.measure is not None:
         print(json.dumps(measure(cases[options.measure], folder=Path(options.folder), device=Process().start())))
         Process.end()
@@ -163,7 +163,7 @@ def main() -> int:
         cases,
         options,
         row=Row,
-        compare=partial(compared, cases=cases, folder=options.folder, rehearse=options.rehearse),
+        compare=partial(compare, cases=cases, folder=options.folder, small=options.small),
         tell=lambda row: f"{row.seconds:.3f} s, {row.busy:.0%} busy",
     )
     print(markdown(rows))

@@ -32,7 +32,7 @@ class Software(NamedTuple):
     shown: Callable[[str], str] = lambda key: key.rpartition(".")[2]
 
 
-def own_keys(name: str) -> list[str]:
+def list_software_keys(name: str) -> list[str]:
     """Return the software's own list."""
     lines = (HERE / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if not line.startswith("#")]
@@ -198,14 +198,14 @@ def section(keys: Mapping[str, Any], folder: Path) -> list[str]:
     return put_yaml(folder / "run_config.yaml", nest(BRIDGE, given))
 
 
-def plain(base: Mapping[str, Any]) -> Written:
+def write_plain(base: Mapping[str, Any]) -> Written:
     """Return how a YAML over ``base`` is written."""
     return lambda keys, folder: put_yaml(folder / "train.yaml", nest(base, keys))
 
 
 SOFTWARE = {
-    "axolotl": Software(plain(AXOLOTL)),
-    "llamafactory": Software(plain(LLAMAFACTORY)),
+    "axolotl": Software(write_plain(AXOLOTL)),
+    "llamafactory": Software(write_plain(LLAMAFACTORY)),
     "trainer": Software(trainer),
     "accelerate": Software(accelerate),
     "deepspeed": Software(deepspeed),
@@ -213,13 +213,13 @@ SOFTWARE = {
     "bridge": Software(section),
     "torchtitan-0.2": Software(toml),
     "torchtitan": Software(python),
-    "nanotron": Software(plain(NANOTRON)),
+    "nanotron": Software(write_plain(NANOTRON)),
 }
 
 
 def draw_keys(name: str, some: random.Random, count: int) -> dict[str, Any]:
     """Return ``count`` keys of a software's own list with random values."""
-    drawn = some.sample(own_keys(name), count)
+    drawn = some.sample(list_software_keys(name), count)
     tables = {key for key in drawn if any(other.startswith(f"{key}.") for other in drawn)}
     return {key: some.choice(VALUES) for key in drawn if key not in tables}
 
@@ -241,7 +241,7 @@ def find_fault(name: str, keys: Mapping[str, Any], folder: Path) -> str | None:
     if doubled := {key for key in said if said.count(key) > 1}:
         return f"{', '.join(doubled)}: in several lists of the reading"
     for key, value in keys.items():
-        if not translated_names(key) & set(said):
+        if not list_translated_names(key) & set(said):
             return f"{key}={value!r} is in no list of the reading"
     if not reading.not_understood:
         return None
@@ -258,7 +258,7 @@ def list_keys(reading: Reading) -> tuple[tuple[ParsedKey, ...], ...]:
     return (reading.understood, reading.approximated, reading.not_understood, reading.harmless)
 
 
-def translated_names(key: str) -> set[str]:
+def list_translated_names(key: str) -> set[str]:
     """Return the names under which readings show a key of a config."""
     from fivefold.interop.huggingface.dialects import DIALECTS
     from fivefold.interop.huggingface.parse import _argument

@@ -10,13 +10,13 @@ from fivefold.interop.equivalence import fit_free_fields, resolve_rate
 from fivefold.interop.format import Overrides, Plan
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
-from fivefold.interop.write import plain, write
+from fivefold.interop.write import drop_default_stages, write
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import reasons
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import reasons
 from fivefold.model.catalog import build_model as model_named
-from fivefold.model.huggingface.write import differs
+from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, difference
 from fivefold.stack.catalog import build_stack as stack_named
@@ -105,7 +105,7 @@ def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> I
             yield drawn
 
 
-def written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan]:
+def list_written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan]:
     """The first ``count`` of 400 drawn plans that ``to`` can be told; fewer if it can be told fewer."""
     results: list[Plan] = []
     for drawn in plans(stack, count=400, among=among):
@@ -119,7 +119,7 @@ def written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan
     return results
 
 
-def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
+def check_round_trip(plan: Plan, *, to: str, folder: Any) -> str | None:
     """Why the plan was refused; None if it was written and read back. Raises if it was read back otherwise."""
     try:
         written = write(plan, to=to)
@@ -130,8 +130,8 @@ def returns(plan: Plan, *, to: str, folder: Any) -> str | None:
     back = read([str(folder / next(iter(written.files)))], Overrides(ranks=plan.layout.world))
     assert back.model is not None
     assert back.job is not None
-    assert back.layout == plain(plan.layout, plan.model)
-    assert differs(back.model, fit_free_fields(plan.model, back.model)) is None
+    assert back.layout == drop_default_stages(plan.layout, plan.model)
+    assert find_difference(back.model, fit_free_fields(plan.model, back.model)) is None
     assert difference(back.job, plan.job, skip=("stack", "documents", "learning_rate")) is None
     rates = [resolve_rate(job.learning_rate, steps=job.steps) for job in (back.job, plan.job)]
     assert difference(rates[0], rates[1]) is None

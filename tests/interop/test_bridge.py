@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
-from tests.interop.draws import Range, plans, returns
+from tests.interop.draws import Range, check_round_trip, plans
 
 # As ConfigContainer.to_yaml writes (megatron-bridge 0.3.1 training/utils/config_utils.py, utils/yaml_utils.py); sizes,
 # degrees and batch of recipes/llama/llama3.py, llama3_70b_pretrain_config
@@ -186,7 +186,9 @@ CORES = Range(
 
 @pytest.mark.slow
 def test_written_config_is_read_back(tmp_path: Path) -> None:
-    refused = [returns(plan, to="bridge", folder=tmp_path) for plan in plans("megatron-bridge", count=40, among=CORES)]
+    refused = [
+        check_round_trip(plan, to="bridge", folder=tmp_path) for plan in plans("megatron-bridge", count=40, among=CORES)
+    ]
     assert refused.count(None) >= 25, [why for why in refused if why]
 
 

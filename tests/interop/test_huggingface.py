@@ -23,7 +23,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
-from tests.interop.draws import Range, plans, returns
+from tests.interop.draws import Range, check_round_trip, plans
 
 # huggingface/alignment-handbook@19f0345:recipes/zephyr-7b-beta/sft/config_full.yaml
 ZEPHYR = """
@@ -432,7 +432,7 @@ TRAINED = Range(
 @pytest.mark.slow
 @pytest.mark.parametrize(("to", "stack", "least"), [("accelerate", "fsdp2", 6), ("deepspeed", "deepspeed", 20)])
 def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: Path) -> None:
-    refused = [returns(plan, to=to, folder=tmp_path) for plan in plans(stack, count=60, among=TRAINED)]
+    refused = [check_round_trip(plan, to=to, folder=tmp_path) for plan in plans(stack, count=60, among=TRAINED)]
     assert refused.count(None) >= least, refused
 
 

@@ -16,7 +16,7 @@ from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from fivefold.trainer.optimizers.optimizer import learning_rate
-from tests.interop.draws import Range, plans, returns
+from tests.interop.draws import Range, check_round_trip, plans
 
 # NVIDIA/Megatron-LM@157006d:examples/gpt3/train_gpt3_175b_distributed.sh, "the 175B parameter model"; 16 nodes
 GPT3 = """
@@ -281,7 +281,9 @@ CORES = Range(
 
 @pytest.mark.slow
 def test_written_config_is_read_back(tmp_path: Path) -> None:
-    refused = [returns(plan, to="megatron", folder=tmp_path) for plan in plans("megatron-core", count=40, among=CORES)]
+    refused = [
+        check_round_trip(plan, to="megatron", folder=tmp_path) for plan in plans("megatron-core", count=40, among=CORES)
+    ]
     assert refused.count(None) >= 25, [why for why in refused if why]
 
 

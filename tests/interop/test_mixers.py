@@ -15,7 +15,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
-from tests.interop.draws import returns
+from tests.interop.draws import check_round_trip
 
 GATED_EXPERT = MoE(experts=128, topk=8, ffn=768, shared_experts=1, shared_gate=True)
 LACKING: list[tuple[Model, str]] = [
@@ -41,4 +41,4 @@ def test_software_that_runs_the_model_of_transformers_gives_it_back(to: str, nam
     stack = build_stack({"deepspeed": "deepspeed", "accelerate": "fsdp2"}[to])
     job = Job(sequence=4096, global_batch=8, precision="bf16-grad16", stack=stack)
     plan = Plan(model=build_model(name), layout=Layout(dp=8, zero=3), job=job)
-    assert returns(plan, to=to, folder=tmp_path) is None
+    assert check_round_trip(plan, to=to, folder=tmp_path) is None

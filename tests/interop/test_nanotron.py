@@ -13,7 +13,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.record import UserError
-from tests.interop.draws import Range, plans, returns
+from tests.interop.draws import Range, check_round_trip, plans
 
 # huggingface/nanotron@09fd0ec:examples/config_tiny_llama.yaml
 TINY = """
@@ -144,7 +144,9 @@ NANOS = Range(
 
 @pytest.mark.slow
 def test_written_config_is_read_back(tmp_path: Path) -> None:
-    refused = [returns(plan, to="nanotron", folder=tmp_path) for plan in plans("nanotron", count=40, among=NANOS)]
+    refused = [
+        check_round_trip(plan, to="nanotron", folder=tmp_path) for plan in plans("nanotron", count=40, among=NANOS)
+    ]
     assert refused.count(None) >= 20, refused
 
 

@@ -13,7 +13,14 @@ from fivefold.interop.keys import Table, Values
 from fivefold.interop.registry import FORMATS
 from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
-from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault, own_keys, read_with, translated_names
+from tests.interop.drawn_keys import (
+    SOFTWARE,
+    draw_keys,
+    find_fault,
+    list_software_keys,
+    list_translated_names,
+    read_with,
+)
 
 TABLES: dict[str, Table] = {name: table for form in FORMATS for name, table in form.keys.items()}
 # Of each software, keys that change memory, FLOPs, messages or time and are not modelled: by hand, not of a table.
@@ -82,9 +89,9 @@ def test_the_keys_of_every_format_are_tested() -> None:
 @pytest.mark.parametrize("name", SOFTWARE)
 def test_every_key_of_the_softwares_own_list_is_known(name: str) -> None:
     values = Values(TABLES[name], {}, origin="", software=name)
-    own = own_keys(name)
+    own = list_software_keys(name)
     assert len(own) > 50
-    assert [key for key in own if not any(map(values.find_key, translated_names(key)))] == []
+    assert [key for key in own if not any(map(values.find_key, list_translated_names(key)))] == []
 
 
 @pytest.mark.parametrize("name", SOFTWARE)
@@ -93,7 +100,7 @@ def test_a_key_with_an_effect_is_an_error_unless_it_is_ignored(name: str, tmp_pa
     assert (base.not_understood, base.missing) == ((), ())
     for key, value in EFFECTS[name].items():
         reading = read_with(name, {key: value}, tmp_path)
-        names = translated_names(key)
+        names = list_translated_names(key)
         with pytest.raises(UserError, match="--ignore") as error:
             check_keys(reading)
         named = [said.key for said in reading.not_understood]

@@ -16,7 +16,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.search import search
 from fivefold.stack.catalog import build_stack as stack_named
-from tests.selection import one_in
+from tests.selection import mark_share
 
 DENSE, EXPERTS = ("llama3-8b", "llama2-7b", "llama3.2-1b", "tiny"), ("qwen3-30b-a3b", "mixtral-8x7b")
 PRECISIONS = {"fsdp2": "bf16-grad16"}  # as accelerate's FSDP2 reduces
@@ -45,7 +45,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stack", one_in(2, STACKS))
+@pytest.mark.parametrize("stack", mark_share(2, STACKS))
 def test_searched_layout_is_written(stack: str) -> None:
     some = random.Random(stack)
     assert check(stack, some, model=some.choice(DENSE), ranks=8)

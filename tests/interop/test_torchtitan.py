@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
-from tests.interop.draws import Range, plans, returns
+from tests.interop.draws import Range, check_round_trip, plans
 
 # pytorch/torchtitan, shortened to what costs something. ranks: as the file's head, or its name, says.
 LLAMA3_405B = """# @01424cb:torchtitan/models/llama3/train_configs/llama3_405b.toml: a preset for 128 H100 GPUs
@@ -225,7 +225,7 @@ TITANS = Range(
 
 @pytest.mark.parametrize("to", ["torchtitan", "torchtitan-0.2"])
 def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
-    refused = [returns(plan, to=to, folder=tmp_path) for plan in plans("torchtitan", count=40, among=TITANS)]
+    refused = [check_round_trip(plan, to=to, folder=tmp_path) for plan in plans("torchtitan", count=40, among=TITANS)]
     assert refused.count(None) >= 15
     assert not any("\n" in why for why in refused if why)
 
@@ -265,7 +265,7 @@ def test_inexpressible_layout_is_an_error_with_the_closest_one(
 
 def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:
     plan = Plan(build_model("tiny"), Layout.parse("dp2 tp2 zero3 mbs1"), Job(sequence=256, global_batch=8))
-    assert returns(plan, to="torchtitan", folder=tmp_path) is None
+    assert check_round_trip(plan, to="torchtitan", folder=tmp_path) is None
 
 
 def test_flavors_have_the_parameters_that_their_names_say() -> None:

@@ -9,7 +9,7 @@ from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
 
 
-def live(table: Table, rank: int) -> Iterator[tuple[Counter[int], Counter[int]]]:
+def count_live(table: Table, rank: int) -> Iterator[tuple[Counter[int], Counter[int]]]:
     """Count by stage the micro-batches between F and the end of B, and those between B and the end of W."""
     passed, owed = Counter[int](), Counter[int]()
     for action in table.rows[rank]:
@@ -27,7 +27,7 @@ def peaks(table: Table, *, until_backward: Sequence[int], until_weight: Sequence
         max(
             sum(number * until_backward[stage] for stage, number in passed.items())
             + sum(number * until_weight[stage] for stage, number in owed.items())
-            for passed, owed in live(table, rank)
+            for passed, owed in count_live(table, rank)
         )
         for rank in range(table.pp)
     )

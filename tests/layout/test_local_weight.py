@@ -52,7 +52,7 @@ def test_pieces_tile_the_whole(model: Model, text: str) -> None:
         for place in places:
             result = local_slice(weight, model=model, layout=layout, vocab=vocab, place=place)
             assert result.shape == local_weight(weight, model=model, layout=layout, vocab=vocab).shape
-            assert all(part.stop <= size for part, size in zip(result.front, result.shape, strict=True))
+            assert all(part.stop <= size for part, size in zip(result.data_slices, result.shape, strict=True))
             held[result.slices] += 1
             holders.add(result.holders)
         copies = layout.etp if expert and (held == layout.etp).all() else holders.pop()

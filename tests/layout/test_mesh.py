@@ -8,10 +8,10 @@ from collections.abc import Callable, Hashable, Iterator
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.legal import reasons, refuse
 from fivefold.layout.mesh import group, members
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import reasons, refuse
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
@@ -41,14 +41,14 @@ def group_ranks(ranks: Team, key: Callable[[int], Hashable]) -> list[Team]:
     return [tuple(team) for team in teams.values()]
 
 
-def runs(team: Team, size: int) -> list[Team]:
+def split_runs(team: Team, size: int) -> list[Team]:
     assert len(team) % size == 0
     return [team[start : start + size] for start in range(0, len(team), size)]
 
 
-def across(team: Team, size: int) -> list[Team]:
+def take_across(team: Team, size: int) -> list[Team]:
     """One of each run, in the same place."""
-    return [tuple(run[place] for run in runs(team, size)) for place in range(size)]
+    return [tuple(run[place] for run in split_runs(team, size)) for place in range(size)]
 
 
 def teams(layout: Layout) -> dict[str, list[Team]]:
@@ -56,29 +56,29 @@ def teams(layout: Layout) -> dict[str, list[Team]]:
     at = mesh(layout)
     everyone = tuple(range(layout.world))
 
-    def sharing(*axes: str) -> list[Team]:
+    def list_teams(*axes: str) -> list[Team]:
         return group_ranks(everyone, lambda rank: tuple(at[rank][axis] for axis in axes))
 
-    def one_room(rank: int) -> Hashable:
+    def room_of(rank: int) -> Hashable:
         return at[rank]["pp"], at[rank]["tp"] % layout.etp
 
-    def one_etp(rank: int) -> Hashable:
+    def etp_of(rank: int) -> Hashable:
         return at[rank]["pp"], at[rank]["dp"], at[rank]["cp"], at[rank]["tp"] // layout.etp
 
-    result = {"world": [everyone], "stage": sharing("pp"), "etp": group_ranks(everyone, one_etp)}
+    result = {"world": [everyone], "stage": list_teams("pp"), "etp": group_ranks(everyone, etp_of)}
     for axis in DEFAULT_ORDER:
-        result[axis] = sharing(*(other for other in DEFAULT_ORDER if other != axis))
-    result["shard"] = [run for team in sharing("pp", "tp") for run in runs(team, layout.shards)]
-    result["replica"] = [item for team in sharing("pp", "tp") for item in across(team, layout.shards)]
-    rooms = group_ranks(everyone, one_room)
-    result["ep"] = [run for room in rooms for run in runs(room, layout.ep)]
-    holders = [team for room in rooms for team in across(room, layout.ep)]
-    result["expert_shard"] = [run for team in holders for run in runs(team, layout.expert_shards)]
-    result["expert_replica"] = [item for team in holders for item in across(team, layout.expert_shards)]
+        result[axis] = list_teams(*(other for other in DEFAULT_ORDER if other != axis))
+    result["shard"] = [run for team in list_teams("pp", "tp") for run in split_runs(team, layout.shards)]
+    result["replica"] = [item for team in list_teams("pp", "tp") for item in take_across(team, layout.shards)]
+    rooms = group_ranks(everyone, room_of)
+    result["ep"] = [run for room in rooms for run in split_runs(room, layout.ep)]
+    holders = [team for room in rooms for team in take_across(room, layout.ep)]
+    result["expert_shard"] = [run for team in holders for run in split_runs(team, layout.expert_shards)]
+    result["expert_replica"] = [item for team in holders for item in take_across(team, layout.expert_shards)]
     return result
 
 
-def fitting(layout: Layout, *, experts: bool) -> tuple[Model, Job]:
+def make_model_and_job(layout: Layout, *, experts: bool) -> tuple[Model, Job]:
     """What takes every degree of the layout, whatever it is."""
     moe = MoE(experts=12 * layout.ep, topk=2, ffn=12 * layout.etp) if experts else None
     heads = layout.tp * layout.cp
@@ -96,7 +96,7 @@ def fitting(layout: Layout, *, experts: bool) -> tuple[Model, Job]:
     return model, Job(sequence=4 * layout.cp * layout.tp, global_batch=2 * layout.dp * layout.pp)
 
 
-def chosen(chance: random.Random, number: int) -> int:
+def choose_divisor(chance: random.Random, number: int) -> int:
     return chance.choice([size for size in range(1, number + 1) if number % size == 0])
 
 
@@ -105,7 +105,7 @@ def draw_layouts(*, experts: bool) -> Iterator[Layout]:
     chance, many = random.Random(12), 0
     while many < DRAWN:
         dp, tp, cp, pp = (chance.choice((1, 1, 2, 3, 4, 6, 8, 10)) for _ in range(4))
-        etp = chosen(chance, tp) if experts else 1
+        etp = choose_divisor(chance, tp) if experts else 1
         zero = chance.choice((0, 1, 2, 3))
         layout = Layout(
             dp=dp,
@@ -113,14 +113,14 @@ def draw_layouts(*, experts: bool) -> Iterator[Layout]:
             cp=cp,
             pp=pp,
             etp=etp,
-            ep=chosen(chance, dp * cp * tp // etp) if experts else 1,
+            ep=choose_divisor(chance, dp * cp * tp // etp) if experts else 1,
             zero=zero,
-            shard_group=chance.choice((None, chosen(chance, dp * cp))) if zero else None,
+            shard_group=chance.choice((None, choose_divisor(chance, dp * cp))) if zero else None,
             order=tuple(chance.sample(DEFAULT_ORDER, 4)),
         )
         if layout.world > MOST_RANKS:
             continue
-        model, job = fitting(layout, experts=experts)
+        model, job = make_model_and_job(layout, experts=experts)
         refused = list(reasons(layout, model=model, job=job, machine=None))
         assert all(reason.startswith("order=") for reason in refused)
         if not refused:
@@ -142,7 +142,7 @@ WERE_WRONG = [
 def test_an_order_whose_groups_have_gaps_is_refused() -> None:
     """dp and cp with tp between them: ZeRO would have cut dense weights over ranks of tp, and no message been amiss."""
     layout = Layout.parse("dp2 tp2 cp2 zero1 order=dp-tp-cp-pp")
-    model, job = fitting(layout, experts=True)
+    model, job = make_model_and_job(layout, experts=True)
     with pytest.raises(
         UserError, match=r"tp, dp and cp must be neighbours, dp beside cp; try order=tp-dp-cp-pp or order=dp-cp-tp-pp"
     ):
@@ -196,7 +196,7 @@ def test_expert_groups_meet_their_requirements(layout: Layout) -> None:
 @pytest.mark.parametrize("experts", [False, True])
 def test_the_planner_counts_with_the_same_sizes(experts: bool) -> None:
     for layout in [*draw_layouts(experts=experts)][::8]:
-        model, job = fitting(layout, experts=experts)
+        model, job = make_model_and_job(layout, experts=experts)
         counts, expected = Counts(model, job), teams(layout)
         for unit, shards, replicas in counts.local_parts(layout, counts.stage_work(layout)[0][1][0].name):
             prefix = "expert_" if unit.name == "experts" else ""

@@ -20,7 +20,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.search.shapes import PAIRED, SPLIT
 from fivefold.planner.time.profiled import Profiled
 from fivefold.record import UserError
-from tests.layout.live import live
+from tests.layout.live import count_live
 
 EVERY = pytest.mark.parametrize("record", PIPELINE_SCHEDULES.values(), ids=lambda record: record.name)
 
@@ -60,7 +60,7 @@ def test_stages_are_on_the_ranks_that_the_record_says(record: PipelineSchedule) 
         assert record.places_v == any(a == b for path in paths for a, b in pairwise(path))
 
 
-def passed_before_first_backward(table: Table, rank: int) -> tuple[int, ...]:
+def count_forwards_before_backward(table: Table, rank: int) -> tuple[int, ...]:
     """Count the forwards of each stage of a rank until its first backward ends."""
     actions, held = table.rows[rank], table.rank_stages[rank]
     first = next(place for place, action in enumerate(actions) if action.kind in ("B", "BW", "FB"))
@@ -74,9 +74,9 @@ def test_live_stages_are_those_of_the_tables(record: PipelineSchedule) -> None:
         for rank in range(table.pp):
             count = record.live_stages(table.micro_batches, pp=table.pp, v=table.stages // table.pp, rank=rank)
             if not record.pairs_passes:
-                assert count == passed_before_first_backward(table, rank)
+                assert count == count_forwards_before_backward(table, rank)
             least = dict(zip(table.rank_stages[rank], count, strict=True))
-            assert any(all(passed[stage] >= least[stage] for stage in least) for passed, _ in live(table, rank))
+            assert any(all(passed[stage] >= least[stage] for stage in least) for passed, _ in count_live(table, rank))
 
 
 def test_every_schedule_has_a_record_that_cannot_be_changed() -> None:

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, schedule
-from fivefold.layout.schedule.action import Action, needs, parse, parts
+from fivefold.layout.schedule.action import Action, list_dependencies, parse, parts
 from fivefold.layout.schedule.batched_play import play_many, waves
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
@@ -45,7 +45,7 @@ def take(f: float, b: float, w: float, *, both: float | None = None) -> Callable
     return lambda task: seconds[task.kind]
 
 
-def alive(table: Table) -> tuple[int, ...]:
+def count_peaks(table: Table) -> tuple[int, ...]:
     """Peaks in micro-batches per rank if W needs as much as B does, the most there can be."""
     return peaks(table, until_backward=[1] * table.stages, until_weight=[1] * table.stages)
 
@@ -79,17 +79,17 @@ def test_every_part_runs_once_on_its_rank_after_what_it_needs(table: Table) -> N
     for row in spans:
         assert all(before.end <= after.start for before, after in pairwise(row))
         for span in row:
-            for need in needs(span.action, stages=table.stages):
+            for need in list_dependencies(span.action, stages=table.stages):
                 assert end[need] <= span.start
 
 
 def test_dependencies_of_an_action() -> None:
-    assert needs(Action("F", 0, 3), stages=4) == ()
-    assert needs(Action("F", 2, 3), stages=4) == (("F", 1, 3),)
-    assert needs(Action("B", 3, 1), stages=4) == (("F", 3, 1),)
-    assert needs(Action("BW", 2, 1), stages=4) == (("F", 2, 1), ("B", 3, 1))
-    assert needs(Action("W", 2, 1), stages=4) == (("B", 2, 1),)
-    assert needs(Action("FB", 2, 3, 1, 0), stages=4) == (("F", 1, 3), ("F", 1, 0), ("B", 2, 0))
+    assert list_dependencies(Action("F", 0, 3), stages=4) == ()
+    assert list_dependencies(Action("F", 2, 3), stages=4) == (("F", 1, 3),)
+    assert list_dependencies(Action("B", 3, 1), stages=4) == (("F", 3, 1),)
+    assert list_dependencies(Action("BW", 2, 1), stages=4) == (("F", 2, 1), ("B", 3, 1))
+    assert list_dependencies(Action("W", 2, 1), stages=4) == (("B", 2, 1),)
+    assert list_dependencies(Action("FB", 2, 3, 1, 0), stages=4) == (("F", 1, 3), ("F", 1, 0), ("B", 2, 0))
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,12 @@ def test_dualpipe_enters_from_both_ends() -> None:
 def test_bubble_of_gpipe_and_1f1b(pp: int, m: int, f: int, b: int, w: int) -> None:
     for name in ("gpipe", "1f1b"):
         played = play(schedule(name, pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
-        assert played.busy == (m * (f + b + w),) * pp
-        assert played.seconds - played.busy[0] == played.longest - played.busy[0] == (pp - 1) * (f + b + w)
+        assert played.busy_seconds == (m * (f + b + w),) * pp
+        assert (
+            played.seconds - played.busy_seconds[0]
+            == played.longest_rank_seconds - played.busy_seconds[0]
+            == (pp - 1) * (f + b + w)
+        )
 
 
 @some
@@ -142,10 +146,10 @@ def test_bubble_of_zero_bubble(pp: int, m: int, f: int, b: int, w: int) -> None:
     work = f + b + w
     m = max(m, pp)
     h1 = play(schedule("zb1p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
-    assert h1.longest == h1.seconds == m * work + (pp - 1) * (f + b - w)
+    assert h1.longest_rank_seconds == h1.seconds == m * work + (pp - 1) * (f + b - w)
     m = max(m, 2 * pp - 1)
     h2 = play(schedule("zb2p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
-    assert h2.longest == m * work + (pp - 1) * (f + b - 2 * w)
+    assert h2.longest_rank_seconds == m * work + (pp - 1) * (f + b - 2 * w)
 
 
 @some
@@ -155,8 +159,10 @@ def test_zero_bubble_is_zero_for_equal_durations(pp: int, m: int, unit: int) -> 
     for name, v in (("zb2p", 1), ("zbv", 2)):
         table = schedule(name, pp=pp, v=v, micro_batches=m)  # type: ignore[arg-type]
         played = play(table, seconds=take(unit, unit, unit))
-        assert played.longest == played.busy[0] == 3 * unit * m * v
-        assert played.seconds == played.longest + (pp - 1) * unit  # the last rank starts after pp - 1 forwards
+        assert played.longest_rank_seconds == played.busy_seconds[0] == 3 * unit * m * v
+        assert (
+            played.seconds == played.longest_rank_seconds + (pp - 1) * unit
+        )  # the last rank starts after pp - 1 forwards
 
 
 @some
@@ -167,8 +173,8 @@ def test_bubble_of_dualpipe(half: int, m: int, f: int, w: int) -> None:
     dual = play(schedule("dualpipe", pp=2 * half, v=1, micro_batches=max(4 * half, 2 * m)), seconds=take(f, f, w))
     folded = play(schedule("dualpipev", pp=half, v=2, micro_batches=max(2 * half, m)), seconds=take(f, f, w))
     for played in (dual, folded):
-        assert set(played.busy) == {played.busy[0]}
-        assert played.seconds - played.busy[0] == (half - 1) * ((f + f + w) + (f + w) - 3 * w)
+        assert set(played.busy_seconds) == {played.busy_seconds[0]}
+        assert played.seconds - played.busy_seconds[0] == (half - 1) * ((f + f + w) + (f + w) - 3 * w)
 
 
 def test_overlap_shortens_dualpipe() -> None:
@@ -176,7 +182,7 @@ def test_overlap_shortens_dualpipe() -> None:
     table = schedule("dualpipe", pp=8, v=1, micro_batches=20)
     apart, over = (play(table, seconds=take(1, 1, 1, both=both)) for both in (3, 2))
     assert over.seconds < apart.seconds
-    assert over.seconds - min(over.busy) == 3 * (2 + 2 - 3)
+    assert over.seconds - min(over.busy_seconds) == 3 * (2 + 2 - 3)
 
 
 PUBLISHED = [  # pp, micro-batches; F, B, W, communication in ms; bubble rates of 1F1B, ZB-H1, ZB-H2
@@ -201,7 +207,7 @@ def test_published_bubble_rates(pp: int, m: int, times: tuple[float, ...], rates
     f, b, w, hop = times
     for name, rate in zip(("1f1b", "zb1p", "zb2p"), rates, strict=True):
         table = schedule(name, pp=pp, v=1, micro_batches=m)  # type: ignore[arg-type]
-        cost = play(table, seconds=take(f, b, w), hop_seconds=lambda *_: hop).longest
+        cost = play(table, seconds=take(f, b, w), hop_seconds=lambda *_: hop).longest_rank_seconds
         assert (cost - m * (f + b + w)) / cost == pytest.approx(rate, abs=6e-5)
 
 
@@ -212,15 +218,15 @@ def test_published_bubble_rates(pp: int, m: int, times: tuple[float, ...], rates
 @given(RANKS, MICRO_BATCHES)
 def test_micro_batches_alive(pp: int, m: int) -> None:
     ranks = range(pp)
-    assert alive(schedule("gpipe", pp=pp, v=1, micro_batches=m)) == (m,) * pp
-    assert alive(schedule("1f1b", pp=pp, v=1, micro_batches=m)) == tuple(min(m, pp - r) for r in ranks)
-    assert alive(schedule("zb1p", pp=pp, v=1, micro_batches=m)) == (min(m, pp),) * pp
-    assert alive(schedule("zb2p", pp=pp, v=1, micro_batches=m)) == (min(m, 2 * pp - 1),) * pp
-    assert max(alive(schedule("zbv", pp=pp, v=2, micro_batches=m))) <= 2 * pp  # halves: pp full ones
-    assert alive(schedule("zbv", pp=pp, v=2, micro_batches=2 * pp)) == (2 * pp,) * pp
-    assert alive(schedule("dualpipev", pp=pp, v=2, micro_batches=2 * pp + m)) == (2 * pp + 1,) * pp
+    assert count_peaks(schedule("gpipe", pp=pp, v=1, micro_batches=m)) == (m,) * pp
+    assert count_peaks(schedule("1f1b", pp=pp, v=1, micro_batches=m)) == tuple(min(m, pp - r) for r in ranks)
+    assert count_peaks(schedule("zb1p", pp=pp, v=1, micro_batches=m)) == (min(m, pp),) * pp
+    assert count_peaks(schedule("zb2p", pp=pp, v=1, micro_batches=m)) == (min(m, 2 * pp - 1),) * pp
+    assert max(count_peaks(schedule("zbv", pp=pp, v=2, micro_batches=m))) <= 2 * pp  # halves: pp full ones
+    assert count_peaks(schedule("zbv", pp=pp, v=2, micro_batches=2 * pp)) == (2 * pp,) * pp
+    assert count_peaks(schedule("dualpipev", pp=pp, v=2, micro_batches=2 * pp + m)) == (2 * pp + 1,) * pp
     even = 2 * pp
-    assert alive(schedule("dualpipe", pp=even, v=1, micro_batches=2 * (even + m))) == (even + 1,) * even
+    assert count_peaks(schedule("dualpipe", pp=even, v=1, micro_batches=2 * (even + m))) == (even + 1,) * even
 
 
 @some
@@ -229,7 +235,7 @@ def test_chunks_alive_when_interleaved(pp: int, v: int, groups: int) -> None:
     """Megatron's warm-up, and one; the first rank has pp(1 + (pp-1)/(pp·v)) micro-batches: arXiv:2205.05198."""
     m = groups * pp
     chunks = tuple(min(v * m, (v - 1) * pp + 2 * (pp - rank) - 1) for rank in range(pp))
-    assert alive(schedule("interleaved", pp=pp, v=v, micro_batches=m)) == chunks
+    assert count_peaks(schedule("interleaved", pp=pp, v=v, micro_batches=m)) == chunks
 
 
 @pytest.mark.parametrize(("name", "factor"), [("zb1p", 1), ("zb2p", 2)])
@@ -252,7 +258,7 @@ def wait_sends(table: Table, seconds: Callable[[Task], float], hop: Callable[[in
         for rank, row in enumerate(table.rows):
             free = 0.0
             for action in row:
-                for kind, stage, i in needs(action, stages=table.stages):
+                for kind, stage, i in list_dependencies(action, stages=table.stages):
                     home = table.paths[i][stage]
                     free = max(free, end[kind, stage, i] + (hop(home, rank) if home != rank else 0))
                 free += seconds(Task(action.kind, action.stage, action.backward_stage))
@@ -302,7 +308,7 @@ def test_a_play_by_hand() -> None:
         [("F0.0", 0, 1), ("F0.1", 1, 2), ("BW0.0", 6, 8), ("BW0.1", 9, 11)],
         [("F1.0", 2, 3), ("BW1.0", 3, 5), ("F1.1", 5, 6), ("BW1.1", 6, 8)],
     ]
-    assert (played.seconds, played.busy, played.longest) == (11, (6, 6), 11)
+    assert (played.seconds, played.busy_seconds, played.longest_rank_seconds) == (11, (6, 6), 11)
     assert isinstance(played, Played)
 
 
@@ -374,7 +380,7 @@ def from_torch(native: Any) -> Action | None:
 ONE = schedule("1f1b", pp=2, v=1, micro_batches=2)
 
 
-def changed(*, rank: int, row: str, name: str = "mine") -> Table:
+def change_row(*, rank: int, row: str, name: str = "mine") -> Table:
     rows = list(ONE.rows)
     rows[rank] = tuple(map(parse, row.split()))
     return Table(name, tuple(rows), ONE.paths)
@@ -399,7 +405,7 @@ def changed(*, rank: int, row: str, name: str = "mine") -> Table:
     ],
 )
 def test_check_says_what_is_wrong(rank: int, row: str, says: str | None) -> None:
-    table = changed(rank=rank, row=row)
+    table = change_row(rank=rank, row=row)
     if says is None:
         check(table)
         return
@@ -518,7 +524,11 @@ def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(ta
         assert tuple(cue.action for cue in row) == table.rows[rank]
         posted = {part: index for index, cue in enumerate(row) for part in cue.post_receives}
         for index, cue in enumerate(row):
-            needed = [part for part in needs(cue.action, stages=table.stages) if made.get(part, (0, -1))[1] == rank]
+            needed = [
+                part
+                for part in list_dependencies(cue.action, stages=table.stages)
+                if made.get(part, (0, -1))[1] == rank
+            ]
             assert all(posted[part] <= max(0, index - 1) for part in needed)
         for source in range(table.pp):
             for kind in "FB":
@@ -544,7 +554,9 @@ def test_waiting_for_sends_never_locks(table: Table) -> None:
                 if not begun[rank]:
                     posted.update(post_receives)
                     begun[rank] = moved = True
-                if not (posted.issuperset(wait_sends) and done.issuperset(needs(action, stages=table.stages))):
+                if not (
+                    posted.issuperset(wait_sends) and done.issuperset(list_dependencies(action, stages=table.stages))
+                ):
                     break
                 done.update(parts(action))
                 at[rank], begun[rank], moved = at[rank] + 1, False, True

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -68,7 +68,7 @@ def test_text_and_layout_are_one(layout: Layout, random: Any) -> None:
     assert str(Layout.parse(" ".join(tokens))) == text
 
 
-def _other_spellings(token: str) -> list[str]:
+def _list_spellings(token: str) -> list[str]:
     """Return the spellings of a printed token that mean the same."""
     named, degree = re.fullmatch(r"([a-z]*)(.*)", token).groups()
     spellings = [token]
@@ -84,7 +84,7 @@ def _other_spellings(token: str) -> list[str]:
 @every
 @given(layouts(), st.data())
 def test_other_spellings_of_a_layout_print_in_the_one_of_ours(layout: Layout, data: st.DataObject) -> None:
-    tokens = data.draw(st.permutations([data.draw(st.sampled_from(_other_spellings(t))) for t in str(layout).split()]))
+    tokens = data.draw(st.permutations([data.draw(st.sampled_from(_list_spellings(t))) for t in str(layout).split()]))
     separators = data.draw(st.lists(st.sampled_from([" ", ",", ", "]), min_size=len(tokens), max_size=len(tokens)))
     text = "".join(map(str.__add__, tokens, separators))
     assert Layout.parse(text) == layout, text
@@ -127,7 +127,7 @@ def test_sizes_that_follow() -> None:
     assert Layout.parse("dp4 cp2 zero0").shards == 1
 
 
-def one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
+def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
     text = str(caught.value)
     assert "\n" not in text
     assert len(text) < 250
@@ -246,7 +246,7 @@ def test_layout_invalid_for_model_job_or_machine_is_an_error(text: str, changes:
         return
     with pytest.raises(UserError) as caught:
         refuse(Layout.parse(text), **nouns)
-    assert words in one_line(caught)
+    assert words in check_one_line(caught)
 
 
 @every

@@ -13,14 +13,16 @@ def chip(name: str) -> Chip:
 def test_every_chip_says_where_its_shares_come_from():
     for name in names():
         assert chip(name).share_source == ROWS[name].efficiency.source
-        assert 0.4 < chip(name).sustained("fp16") / chip(name).peak("fp16") <= 1.01
-    assert chip("h100").sustained("bf16") == pytest.approx(700 * 0.92e12, rel=1e-9)
-    assert chip("h100").replace(power_watts=None).sustained("bf16") == pytest.approx(0.93 * 794.5e12, rel=1e-9)
-    assert chip("h100").sustained("fp4") == chip("h100").sustained("fp8")  # as its peak: the nearest wider format
+        assert 0.4 < chip(name).sustained_flops("fp16") / chip(name).peak("fp16") <= 1.01
+    assert chip("h100").sustained_flops("bf16") == pytest.approx(700 * 0.92e12, rel=1e-9)
+    assert chip("h100").replace(power_watts=None).sustained_flops("bf16") == pytest.approx(0.93 * 794.5e12, rel=1e-9)
+    assert chip("h100").sustained_flops("fp4") == chip("h100").sustained_flops(
+        "fp8"
+    )  # as its peak: the nearest wider format
 
 
 def test_a_chip_without_measurements_has_sound_defaults():
     plain = Chip(name="x", peak_flops={"bf16": 1e15}, memory_bytes=2**36, memory_bandwidth=3e12, source="mine")
-    assert plain.sustained("bf16") == 0.75e15
-    assert plain.sustained("fp8") == 0.75e15
+    assert plain.sustained_flops("bf16") == 0.75e15
+    assert plain.sustained_flops("fp8") == 0.75e15
     assert "default" in plain.share_source

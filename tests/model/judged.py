@@ -23,7 +23,7 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_layers import MtpModel
 
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.huggingface.write import differs
+from fivefold.model.huggingface.write import find_difference
 from fivefold.record import UserError
 from tests.model.mutations import FAMILIES
 
@@ -61,7 +61,7 @@ REFUSED_ALL_THE_SAME = {
 FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
-def further(theirs: Any) -> int:
+def count_mtp_parameters(theirs: Any) -> int:
     """Count the parameters of the MTP modules that transformers would add to ``theirs``, on meta."""
     depth = getattr(theirs.config, "num_mtp_layers", 0) or 0
     with torch.device("meta"):
@@ -74,7 +74,7 @@ class Seen(NamedTuple):
     shapes: dict[str, tuple[int, ...]]
     logits: tuple[Tensor, ...]
 
-    def like(self, other: Seen) -> bool:
+    def is_equal(self, other: Seen) -> bool:
         return self.shapes == other.shapes and all(
             float((mine - theirs).abs().max()) < SAME * max(1.0, float(theirs.abs().max()))
             for mine, theirs in zip(self.logits, other.logits, strict=True)
@@ -82,7 +82,7 @@ class Seen(NamedTuple):
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Without what transformers says of odd configs."""
     before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.CRITICAL)
@@ -159,15 +159,15 @@ def judge(kind: str, config: dict[str, Any], *, keys: tuple[str, ...]) -> tuple[
         if "\n" in str(refusal):
             return "more than one line", str(refusal)
         reasons = {REFUSED_ALL_THE_SAME.get((family, key)) for family in ("", kind) for key in keys}
-        needless = theirs is not None and theirs.like(base(kind)) and reasons == {None}
+        needless = theirs is not None and theirs.is_equal(base(kind)) and reasons == {None}
         return ("refused without need" if needless else "", f"refused: {refusal}")
     if theirs is None:
         return "", "the reference fails"
     numel = sum(torch.Size(shape).numel() for shape in theirs.shapes.values())
     if ours.parameters != numel and not set(FURTHER) & set(keys):
         return f"{ours.parameters} parameters instead of {numel}", ""
-    result = differs(ours, from_config({"model_type": kind, **FAMILIES[kind]}, name="x"))
-    changed = not theirs.like(base(kind)) or theirs.shapes != base(kind).shapes
+    result = find_difference(ours, from_config({"model_type": kind, **FAMILIES[kind]}, name="x"))
+    changed = not theirs.is_equal(base(kind)) or theirs.shapes != base(kind).shapes
     if changed and not result and keys != ("rope_interleave",):  # an order of rows, which is no field of Model
         return "not read, though it changes the reference", ""
     needless = result and not changed and not set(FURTHER) & set(keys)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import DropoutRates
-from tests.model.judged import build_reference, quiet
+from tests.model.judged import build_reference, silence_transformers
 from tests.model.mutations import FAMILIES
 
 DRAWN = {"attention_dropout": 0.125, "hidden_dropout": 0.25, "embedding_dropout": 0.375}
@@ -22,7 +22,7 @@ CHOOSES_KEYS = {"deepseek_v32", "glm_moe_dsa"}  # whose attention takes no dropo
 
 
 @contextmanager
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, tuple[int, ...]]]]:
+def record_dropouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, tuple[int, ...]]]]:
     """Rate and shape of every dropout that is applied."""
     calls: list[tuple[float, tuple[int, ...]]] = []
 
@@ -44,12 +44,12 @@ def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monke
     config: dict[str, Any] = FAMILIES[kind] | still
     config |= {key: fields[field] for key, field in REGISTRY[kind].keys.items() if field in fields}
     model = from_config({"model_type": kind, **config}, name="x")
-    with quiet(), torch.no_grad(), recorded(monkeypatch) as calls:
+    with silence_transformers(), torch.no_grad(), record_dropouts(monkeypatch) as calls:
         theirs = build_reference(kind, config).train()
         for weight in theirs.parameters():
             weight.zero_()
         theirs(torch.ones(1, TOKENS, dtype=torch.long), use_cache=False)
-    layers, attentions = model.layers, sum(model.attends(layer) for layer in range(model.layers))
+    layers, attentions = model.layers, sum(model.has_attention(layer) for layer in range(model.layers))
     scores = [rate for rate, shape in calls if shape[1:-1] == (model.heads, TOKENS)]
     stream = [rate for rate, shape in calls if shape in ((1, TOKENS, model.width), (TOKENS, model.width))]
     assert len(scores) + len(stream) == len(calls)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
@@ -33,8 +33,8 @@ def test_a_mixer_without_its_geometry_and_a_geometry_without_its_mixer(fields: d
 def test_layers_of_other_mixers_have_no_window_and_no_rotary_positions() -> None:
     model = CONV.replace(window=8, rope_pattern=(False, True, True))
     assert [model.mixer_name(layer) for layer in range(4)] == ["short_conv", "attention", "short_conv", "attention"]
-    assert [model.slides(layer) for layer in range(3)] == [False, True, False]
-    assert [model.rotates(layer) for layer in range(3)] == [False, True, False]
+    assert [model.has_window(layer) for layer in range(3)] == [False, True, False]
+    assert [model.has_rope(layer) for layer in range(3)] == [False, True, False]
 
 
 def test_the_weights_of_a_short_convolution() -> None:

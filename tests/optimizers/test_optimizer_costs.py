@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.legal import explain_unsupported_2d
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import explain_unsupported_2d
 from fivefold.model.catalog import build_model
 from fivefold.model.weights import weights
 from fivefold.optimizers import KINDS

@@ -14,14 +14,14 @@ from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import spans
-from fivefold.planner.whole_run import whole_run
+from fivefold.planner.whole_run import predict_full_run
 from fivefold.record import Record, UserError
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported
 from tests.planner.draws import Case
 
 
-def a_step(case: Case) -> None:
+def check_step(case: Case) -> None:
     """Finite, positive and consistent."""
     step = predict(**case._asdict())
     model, machine, layout, job = case
@@ -55,7 +55,7 @@ def a_step(case: Case) -> None:
     assert all(operation.times > 0 for operation in step.operations)
 
 
-def its_pictures(case: Case) -> None:
+def check_pictures(case: Case) -> None:
     """The step drawn: it ends when the step does, and its fullest moment is the peak."""
     model, machine, layout, job = case
     plan = planner(model, machine, job)
@@ -75,13 +75,13 @@ def its_pictures(case: Case) -> None:
         assert all(level.seconds >= 0 and min(level[1:7]) >= 0 for level in drawn)
 
 
-def the_questions(case: Case) -> None:
+def check_questions(case: Case) -> None:
     """Each of them about a layout is answered, or refused in one line."""
     for ask in (questions.largest_micro_batch, questions.longest_sequence, questions.changes):
-        answered(lambda ask=ask: ask(**case._asdict()))
-    answered(
+        check_answered(lambda ask=ask: ask(**case._asdict()))
+    check_answered(
         lambda: [
-            whole_run(
+            predict_full_run(
                 step=predict(**case._asdict()),
                 model=case.model,
                 machine=case.machine,
@@ -91,16 +91,16 @@ def the_questions(case: Case) -> None:
             )
         ]
     )
-    answered(lambda: questions.sound_batches(job=case.job, layout=case.layout, tokens=1e12))
-    answered(lambda: [ratios(case.model, machine=case.machine, layout=case.layout, job=case.job)])
+    check_answered(lambda: questions.list_reasonable_batches(job=case.job, layout=case.layout, tokens=1e12))
+    check_answered(lambda: [ratios(case.model, machine=case.machine, layout=case.layout, job=case.job)])
 
 
-def the_engine(case: Case) -> None:
+def check_engine(case: Case) -> None:
     """It takes a job, or refuses it in one line."""
-    answered(lambda: check_supported(case.layout, case.job, model=case.model) or [])
+    check_answered(lambda: check_supported(case.layout, case.job, model=case.model) or [])
 
 
-def a_search(case: Case) -> None:
+def check_search(case: Case) -> None:
     """On as many ranks as the layout has: no slower than the layout itself, where that is among those searched."""
     model, machine, layout, job = case
     result = search(model=model, machine=machine, job=job, top=3)
@@ -112,7 +112,7 @@ def a_search(case: Case) -> None:
         assert result.best[0].step.time.step_seconds <= estimate.step_time.seconds * (1 + 1e-9)
 
 
-def answered(ask: Callable[[], Any]) -> None:
+def check_answered(ask: Callable[[], Any]) -> None:
     """With numbers, or with one line."""
     try:
         results = ask()

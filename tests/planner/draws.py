@@ -15,10 +15,10 @@ from pydantic import BaseModel, ValidationError
 
 from fivefold.adapter import Adapter
 from fivefold.job import RECIPES, Job, Recipe
-from fivefold.layout.legal import reasons, refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
 from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.validity import reasons, refuse
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
 from fivefold.model import catalog as models
@@ -55,11 +55,11 @@ def options(record: type[BaseModel], field: str) -> list[Any]:
     return [False, True] if annotation is bool else literals(annotation)
 
 
-def one(*values: Any) -> Draw:
+def choose(*values: Any) -> Draw:
     return lambda some: some.choice(values)
 
 
-def any_of(record: type[BaseModel], field: str) -> Draw:
+def choose_option(record: type[BaseModel], field: str) -> Draw:
     """The default half of the time, else any of its options."""
     choices, usual = options(record, field), record.model_fields[field].default
     return lambda some: usual if some.random() < 0.5 else some.choice(choices)
@@ -89,52 +89,52 @@ def recipe(some: random.Random) -> Recipe:
 
 
 RECIPE: dict[str, Draw] = {
-    "name": one("mine"),
-    "compute": any_of(Recipe, "compute"),
-    "weights_bytes": one(1, 2, 4),
-    "gradients_bytes": one(1, 2, 4),
-    "master_bytes": one(0, 2, 4),
-    "accumulated_bytes": one(0, 2, 4),
-    "moments_bytes": one((4, 4), (2, 2), (1, 2), (0, 0), (4, 0)),
-    "loss_scaling": one(False, True),
-    "scaling": any_of(Recipe, "scaling"),
-    "wide_gradients": one(False, True),
-    "gathers": any_of(Recipe, "gathers"),
-    "half": any_of(Recipe, "half"),
-    "dispatches": any_of(Recipe, "dispatches"),
+    "name": choose("mine"),
+    "compute": choose_option(Recipe, "compute"),
+    "weights_bytes": choose(1, 2, 4),
+    "gradients_bytes": choose(1, 2, 4),
+    "master_bytes": choose(0, 2, 4),
+    "accumulated_bytes": choose(0, 2, 4),
+    "moments_bytes": choose((4, 4), (2, 2), (1, 2), (0, 0), (4, 0)),
+    "loss_scaling": choose(False, True),
+    "scaling": choose_option(Recipe, "scaling"),
+    "wide_gradients": choose(False, True),
+    "gathers": choose_option(Recipe, "gathers"),
+    "half": choose_option(Recipe, "half"),
+    "dispatches": choose_option(Recipe, "dispatches"),
 }
 
 GROUP: dict[str, Draw] = {
-    "of": any_of(Group, "of"),
-    "rate": one(0.0, 1.0, 2.5),
-    "weight_decay": one(None, 0.0, 0.3),
+    "of": choose_option(Group, "of"),
+    "rate": choose(0.0, 1.0, 2.5),
+    "weight_decay": choose(None, 0.0, 0.3),
 }
 
 OPTIMIZER: dict[str, Draw] = {
-    "kind": any_of(Optimizer, "kind"),
-    "betas": one((0.9, 0.95), (0.0, 0.0)),
-    "momentum": one(0.95, 0.0),
-    "epsilon": one(1e-8),
-    "weight_decay": one(0.1, 0.0),
+    "kind": choose_option(Optimizer, "kind"),
+    "betas": choose((0.9, 0.95), (0.0, 0.0)),
+    "momentum": choose(0.95, 0.0),
+    "epsilon": choose(1e-8),
+    "weight_decay": choose(0.1, 0.0),
     "groups": lambda some: tuple(
-        fields(GROUP | {"of": one(part)}, some) for part in options(Group, "of") if some.random() < 0.1
+        fields(GROUP | {"of": choose(part)}, some) for part in options(Group, "of") if some.random() < 0.1
     ),
-    "clip": one(1.0, 0.0),
+    "clip": choose(1.0, 0.0),
 }
 
 RATE: dict[str, Draw] = {
-    "kind": any_of(LearningRate, "kind"),
-    "peak": one(3e-4),
-    "floor": one(0.0, 0.1, 1.0),
-    "warmup_steps": one(0, 1),
-    "decay_steps": one(None, 1),
+    "kind": choose_option(LearningRate, "kind"),
+    "peak": choose(3e-4),
+    "floor": choose(0.0, 0.1, 1.0),
+    "warmup_steps": choose(0, 1),
+    "decay_steps": choose(None, 1),
 }
 
 RAMP: dict[str, Draw] = {
-    "first": one(1, 2, 8),
-    "step": one(1, 2, 8),
-    "every": one(1, 3),
-    "samples": one(None),
+    "first": choose(1, 2, 8),
+    "step": choose(1, 2, 8),
+    "every": choose(1, 3),
+    "samples": choose(None),
 }
 
 
@@ -145,13 +145,13 @@ def ramp(some: random.Random) -> dict[str, Any] | None:
 
 
 ADAPTER: dict[str, Draw] = {
-    "kind": one("lora"),
-    "rank": one(1, 3, 16),
-    "alpha": one(None, 8.0),
-    "dropout": one(0.0, 0.0, 0.1),
-    "targets": one(("all-linear",), ("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj")),
-    "rank_stabilized": one(False, True),
-    "base": one(None, None, "nf4", "nf4", "bf16", "fp32"),
+    "kind": choose("lora"),
+    "rank": choose(1, 3, 16),
+    "alpha": choose(None, 8.0),
+    "dropout": choose(0.0, 0.0, 0.1),
+    "targets": choose(("all-linear",), ("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj")),
+    "rank_stabilized": choose(False, True),
+    "base": choose(None, None, "nf4", "nf4", "bf16", "fp32"),
 }
 
 
@@ -161,63 +161,63 @@ def adapter(some: random.Random) -> dict[str, Any] | None:
 
 
 JOB: dict[str, Draw] = {
-    "sequence": one(1, 2, 30, 64, 96, 128, 1024, 4096, 6000, 131072),
-    "global_batch": one(1),  # as the layout needs it: ``layout_and_job``
+    "sequence": choose(1, 2, 30, 64, 96, 128, 1024, 4096, 6000, 131072),
+    "global_batch": choose(1),  # as the layout needs it: ``layout_and_job``
     "precision": recipe,
-    "documents": any_of(Job, "documents"),
-    "emulate": any_of(Job, "emulate"),
-    "imbalance": one(1.0, 1.0, 1.7, 64.0),
+    "documents": choose_option(Job, "documents"),
+    "emulate": choose_option(Job, "emulate"),
+    "imbalance": choose(1.0, 1.0, 1.7, 64.0),
     "offload": subset(Job, "offload"),
     "optimizer": lambda some: fields(OPTIMIZER, some) if some.random() < 0.5 else Optimizer(),
     "learning_rate": lambda some: fields(RATE, some),
     "ramp": ramp,
     "adapter": lambda some: adapter(random.Random(some.getstate()[1][0] + some.getstate()[1][-1])),
-    "steps": one(1, 1000),
-    "seed": one(0, 7),
+    "steps": choose(1, 1000),
+    "seed": choose(0, 7),
 }
 
 STACK: dict[str, Draw] = {
-    "attention": any_of(Stack, "attention"),
-    "loss": any_of(Stack, "loss"),
-    "kernels": any_of(Stack, "kernels"),
-    "compile": any_of(Stack, "compile"),
-    "merged_projections": any_of(Stack, "merged_projections"),
-    "linears": any_of(Stack, "linears"),
-    "column_inputs": any_of(Stack, "column_inputs"),
-    "wgrad_accumulation": any_of(Stack, "wgrad_accumulation"),
+    "attention": choose_option(Stack, "attention"),
+    "loss": choose_option(Stack, "loss"),
+    "kernels": choose_option(Stack, "kernels"),
+    "compile": choose_option(Stack, "compile"),
+    "merged_projections": choose_option(Stack, "merged_projections"),
+    "linears": choose_option(Stack, "linears"),
+    "column_inputs": choose_option(Stack, "column_inputs"),
+    "wgrad_accumulation": choose_option(Stack, "wgrad_accumulation"),
     "flat_copies": subset(Stack, "flat_copies"),
-    "run_ahead": any_of(Stack, "run_ahead"),
+    "run_ahead": choose_option(Stack, "run_ahead"),
     "low_precision_saved": subset(Stack, "low_precision_saved"),
-    "extra_kernels": one((0, 0), (0, 0), (10, 18)),
-    "cuda_graphs": any_of(Stack, "cuda_graphs"),
-    "dispatcher": any_of(Stack, "dispatcher"),
-    "pairs": any_of(Stack, "pairs"),
+    "extra_kernels": choose((0, 0), (0, 0), (10, 18)),
+    "cuda_graphs": choose_option(Stack, "cuda_graphs"),
+    "dispatcher": choose_option(Stack, "dispatcher"),
+    "pairs": choose_option(Stack, "pairs"),
     "overlap": subset(Stack, "overlap"),
-    "p2p_overlap": any_of(Stack, "p2p_overlap"),
-    "reduce": any_of(Stack, "reduce"),
-    "reshard": any_of(Stack, "reshard"),
-    "backward_all_gather": any_of(Stack, "backward_all_gather"),
-    "comm_buffers": any_of(Stack, "comm_buffers"),
-    "zero2_shards": any_of(Stack, "zero2_shards"),
-    "rope": any_of(Stack, "rope"),
-    "zero3_gather": any_of(Stack, "zero3_gather"),
-    "prefetch_bucket_size": one(0, 1000, 50_000_000),
-    "param_persistence_threshold": one(0, 100, 100_000),
-    "max_reuse_distance": one(0, 10_000, 1_000_000_000),
-    "max_live_parameters": one(0, 100_000, 1_000_000_000),
-    "reduce_bucket": one(0, 0, 0, 1, 3000, 500_000_000),
-    "replicated_grad_reduce": any_of(Stack, "replicated_grad_reduce"),
-    "stage_outputs": any_of(Stack, "stage_outputs"),
-    "deferred_wgrad": any_of(Stack, "deferred_wgrad"),
-    "recv_buffers": any_of(Stack, "recv_buffers"),
-    "reduce_in_fp32": any_of(Stack, "reduce_in_fp32"),
-    "param_all_gather": any_of(Stack, "param_all_gather"),
-    "async_tp": any_of(Stack, "async_tp"),
-    "launch_blocking": any_of(Stack, "launch_blocking"),
-    "scatter_gather_tensors": any_of(Stack, "scatter_gather_tensors"),
-    "early_stop": any_of(Stack, "early_stop"),
-    "vocab_multiple": one(1, 1, 128, 7),
-    "expandable_segments": any_of(Stack, "expandable_segments"),
+    "p2p_overlap": choose_option(Stack, "p2p_overlap"),
+    "reduce": choose_option(Stack, "reduce"),
+    "reshard": choose_option(Stack, "reshard"),
+    "backward_all_gather": choose_option(Stack, "backward_all_gather"),
+    "comm_buffers": choose_option(Stack, "comm_buffers"),
+    "zero2_shards": choose_option(Stack, "zero2_shards"),
+    "rope": choose_option(Stack, "rope"),
+    "zero3_gather": choose_option(Stack, "zero3_gather"),
+    "prefetch_bucket_size": choose(0, 1000, 50_000_000),
+    "param_persistence_threshold": choose(0, 100, 100_000),
+    "max_reuse_distance": choose(0, 10_000, 1_000_000_000),
+    "max_live_parameters": choose(0, 100_000, 1_000_000_000),
+    "reduce_bucket": choose(0, 0, 0, 1, 3000, 500_000_000),
+    "replicated_grad_reduce": choose_option(Stack, "replicated_grad_reduce"),
+    "stage_outputs": choose_option(Stack, "stage_outputs"),
+    "deferred_wgrad": choose_option(Stack, "deferred_wgrad"),
+    "recv_buffers": choose_option(Stack, "recv_buffers"),
+    "reduce_in_fp32": choose_option(Stack, "reduce_in_fp32"),
+    "param_all_gather": choose_option(Stack, "param_all_gather"),
+    "async_tp": choose_option(Stack, "async_tp"),
+    "launch_blocking": choose_option(Stack, "launch_blocking"),
+    "scatter_gather_tensors": choose_option(Stack, "scatter_gather_tensors"),
+    "early_stop": choose_option(Stack, "early_stop"),
+    "vocab_multiple": choose(1, 1, 128, 7),
+    "expandable_segments": choose_option(Stack, "expandable_segments"),
     "compile_loss": lambda some: some.getstate()[1][-1] % 2 == 0,  # leaves the draws after it as they were
 }
 LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads

@@ -26,9 +26,9 @@ from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack
-from tests.planner.checks import a_step, its_pictures, the_engine, the_questions
+from tests.planner.checks import check_engine, check_pictures, check_questions, check_step
 from tests.planner.draws import LABELS, TABLES, case
-from tests.selection import one_in
+from tests.selection import mark_share
 
 SPLIT = tuple(name for name, pipeline_schedule in PIPELINE_SCHEDULES.items() if pipeline_schedule.splits_backward)
 H100 = resolve("h100:8", local=Path("/nowhere"))
@@ -41,22 +41,22 @@ def test_every_field_is_drawn(record: type[BaseModel]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", one_in(4, range(0, 160, 40)))
+@pytest.mark.parametrize("start", mark_share(4, range(0, 160, 40)))
 def test_a_step_of_any_job(start: int) -> None:
     for seed in range(start, start + 40):
         drawn = case(seed)
-        a_step(drawn)
-        its_pictures(drawn)
-        the_engine(drawn)
+        check_step(drawn)
+        check_pictures(drawn)
+        check_engine(drawn)
 
 
 @pytest.mark.parametrize("seed", range(1000, 1006))
 def test_the_questions_about_any_job(seed: int) -> None:
-    the_questions(case(seed))
+    check_questions(case(seed))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(4, STACKS))
+@pytest.mark.parametrize("name", mark_share(4, STACKS))
 def test_every_stack_is_searched(name: str) -> None:
     """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
     model, ranks = build_model("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4
@@ -72,10 +72,10 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
     """``summed`` keeps for W what ``apart`` keeps for it, and has none of the gradients in addition to its sums."""
     model, layout = build_model("llama3-8b").replace(layers=8), Layout.parse(f"dp2 pp2 {schedule} zero1")
 
-    def of(**fields: object) -> list[RankMemory]:
+    def count_memory(**fields: object) -> list[RankMemory]:
         return memory(Counts(model, Job.read({"sequence": 1024, "global_batch": 32, **fields}, origin="test")), layout)
 
-    for apart, summed in zip(of(), of(wgrad_accumulation="fused"), strict=True):
+    for apart, summed in zip(count_memory(), count_memory(wgrad_accumulation="fused"), strict=True):
         assert (apart.gradients_bytes, apart.activations_bytes) == (summed.gradients_bytes, summed.activations_bytes)
         states = summed.parameters_bytes + summed.gradients_bytes + summed.optimizer_bytes
         assert summed.passes_bytes > states + summed.activations_bytes

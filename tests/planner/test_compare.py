@@ -47,22 +47,22 @@ def test_hours_and_dollars_are_of_a_trillion_tokens() -> None:
 def test_the_best_of_a_row_is_what_fits_its_sense() -> None:
     result = compare([case("dp8 zero3 mbs1"), case("dp8 zero3 mbs1 ac=full")])
     rows = {row.name: row for row in result.rows}
-    assert rows["step time"].best == (True, False)
-    assert rows["activations"].best == (False, True)
-    assert rows["free memory"].best == (False, True)
-    assert rows["most time in"].best == (False, False)
-    assert rows["parameter state"].best == (False, False)  # equal
+    assert rows["step time"].is_best == (True, False)
+    assert rows["activations"].is_best == (False, True)
+    assert rows["free memory"].is_best == (False, True)
+    assert rows["most time in"].is_best == (False, False)
+    assert rows["parameter state"].is_best == (False, False)  # equal
     step = rows["step time"]
-    assert step.relative[0] == 0.0
-    assert 0.2 < (step.relative[1] or 0) < 0.4  # a forward again: a third of the work
+    assert step.relative_values[0] == 0.0
+    assert 0.2 < (step.relative_values[1] or 0) < 0.4  # a forward again: a third of the work
     messages = {row.name: row for row in compare([case("dp8 zero3 mbs1"), case("tp8 mbs1")]).rows}
-    assert messages["exposed tp communication"].best == (True, False)  # it sends none
+    assert messages["exposed tp communication"].is_best == (True, False)  # it sends none
 
 
 def test_impossible_variant_keeps_its_reason() -> None:
     result = compare([case("dp16 zero3"), case("dp8 zero3")])
     assert result.variants[0].error.startswith("layout 'dp16 zero3 mbs1': needs 16 ranks, but h100 price=2 has 8")
-    assert [item.name for item in result.predicted] == ["B"]
+    assert [item.name for item in result.predicted_variants] == ["B"]
     assert len(result.rows[0].values) == 1
 
 

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
@@ -78,10 +78,10 @@ def cases(draw: st.DrawFn, *, models: tuple[str, ...] = MODELS, layout: str = ""
         refuse(result, model=model, job=job)
     except UserError:
         assume(False)
-    return Case(model, result, job, on(draw(st.sampled_from(["a100", "h100"])), result.world))
+    return Case(model, result, job, resolve_machine(draw(st.sampled_from(["a100", "h100"])), result.world))
 
 
-def on(name: str, ranks: int) -> Machine:
+def resolve_machine(name: str, ranks: int) -> Machine:
     return resolve(f"{name}:{ranks}", local=Path("none"))
 
 
@@ -108,7 +108,7 @@ def test_an_answer_does_not_depend_on_what_was_asked_before(name: str, data: st.
     """Whatever the planner remembers of one layout must not be used for another."""
     first = data.draw(cases(models=(name,), late=True))
     others = [data.draw(cases(models=(name,), late=True)).layout for _ in range(3)]
-    machine = on("h100", 256)
+    machine = resolve_machine("h100", 256)
     planner = Planner(model=first.model, machine=machine, job=first.job)
     for layout in (first.layout, *others, first.layout):
         assume(layout.world <= 256)
@@ -156,7 +156,7 @@ def test_tp_and_pp_divide_the_states(name: str, text: str) -> None:
     fullest its share and an end."""
     model, layout = build_model(name), Layout.parse(text or "dp1")
     job = Job(sequence=2048, global_batch=64)
-    case = Case(model, layout, job, on("h100", layout.world))
+    case = Case(model, layout, job, resolve_machine("h100", layout.world))
     whole = states(case.estimate(layout=Layout()).ranks[0])
     ranks = [states(rank) for rank in case.estimate().ranks]
     table = model.vocab * model.width * 18
@@ -168,7 +168,7 @@ def test_tp_and_pp_divide_the_states(name: str, text: str) -> None:
 # ---- messages
 
 
-def spoken(case: Case, axis: str, **changes: object) -> int:
+def sum_traffic(case: Case, axis: str, **changes: object) -> int:
     layout = case.layout.replace(**changes)
     rows = count_traffic(case.model, layout=layout, job=case.job.replace(global_batch=64 * layout.dp * layout.mbs))
     return sum(row.bytes for row in rows if row.axis == axis)
@@ -191,24 +191,24 @@ def spoken(case: Case, axis: str, **changes: object) -> int:
 @pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b"])
 def test_more_of_an_axis_never_says_less(name: str, axis: str, text: str, grow: list[dict[str, object]]) -> None:
     """Bytes per rank over the axis itself, at as many micro-batches."""
-    case = Case(build_model(name), Layout.parse(text or "dp1"), Job(sequence=2048), on("h100", 8))
-    sent = [spoken(case, axis, **changes) for changes in grow]
+    case = Case(build_model(name), Layout.parse(text or "dp1"), Job(sequence=2048), resolve_machine("h100", 8))
+    sent = [sum_traffic(case, axis, **changes) for changes in grow]
     assert sent == sorted(sent)
     assert sent[-1] > 0 or (axis == "ep" and case.model.moe is None)
 
 
 def test_zero_1_says_less_than_zero_0_where_gradients_are_wider_than_weights() -> None:
     """4 + 4 bytes a parameter reduced, or 4 reduced and 2 gathered; as much where both are 2 wide."""
-    case = Case(build_model("llama3-8b"), Layout(dp=8), Job(sequence=2048), on("h100", 8))
-    assert spoken(case, "dp", zero=1) / spoken(case, "dp", zero=0) == pytest.approx(6 / 8, rel=1e-6)
+    case = Case(build_model("llama3-8b"), Layout(dp=8), Job(sequence=2048), resolve_machine("h100", 8))
+    assert sum_traffic(case, "dp", zero=1) / sum_traffic(case, "dp", zero=0) == pytest.approx(6 / 8, rel=1e-6)
     same = case._replace(job=case.job.replace(precision=recipe("bf16-grad16")))
-    assert spoken(same, "dp", zero=1) / spoken(same, "dp", zero=0) == pytest.approx(1, rel=1e-6)
+    assert sum_traffic(same, "dp", zero=1) / sum_traffic(same, "dp", zero=0) == pytest.approx(1, rel=1e-6)
 
 
 # ---- time
 
 
-def recomputing(case: Case) -> list[Estimate]:
+def list_recomputations(case: Case) -> list[Estimate]:
     return [case.estimate(ac=ac) for ac in ("none", "selective", "full")]
 
 
@@ -217,7 +217,7 @@ def recomputing(case: Case) -> list[Estimate]:
 def test_recomputation_saves_memory_and_never_time(case: Case) -> None:
     """ZeRO-3 apart, see below, and schedules that put weights' gradients off: what was gathered anew waits for them."""
     assume(case.layout.zero < 3 and not case.layout.schedule.startswith(("zb", "dualpipe")))
-    result = recomputing(case)
+    result = list_recomputations(case)
     for before, after in pairwise(result):
         assert after.step_time.seconds >= before.step_time.seconds * (1 - EXACT)
         for more, less in zip(before.ranks, after.ranks, strict=True):
@@ -233,7 +233,7 @@ def test_recomputation_saves_memory_and_never_time(case: Case) -> None:
 @SOME
 @given(cases(layout="zero3"))
 def test_under_zero_3_recomputation_is_free_where_gathers_are_waited_for(case: Case) -> None:
-    seconds = [estimate.step_time.seconds for estimate in recomputing(case)]
+    seconds = [estimate.step_time.seconds for estimate in list_recomputations(case)]
     assert all(after >= before * (1 - EXACT) for before, after in pairwise(seconds))
 
 
@@ -246,7 +246,7 @@ def test_more_tokens_take_longer(case: Case) -> None:
     assert seconds <= case.estimate(model=case.model.replace(layers=2 * case.model.layers)).step_time.seconds
 
 
-def better(machine: Machine) -> dict[str, Machine]:
+def list_better_machines(machine: Machine) -> dict[str, Machine]:
     """The machine with one thing better at a time."""
     chip, links = machine.chip, machine.links
     peaks = {dtype: 1.3 * peak for dtype, peak in chip.peak_flops.items()}
@@ -271,14 +271,14 @@ def better(machine: Machine) -> dict[str, Machine]:
 @given(cases())
 def test_a_better_machine_is_never_slower(case: Case) -> None:
     seconds = case.estimate().step_time.seconds
-    for what, machine in better(case.machine).items():
+    for what, machine in list_better_machines(case.machine).items():
         assert case.estimate(machine=machine).step_time.seconds <= seconds * (1 + EXACT), what
 
 
 @SOME
 @given(cases())
 def test_h100_is_faster_than_a100(case: Case) -> None:
-    a100, h100 = (case.estimate(machine=on(name, case.layout.world)) for name in ("a100", "h100"))
+    a100, h100 = (case.estimate(machine=resolve_machine(name, case.layout.world)) for name in ("a100", "h100"))
     assert h100.step_time.seconds < a100.step_time.seconds
     assert h100.peak_bytes == a100.peak_bytes
 

@@ -13,8 +13,8 @@ import torch
 from fivefold.interop.format import Plan
 from fivefold.interop.launch import run_file
 from fivefold.job import Job
-from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.machine.catalog import resolve
 from fivefold.machine.datacenter import Site
 from fivefold.model.catalog import build_model
@@ -22,7 +22,7 @@ from fivefold.planner.batch import TEAMS, advise_tokens, find_nearby_advice, law
 from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, list_candidates
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.run_file import plan_run_job, write_run_file
-from fivefold.planner.whole_run import whole_run
+from fivefold.planner.whole_run import predict_full_run
 from fivefold.record import UserError
 from fivefold.requests.playbook import playbook
 from fivefold.requests.words import parse_tokens
@@ -149,7 +149,7 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
     job = plan_run_job(Job.read({"sequence": 256, "global_batch": 64, **fields}, origin="test"), tokens=1e9)
     assert job.steps == ceil(1e9 / (256 * 64))
     step = predict(model=build_model("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
-    run = whole_run(step=step, model=build_model("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
+    run = predict_full_run(step=step, model=build_model("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
     plan = Plan(build_model("nano"), Layout.parse(step.layout), job, 8, "h100:8")
     content = write_run_file(run_file.text(plan, model="nano"), job, run=run, command="plan")
     read = Run.read(tomllib.loads(content), origin="test")
@@ -164,7 +164,7 @@ def test_tokens_are_numbers_or_words() -> None:
         parse_tokens("2X")
 
 
-def one_step(path: Path) -> tuple[float, float]:
+def run_one_step(path: Path) -> tuple[float, float]:
     """Loss and gradient norm of the first step of a run file."""
     run = Run.load(path)
     model, layout = build_model(run.model), Layout.parse(run.layout)
@@ -185,6 +185,6 @@ def test_planned_run_file_trains(tmp_path: Path, forked) -> None:
     assert result.commands["torchtitan"][0] == "fivefold write run.toml --to torchtitan -o torchtitan"
     file = tmp_path / "run.toml"
     file.write_text(result.run_file)
-    ((loss, norm),) = forked(1, one_step, file)
+    ((loss, norm),) = forked(1, run_one_step, file)
     assert loss == pytest.approx(log(build_model("nano").vocab), rel=0.2)  # of weights that have learned nothing
     assert 0 < norm < 100

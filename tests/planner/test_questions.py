@@ -26,7 +26,7 @@ from fivefold.planner.search.neighbours import MIN_GAIN, neighbours, walk
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from fivefold.step import TIGHT_RISK
-from tests.selection import one_in
+from tests.selection import mark_share
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
 LLAMA = build_model("llama3-8b")
@@ -108,7 +108,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
         asks |= {
             "micro-batch": lambda: questions.largest_micro_batch(**about),
             "sequence": lambda: questions.longest_sequence(**about),
-            "batch": lambda: questions.sound_batches(**about, tokens=1e12),
+            "batch": lambda: questions.list_reasonable_batches(**about, tokens=1e12),
         }
     for name, ask in asks.items():
         with pytest.raises(UserError) as caught:
@@ -129,7 +129,7 @@ def test_sound_batches_have_the_micro_batches_of_their_schedule() -> None:
     plain, dual = (
         [
             sound_batch.micro_batches
-            for sound_batch in questions.sound_batches(job=job, layout=Layout.parse(text), **about)
+            for sound_batch in questions.list_reasonable_batches(job=job, layout=Layout.parse(text), **about)
         ]
         for text in ("dp2 pp16", "dp2 pp16 dualpipev")
     )
@@ -167,7 +167,7 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
 
 
 def test_sound_batches_are_of_4_to_60_million_tokens() -> None:
-    sound_batches = questions.sound_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
+    sound_batches = questions.list_reasonable_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
     assert [batch.micro_batches for batch in sound_batches] == [4, 8, 16, 32]
     assert all(4e6 <= batch.tokens <= 60e6 for batch in sound_batches)
     assert sound_batches[0].tokens == 4 * 2 * 128 * 4096
@@ -213,12 +213,12 @@ def test_no_sequence_makes_an_illegal_layout_legal() -> None:
 def test_batches_name_who_says_or_chose_them() -> None:
     layout = Layout(dp=64, mbs=1)
     job = JOB.replace(sequence=8192)
-    sound_batches = questions.sound_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
+    sound_batches = questions.list_reasonable_batches(job=job, layout=layout, tokens=2e12, model=LLAMA, noise=5e6)
     references = {batch.tokens: " ".join(batch.references) for batch in sound_batches}
     assert "the measured noise scale, 5.00 M" in references[512 * 8192]
     assert "DeepSeek LLM's law" in references[1024 * 8192]
     assert all(2.5e6 < batch.tokens <= 60e6 for batch in sound_batches)
-    small = questions.sound_batches(job=JOB.replace(sequence=64), layout=Layout(), tokens=1e6, model=SMALL)
+    small = questions.list_reasonable_batches(job=JOB.replace(sequence=64), layout=Layout(), tokens=1e6, model=SMALL)
     assert small[0].tokens < 4000  # where the laws say so
     assert small[-1].tokens < 200_000
 
@@ -255,7 +255,7 @@ def test_lengths_are_drawn_by_recomputation_and_cp_with_what_must_change() -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("word", "ranks"), one_in(2, [("h200", 16), ("h100", 24)]))
+@pytest.mark.parametrize(("word", "ranks"), mark_share(2, [("h200", 16), ("h100", 24)]))
 def test_fewest_gpus_are_sought_without_a_number(word: str, ranks: int) -> None:
     result = CliRunner().invoke(app, ["ask", "gpus", "llama3-70b", word, "--gbs", "48", "--json"])
     (answer,) = json.loads(result.stdout)
@@ -299,4 +299,6 @@ def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
 @pytest.mark.parametrize("noise", [-1.0, 0.0, float("nan")])
 def test_a_noise_scale_is_positive(noise: float) -> None:
     with pytest.raises(UserError, match="noise="):
-        questions.sound_batches(job=Job(sequence=512, global_batch=8), layout=Layout(), tokens=1e9, noise=noise)
+        questions.list_reasonable_batches(
+            job=Job(sequence=512, global_batch=8), layout=Layout(), tokens=1e9, noise=noise
+        )

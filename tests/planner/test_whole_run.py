@@ -18,7 +18,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.search.multi_machine import Choice, list_sizes, search_machines
-from fivefold.planner.whole_run import best_interval, checkpoint_bytes, goodput, whole_run
+from fivefold.planner.whole_run import best_interval, checkpoint_bytes, goodput, predict_full_run
 from fivefold.record import StopSignal, UserError
 from fivefold.results.whole_run import WholeRun
 from fivefold.update import Optimizer
@@ -32,10 +32,10 @@ def run(
     text: str = "dp8 zero3 mbs1", *, tokens: float = 1e9, site: Site = NOTHING, machine: Machine = NODE
 ) -> WholeRun:
     step = predict(model=LLAMA, machine=machine, layout=Layout.parse(text), job=JOB)
-    return whole_run(step=step, model=LLAMA, machine=machine, job=JOB, tokens=tokens, site=site)
+    return predict_full_run(step=step, model=LLAMA, machine=machine, job=JOB, tokens=tokens, site=site)
 
 
-def simulated(work: float, *, interval: float, blocked: float, restart: float, between: float) -> dict[str, float]:
+def simulate(work: float, *, interval: float, blocked: float, restart: float, between: float) -> dict[str, float]:
     """Seconds of a run by what they went to, event by event."""
     draw, spent = random.Random(7), {"trained": 0.0, "checkpoints": 0.0, "restarts": 0.0, "repeated": 0.0}
     done = 0.0
@@ -58,7 +58,7 @@ def simulated(work: float, *, interval: float, blocked: float, restart: float, b
 )
 def test_goodput_is_that_of_a_simulation(interval: float, blocked: float, restart: float, between: float) -> None:
     times = {"blocked": float(blocked), "restart": float(restart), "between": float(between)}
-    spent = simulated(40_000 * interval, interval=interval, **times)
+    spent = simulate(40_000 * interval, interval=interval, **times)
     share = goodput(interval, **times)
     assert share == pytest.approx(spent["trained"] / sum(spent.values()), rel=0.01)
 
@@ -70,7 +70,7 @@ def test_lost_time_equals_a_simulation() -> None:
     assert sum(result.lost.values()) == pytest.approx(result.seconds - result.training_seconds)
     assert result.between_failures_seconds == pytest.approx(86400e3 / 3000 / 8)
     restart = 300 + 96.36
-    spent = simulated(
+    spent = simulate(
         result.training_seconds, interval=400, blocked=25, restart=restart, between=result.between_failures_seconds or 0
     )
     for name in ("checkpoints", "restarts", "repeated"):

@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(folder=folder, job=job, evaluate_sequences=4)
 
 
-def traced(run: Run, text: str, folder: Path, plant: Callable[[Loop], None] | None) -> RankTrace:
+def trace_run(run: Run, text: str, folder: Path, plant: Callable[[Loop], None] | None) -> RankTrace:
     layout = Layout.parse(text)
     built = build(model=MODEL, layout=layout, job=run.job, device=torch.device("cpu"))
     shards = Shards.open(run.folder / "data")
@@ -60,17 +60,17 @@ def sleeps(module: nn.Module) -> None:
     module.register_forward_pre_hook(lambda *_: time.sleep(PAUSE))
 
 
-def slow_rank(loop: Loop) -> None:
+def slow_down_rank(loop: Loop) -> None:
     if loop.built.ranks.rank == 1:
         sleeps(loop.built.module.blocks[0].get_submodule("norm1"))
 
 
-def slow_stage(loop: Loop) -> None:
+def slow_down_stage(loop: Loop) -> None:
     if loop.built.ranks.rank == 1:
         sleeps(loop.built.module.blocks[1].get_submodule("norm2"))
 
 
-def slow_loader(loop: Loop) -> None:
+def slow_down_loader(loop: Loop) -> None:
     inner = loop.prefetcher.read
 
     def read(position: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -94,7 +94,7 @@ class Slow:
         return self.work.wait()
 
 
-def slow_link(loop: Loop) -> None:
+def slow_down_link(loop: Loop) -> None:
     inner = dist.all_reduce
 
     def all_reduce(x: torch.Tensor, **options: Any) -> Any:
@@ -107,14 +107,14 @@ def slow_link(loop: Loop) -> None:
 def train_with_fault(
     forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop], None]
 ) -> tuple[str, list[RankTime]]:
-    result = forked(2, traced, run, text, folder, plant)
+    result = forked(2, trace_run, run, text, folder, plant)
     times = rank_times([summary(trace) for trace in result])
     (line,) = findings(times, predicted=PLANNED, expected=lambda message: 1e-3)
     return line, times
 
 
 def test_a_rank_that_sleeps_in_its_forward(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_rank)
+    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_down_rank)
     assert line.startswith("straggler: rank 1 works ")
     assert line.endswith("most is in norm1 forward of F")
     assert times[0].bubble > 0.8 * PAUSE
@@ -123,21 +123,21 @@ def test_a_rank_that_sleeps_in_its_forward(forked: Any, run: Run, tmp_path: Path
 
 
 def test_a_stage_that_takes_longer(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, _ = train_with_fault(forked, run, "pp2 mbs1", tmp_path, slow_stage)
+    line, _ = train_with_fault(forked, run, "pp2 mbs1", tmp_path, slow_down_stage)
     assert line.startswith("bubble: rank 0 waits ")
     assert "planned 0.0 µs: stage 1 works" in line
     assert line.endswith("most of it is in norm2 forward of F; give it fewer layers")
 
 
 def test_a_loader_that_sleeps(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_loader)
+    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_down_loader)
     assert line.startswith("stalled loader: rank ")
     assert line.endswith(" of each step for its batch, 1 more ranks likewise")
     assert split(times, step_seconds=times[0].step).data_seconds > 0.3 * READING
 
 
 def test_a_message_that_is_slow(forked: Any, run: Run, tmp_path: Path) -> None:
-    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_link)
+    line, times = train_with_fault(forked, run, "dp2 mbs2", tmp_path, slow_down_link)
     assert line.startswith("slow link: dp all_reduce of ")
     assert "among ranks 0, 1 travels" in line
     assert "the machine takes 1.0 ms; it costs" in line

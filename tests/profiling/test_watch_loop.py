@@ -17,7 +17,7 @@ import fivefold as ff
 from fivefold.cli import app
 from fivefold.diagnosis.doctor import examine
 from fivefold.record import UserError
-from tests.two_ranks import two_ranks
+from tests.two_ranks import run_two_ranks
 
 WIDTH, ROWS, BLOCKS = 64, 48, 3
 WEIGHTS = BLOCKS * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
@@ -102,7 +102,7 @@ def test_an_error_within_leaves_the_loop_and_no_meter() -> None:
     optimizer, resize = adamw(module), torch.UntypedStorage.resize_
     watched = ff.watch(module, optimizer)
     with pytest.raises(ZeroDivisionError), watched:
-        _fails(module, optimizer)
+        _raise_in_step(module, optimizer)
     assert torch.UntypedStorage.resize_ is resize
     with pytest.raises(UserError, match="nothing was measured"):
         _ = watched.step
@@ -112,7 +112,7 @@ def test_an_error_within_leaves_the_loop_and_no_meter() -> None:
         _ = empty.step
 
 
-def _fails(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _raise_in_step(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     steps(module, optimizer, 1)
     raise ZeroDivisionError
 
@@ -155,7 +155,7 @@ def test_mistakes(words: dict[str, Any], line: str) -> None:
         ff.watch(words.pop("model"), words.pop("optimizer"), **words)
 
 
-def watched_ranks(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
+def watch_ranks(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
     module = wrap(model())
     optimizer = adamw(module)
     with ff.watch(module, optimizer) as watched:
@@ -168,11 +168,11 @@ def test_ddp_on_two_ranks(tmp_path: Path) -> None:
     parameters are looked for, the first buckets stay, and their use is a message.
     """
     ddp = nn.parallel.DistributedDataParallel
-    both = two_ranks(
+    both = run_two_ranks(
         tmp_path,
         lambda: {
-            "": watched_ranks(ddp),
-            "unused": watched_ranks(lambda module: ddp(module, find_unused_parameters=True)),
+            "": watch_ranks(ddp),
+            "unused": watch_ranks(lambda module: ddp(module, find_unused_parameters=True)),
         },
     )
     step, other = both[""], both["unused"]
@@ -188,14 +188,14 @@ def test_ddp_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
-    def sharded(module: nn.Module) -> nn.Module:
+    def shard(module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 
         for block in module.children():
             fully_shard(block)
         return fully_shard(module)
 
-    step = two_ranks(tmp_path, lambda: watched_ranks(sharded))
+    step = run_two_ranks(tmp_path, lambda: watch_ranks(shard))
     (stage,) = step["memory"]["stages"]
     assert (stage["parameters_bytes"], stage["gradients_bytes"]) == (2 * WEIGHTS, 2 * WEIGHTS)
     assert {(item["collective"], item["messages"], item["bytes"]) for item in step["traffic"]} == {

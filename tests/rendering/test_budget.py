@@ -13,7 +13,7 @@ from tests.printed import to_text
 PARTS = st.dictionaries(st.sampled_from([f"part {n}" for n in range(30)]), st.floats(0, 10), max_size=30)
 
 
-def timed(parts: dict[str, float]) -> Time:
+def make_time(parts: dict[str, float]) -> Time:
     return Time(step_seconds=sum(parts.values()), compute_seconds=0.0, parts=parts)
 
 
@@ -21,7 +21,7 @@ def timed(parts: dict[str, float]) -> Time:
 def test_the_lines_add_up_to_the_difference(
     predicted: dict[str, float], measured: dict[str, float], shown: int
 ) -> None:
-    ours, theirs = timed(predicted), timed(measured)
+    ours, theirs = make_time(predicted), make_time(measured)
     *lines, rest = budget.budget(ours, theirs, shown=shown)
     assert rest.part == "rest"
     assert len(lines) == min(shown, len(predicted.keys() | measured.keys()))

@@ -6,18 +6,18 @@ import pytest
 
 from fivefold.record import UserError
 from fivefold.rendering.compare import table
-from fivefold.results.step_comparison import Row, compare, describe_assumption, so_far
+from fivefold.results.step_comparison import Row, compare, compare_unfinished, describe_assumption
 from fivefold.step import Step, Traffic
 from tests.printed import to_text
 
 
-def by_name(rows: list[Row]) -> dict[str, Row]:
+def map_by_name(rows: list[Row]) -> dict[str, Row]:
     assert len({row.quantity for row in rows}) == len(rows)
     return {row.quantity: row for row in rows}
 
 
 def test_compared_quantities(small: Step, measured: Step) -> None:
-    rows = by_name(compare(small, measured))
+    rows = map_by_name(compare(small, measured))
     assert list(rows) == [
         "parameters",
         "parameter state",
@@ -36,7 +36,7 @@ def test_compared_quantities(small: Step, measured: Step) -> None:
     ]
     estimates = ["activations", "peak memory", "step time", "tokens/s per GPU"]
     assert [name for name, row in rows.items() if not row.exact] == estimates
-    assert all(row.error == 0 and not row.wrong for row in rows.values() if row.exact)
+    assert all(row.error == 0 and not row.is_wrong for row in rows.values() if row.exact)
     assert rows["step time"].error == pytest.approx(0.82 / 0.79 - 1)
     assert rows["all states"].predicted == 24_117_248 * 2 + 24_117_256
 
@@ -45,8 +45,8 @@ def test_a_run_that_still_trains_is_compared_by_its_log(small: Step) -> None:
     """From its first step; once its memory is measured, by the steps after that one."""
     batch = small.job["global_batch"]
     line: dict[str, Any] = {"seconds": 2.0, "batch": batch}
-    assert so_far(small, []) == []
-    first = by_name(so_far(small, [line]))
+    assert compare_unfinished(small, []) == []
+    first = map_by_name(compare_unfinished(small, [line]))
     assert (first["step time"].measured, [*first]) == (2.0, ["step time", "tokens/s per GPU"])
     assert first["step time"].predicted == small.time.step_seconds
     speed = small.tokens_per_second_per_gpu * small.time.step_seconds / 2.0
@@ -58,43 +58,45 @@ def test_a_run_that_still_trains_is_compared_by_its_log(small: Step) -> None:
         line | {"seconds": 1.0, "batch": 1},
         line | {"seconds": 3.0},
     ]
-    later = by_name(so_far(small, log))
+    later = map_by_name(compare_unfinished(small, log))
     assert (later["step time"].measured, later["peak memory of the first rank"].error) == (3.0, 0.0)
-    assert so_far(small, [{"seconds": float("nan")}, {"seconds": "x"}, {"seconds": 0}]) == []
+    assert compare_unfinished(small, [{"seconds": float("nan")}, {"seconds": "x"}, {"seconds": 0}]) == []
 
 
 def test_a_count_that_differs_is_wrong_by_how_much(small: Step, measured: Step) -> None:
     more = small.replace(work=small.work.replace(hardware_flops=small.work.hardware_flops + 1))
     rows = compare(more, measured)
-    assert [row.quantity for row in rows if row.wrong] == ["hardware FLOPs"]
+    assert [row.quantity for row in rows if row.is_wrong] == ["hardware FLOPs"]
     assert "off by +1 (+0.00%)" in to_text(table(rows))
 
 
 def test_traffic_that_one_step_lacks(small: Step, measured: Step) -> None:
     extra = Traffic(axis="tp", collective="all_gather", messages=3, bytes=100)
-    rows = by_name(compare(small.replace(traffic=(*small.traffic, extra)), measured.replace(traffic=small.traffic[1:])))
+    rows = map_by_name(
+        compare(small.replace(traffic=(*small.traffic, extra)), measured.replace(traffic=small.traffic[1:]))
+    )
     row = rows["tp all_gather, sent"]
-    assert (row.predicted, row.measured, row.error, row.wrong) == (100, 0, None, True)
-    assert rows["dp reduce_scatter, messages"].wrong
-    assert not rows["dp all_gather, messages"].wrong
-    reverse = by_name(compare(small.replace(traffic=()), small))
+    assert (row.predicted, row.measured, row.error, row.is_wrong) == (100, 0, None, True)
+    assert rows["dp reduce_scatter, messages"].is_wrong
+    assert not rows["dp all_gather, messages"].is_wrong
+    reverse = map_by_name(compare(small.replace(traffic=()), small))
     assert reverse["dp all_gather, sent"].error == -1.0
 
 
 def test_traffic_split_in_entries_is_summed(small: Step) -> None:
     first, second = small.traffic
     halves = (first.replace(bytes=first.bytes // 2, messages=4),) * 2
-    assert not any(row.wrong for row in compare(small.replace(traffic=(*halves, second)), small))
+    assert not any(row.is_wrong for row in compare(small.replace(traffic=(*halves, second)), small))
 
 
 def test_order_of_traffic_does_not_matter(small: Step) -> None:
-    assert not any(row.wrong for row in compare(small.replace(traffic=small.traffic[::-1]), small))
+    assert not any(row.is_wrong for row in compare(small.replace(traffic=small.traffic[::-1]), small))
 
 
 def test_stages_are_compared_one_by_one(large: Step) -> None:
     first, *rest = large.memory.stages
     other = large.replace(memory=large.memory.replace(stages=(first.replace(optimizer_bytes=1), *rest)))
-    wrong = [row.quantity for row in compare(other, large) if row.wrong]
+    wrong = [row.quantity for row in compare(other, large) if row.is_wrong]
     assert wrong == ["optimizer state, stage 0", "all states, stage 0"]
 
 
@@ -107,12 +109,12 @@ def test_nothing_measured_and_nothing_sent_print(small: Step) -> None:
     idle = small.replace(
         traffic=(), time=small.time.replace(step_seconds=0.0, compute_seconds=0.0), tokens_per_second_per_gpu=0.0
     )
-    rows = by_name(compare(small.replace(traffic=()), idle))
+    rows = map_by_name(compare(small.replace(traffic=()), idle))
     assert rows["step time"].error is None
     text = to_text(table(list(rows.values()), headings=("dry run", "measured")))
     assert text.count("not measured") == 2
     assert "dry run" in text
-    assert by_name(compare(idle, idle))["step time"].error == 0.0
+    assert map_by_name(compare(idle, idle))["step time"].error == 0.0
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])

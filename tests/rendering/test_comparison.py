@@ -72,7 +72,7 @@ def test_difference_is_explained_by_part() -> None:
     assert line in to_text(comparison.page(result))
     fewer = longer.replace(tokens_per_second_per_gpu=longer.tokens_per_second_per_gpu / 2)
     other = result.replace(variants=(near.variants[0], near.variants[1].replace(step=fewer)))
-    assert comparison.why(other) == []
+    assert comparison.explain_differences(other) == []
 
 
 def test_a_bar_for_each_variant_and_part() -> None:

@@ -14,7 +14,7 @@ from fivefold.results.search_result import Regret, Robustness, ScenarioResult, S
 from fivefold.web.pages.search import SearchPage, render_result
 from fivefold.web.site import Site
 from tests.planner.search.test_search import FEW, NODE, SMALL
-from tests.rendering.test_search import printed
+from tests.rendering.test_search import print_page
 
 TOLD = (
     ScenarioResult(name="as predicted", source="", best="dp8 zero1 mbs1", best_seconds=1.0, regret=0.01),
@@ -29,17 +29,17 @@ ROWS = (
 
 
 @pytest.fixture(scope="module")
-def found() -> SearchResult:
+def search_result() -> SearchResult:
     plain = search(model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False, recomputations=("none",))
     return plain.replace(by="robust", robust=Robustness(scenarios=TOLD, rows=ROWS))
 
 
-def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_path: Path) -> None:
+def test_text_html_and_page_tell_what_is_lost_where(search_result: SearchResult, tmp_path: Path) -> None:
     asked = SearchPage(model="llama3-8b", machine="h100:8", by="robust")
     for told in (
-        printed(page(found), width=160),
-        html.search(found),
-        render_result(Site(tmp_path, local=tmp_path), asked, found),
+        print_page(page(search_result), width=160),
+        html.search(search_result),
+        render_result(Site(tmp_path, local=tmp_path), asked, search_result),
     ):
         for words in (
             "dp8 zero0 mbs1",
@@ -51,7 +51,7 @@ def test_text_html_and_page_tell_what_is_lost_where(found: SearchResult, tmp_pat
             "arXiv:1",
         ):
             assert words in told, words
-    assert found.table()[0]["step.layout"] == found.best[0].step.layout
+    assert search_result.table()[0]["step.layout"] == search_result.best[0].step.layout
 
 
 def test_robust_result_is_summarized_in_one_line() -> None:

@@ -24,26 +24,26 @@ MISS = NearMiss(
 
 
 @pytest.fixture
-def found(small: Step) -> SearchResult:
+def search_result(small: Step) -> SearchResult:
     best = (Ranked(step=small, gpu_hours=0.000456, dollars=1.25),)
     return SearchResult(by="time", best=best, front=POINTS, reasons=(REASON,), tried=2000, evaluated=7, seconds=0.5)
 
 
-def nothing(found: SearchResult) -> SearchResult:
+def empty_result(found: SearchResult) -> SearchResult:
     return found.model_copy(update={"best": (), "front": (), "misses": (MISS,)})
 
 
-def printed(page: object, width: int = 140) -> str:
+def print_page(page: object, width: int = 140) -> str:
     console = Console(width=width, record=True, file=StringIO())
     console.print(page)
     return console.export_text()
 
 
-def test_the_page_has_the_best_the_front_and_the_losers(found: SearchResult) -> None:
-    text = printed(search.page(found))
+def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchResult) -> None:
+    text = print_page(search.page(search_result))
     for said in (
         "2,000 layouts in 500.0 ms, 7 evaluated",
-        found.best[0].step.layout,
+        search_result.best[0].step.layout,
         "0.000456",
         "1.25",
         "1,234",
@@ -51,27 +51,29 @@ def test_the_page_has_the_best_the_front_and_the_losers(found: SearchResult) -> 
     ):
         assert said in text
     assert text.index("dp2 zero1 mbs4") < text.index("dp2 zero3 mbs1")
-    assert "0.0043" in printed(search.page(found.replace(best=(found.best[0].replace(dollars=0.00431),))))
+    assert "0.0043" in print_page(
+        search.page(search_result.replace(best=(search_result.best[0].replace(dollars=0.00431),)))
+    )
 
 
-def test_a_layout_that_reduces_gradients_otherwise_says_so(found: SearchResult) -> None:
+def test_a_layout_that_reduces_gradients_otherwise_says_so(search_result: SearchResult) -> None:
     """Where that makes a difference."""
-    first = found.best[0]
+    first = search_result.best[0]
     cut = first.replace(step=first.step.replace(layout="dp8 zero2 mbs1"))
     best = (first.replace(reduce="step"), cut, cut.replace(reduce="step"))
-    text = printed(search.page(found.replace(best=best)))
+    text = print_page(search.page(search_result.replace(best=best)))
     assert text.count("(reduce=step)") == 1
 
 
-def test_page_without_a_fit_names_what_would_fit(found: SearchResult) -> None:
-    text = printed(search.page(nothing(found)))
+def test_page_without_a_fit_names_what_would_fit(search_result: SearchResult) -> None:
+    text = print_page(search.page(empty_result(search_result)))
     assert "none fits" in text
     assert "needs 98.00 GiB of 80.00 GiB: head" in text
     assert "would fit with adamw8bit: 70 GiB" in text
 
 
-def test_no_number_is_cut_on_a_narrow_terminal(found: SearchResult) -> None:
-    text = printed(search.page(found), width=40)
+def test_no_number_is_cut_on_a_narrow_terminal(search_result: SearchResult) -> None:
+    text = print_page(search.page(search_result), width=40)
     assert "0.000456" in text
     assert "1,234" in text
 
@@ -80,22 +82,22 @@ def test_changes_and_batches_are_rows() -> None:
     change = Change(
         change="fp8", layout="dp2", fits=True, memory_bytes=2**30, step_seconds=0.5, faster=1.25, saved_bytes=-(2**30)
     )
-    text = printed(search.changes([change]))
+    text = print_page(search.changes([change]))
     assert "+25.0%" in text
     assert "+1.00 GiB" in text
-    assert "4.19 M" in printed(search.batches([Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)]))
+    assert "4.19 M" in print_page(search.batches([Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)]))
 
 
-def test_the_picture_draws_the_front_and_says_its_price(found: SearchResult) -> None:
-    file = draw_front_file(found, subtitle="tiny on h100:2")
+def test_the_picture_draws_the_front_and_says_its_price(search_result: SearchResult) -> None:
+    file = draw_front_file(search_result, subtitle="tiny on h100:2")
     assert file.title == "50% less memory costs 50% more time"
     assert file.chart.count("<circle") == 2
-    assert all(f">{point.layout}</text>" in file.to_svg() for point in found.front)
+    assert all(f">{point.layout}</text>" in file.to_svg() for point in search_result.front)
     with pytest.raises(UserError, match="no front to draw"):
-        draw_front_file(nothing(found))
+        draw_front_file(empty_result(search_result))
 
 
-def a_change(words: str, *, faster: float, fits: bool = True) -> Change:
+def make_change(words: str, *, faster: float, fits: bool = True) -> Change:
     return Change(
         change=words,
         layout=f"dp2 {words}",
@@ -108,12 +110,12 @@ def a_change(words: str, *, faster: float, fits: bool = True) -> Change:
 
 
 def test_a_walk_lists_what_helps_most_and_what_would_if_it_fitted() -> None:
-    now = a_change("", faster=1.0)
-    gains = [a_change(f"mbs{n}", faster=1 + n / 100) for n in (9, 8, 7)]
-    large = [a_change(f"tp{n}", faster=n, fits=False) for n in (0.5, 2, 4)]
+    now = make_change("", faster=1.0)
+    gains = [make_change(f"mbs{n}", faster=1 + n / 100) for n in (9, 8, 7)]
+    large = [make_change(f"tp{n}", faster=n, fits=False) for n in (0.5, 2, 4)]
     result = Walk(start=now, changes=(*gains, *large), path=(gains[0], gains[1]))
-    text = printed(search.walk(result, top=2))
+    text = print_page(search.walk(result, top=2))
     rows = [line.split()[0] for line in text.splitlines() if line.startswith(("mbs", "tp"))]
     assert rows == ["mbs9", "mbs8", "tp4", "tp2", "mbs9", "mbs8"]
     assert "result: dp2 mbs8, +8.0% faster" in text
-    assert "no single change helps" in printed(search.walk(result.replace(path=()), top=2))
+    assert "no single change helps" in print_page(search.walk(result.replace(path=()), top=2))

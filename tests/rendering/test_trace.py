@@ -42,7 +42,7 @@ def test_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         trace.save(ROWS, tmp_path / "file" / "t.json", about={})
 
 
-def test_predicted_rehearsed_and_measured_are_lanes_of_one_picture(tmp_path: Path) -> None:
+def test_predicted_dry_run_and_measured_are_lanes_of_one_picture(tmp_path: Path) -> None:
     spans = (
         Span("step", "step 4", 0.0, 0.01, own=0.004),
         Span("F", "F0.0", 0.001, 0.005, 0.0, (), 0, 0, own=0.002, within=0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.rendering.trace_report import LONGEST_NAME, Piece, _coarse, finding, page, shorten_name
+from fivefold.rendering.trace_report import LONGEST_NAME, Piece, _coarsen, finding, page, shorten_name
 from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from tests.printed import to_text
 
@@ -71,9 +71,9 @@ def test_a_path_of_many_pieces_is_drawn_by_what_takes_most() -> None:
     times = [(place * 1e-5, (place + 1) * 1e-5) for place in range(10_000)]
     path = [Piece(0, "host" if place % 10 == 0 else "compute", *item) for place, item in enumerate(times)]
     path.append(Piece(1, "waiting", 0.1, 0.2))
-    assert _coarse(path) == [Piece(0, "compute", 0.0, 0.1), Piece(1, "waiting", 0.1, 0.2)]
+    assert _coarsen(path) == [Piece(0, "compute", 0.0, 0.1), Piece(1, "waiting", 0.1, 0.2)]
     few = [Piece(0, "compute", 0.0, 1.0), Piece(0, "host", 1.0, 4.0)]
-    assert _coarse(few) == few
+    assert _coarsen(few) == few
 
 
 def test_long_names_keep_both_ends() -> None:

@@ -18,11 +18,11 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fivefold as ff
-from fivefold.api import verbs
-from fivefold.api.documentation import documented
+from fivefold.api import functions as api_functions
+from fivefold.api.documentation import document_parameters
 from fivefold.cli import app
 from fivefold.cli.parameters import build_request, make_parameters
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.requests import commands
@@ -35,7 +35,7 @@ HERE: dict[str, Any] = {"Model": Model, "Machine": Machine}
 COMMANDS: dict[str, tuple[type[Request], type[Request], tuple[Callable[..., Any], ...]]] = {
     "predict": (commands.PredictRequest, commands.PredictOptions, (ff.predict,)),
     "dryrun": (commands.DryrunRequest, commands.DryrunOptions, (ff.dryrun,)),
-    "search": (commands.SearchRequest, commands.SearchOptions, (ff.search, ff.walk, ff.across)),
+    "search": (commands.SearchRequest, commands.SearchOptions, (ff.search, ff.walk, ff.compare_machines)),
     "ask": (commands.AskRequest, commands.AskOptions, (ff.ask,)),
     "compare": (commands.CompareRequest, commands.CompareOptions, (ff.compare,)),
     "sweep": (commands.SweepRequest, commands.SweepOptions, (ff.sweep,)),
@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[type[Request], type[Request], tuple[Callable[..., Any]
 # Parameters under a name of their own: a walk begins at its layout; across takes all machines in one list.
 RENAMED = {
     ("walk", "layout"): "keep",
-    ("across", "machines"): "machines",
+    ("compare_machines", "machines"): "machines",
     ("compare", "what"): "words",
     ("sweep", "what"): "file",
 }
@@ -58,7 +58,7 @@ def differences(schema: type[Request], options: type[Request], functions: Sequen
     results, taken = [], set(JobRequest.model_fields)
     for function in functions:
         stated = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
-        hints = get_type_hints(SimpleNamespace(__annotations__=stated), {**vars(verbs), **_records(), **HERE})
+        hints = get_type_hints(SimpleNamespace(__annotations__=stated), {**vars(api_functions), **_records(), **HERE})
         for name, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD or name not in stated:  # an option of the job
                 continue
@@ -80,7 +80,7 @@ def differences(schema: type[Request], options: type[Request], functions: Sequen
 def _records() -> dict[str, Any]:
     """What the signatures name only for type checkers."""
     names: dict[str, Any] = {"Sequence": Sequence, "PathLike": PathLike}
-    source = inspect.getsource(verbs).partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
+    source = inspect.getsource(api_functions).partition("if TYPE_CHECKING:\n")[2].partition("\n\n")[0]
     for line in source.splitlines():
         module, _, imported = line.strip().removeprefix("from ").partition(" import ")
         for name, _, alias in (item.partition(" as ") for item in imported.split(", ")):
@@ -134,7 +134,7 @@ def test_a_new_field_reaches_every_surface() -> None:
 
     asked: list[ColouredOptions] = []
 
-    @takes_request(ColouredOptions)
+    @accept_request(ColouredOptions)
     def paint(request: ColouredOptions) -> None:
         asked.append(request)
 
@@ -150,11 +150,11 @@ def test_a_new_field_reaches_every_surface() -> None:
 
     assert "colours is not taken" in differences(Coloured, ColouredOptions, COMMANDS["search"][2])
 
-    @documented(Coloured)
-    def painted(*, colours: int = 3) -> None:
+    @document_parameters(Coloured)
+    def paint_all(*, colours: int = 3) -> None:
         """Paint."""
 
-    assert "colours : int, default 3\n    How many colours to try." in (painted.__doc__ or "")
+    assert "colours : int, default 3\n    How many colours to try." in (paint_all.__doc__ or "")
 
 
 def test_a_new_field_is_a_query_parameter() -> None:

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model as model
 from fivefold.record import UserError
 from fivefold.stack.catalog import ENTRIES, SOURCES, STACKS, build_stack
@@ -21,7 +21,7 @@ REPOSITORY = r"[\w.-]+/[\w.-]+(@[0-9a-f]{7})?[:,; ]"  # NVIDIA/Megatron-LM@960c0
 WRITTEN = re.compile(rf"{REPOSITORY}|arXiv:\d{{4}}\.\d{{5}} §|PyTorch")
 
 
-def changed(entry: Entry) -> set[str]:
+def list_changed(entry: Entry) -> set[str]:
     """The fields in which a stack differs from the record's defaults."""
     stack, usual = STACKS[entry.name], Stack()
     fields = {field for field in Stack.model_fields if field not in NAMES}
@@ -35,7 +35,7 @@ def changed(entry: Entry) -> set[str]:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_exactly_the_facts_that_differ_from_defaults_have_sources(entry: Entry) -> None:
-    assert SOURCES[entry.name].keys() == changed(entry)
+    assert SOURCES[entry.name].keys() == list_changed(entry)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError

@@ -14,7 +14,7 @@ from fivefold.model.catalog import resolve
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.sweeps import finalists
-from fivefold.sweeps.finalists import different, measure_best
+from fivefold.sweeps.finalists import measure_best, select_different
 from fivefold.sweeps.trial import Trial
 from tests.calibration.test_profile import machine
 
@@ -23,8 +23,8 @@ NANO, JOB = resolve("nano"), Job(sequence=32, global_batch=8, precision="fp32")
 
 def test_layouts_that_hardly_differ_are_measured_once():
     layouts = [Layout.parse(text) for text in ("dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs2", "tp2 mbs2")]
-    assert different(layouts, count=3) == [layouts[0], layouts[2], layouts[3]]
-    assert different(layouts, count=1) == layouts[:1]
+    assert select_different(layouts, count=3) == [layouts[0], layouts[2], layouts[3]]
+    assert select_different(layouts, count=1) == layouts[:1]
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
     """Trials are played: the order that was predicted is turned round, and one runs out of memory."""
     here, took = machine().replace(ranks=2, ranks_per_node=2), {}
 
-    def played(*, model, machine, layout, job, steps):
+    def play(*, model, machine, layout, job, steps):
         if not took:
             took[layout] = 0.0
             return Trial(ended="memory", why="CUDA out of memory")
@@ -40,7 +40,7 @@ def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
         seconds = took.setdefault(layout, 1.0 / len(took))
         return Trial(ended="measured", measured=step.replace(time=step.time.replace(step_seconds=seconds)))
 
-    monkeypatch.setattr(finalists, "trial", played)
+    monkeypatch.setattr(finalists, "trial", play)
     monkeypatch.setattr(finalists, "profile", lambda *, machine, **_: machine)
     result, _ = measure_best(model=NANO, machine=here, job=JOB, count=3)
     assert [item.layout for item in result[:2]] == [str(layout) for layout in reversed(list(took)[1:])]

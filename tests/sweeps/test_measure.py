@@ -29,7 +29,7 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local.toml"
 
 
-def swept(local: Path, *, submit: Submit | None = None, **values: Any) -> list[Row]:
+def run_sweep(local: Path, *, submit: Submit | None = None, **values: Any) -> list[Row]:
     least = {
         "models": ["nano"],
         "machines": ["local"],
@@ -49,17 +49,17 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]
     """Trials by layout (``_`` for a space) that end so; the list of those that were tried."""
     tried: list[str] = []
 
-    def here(case: Case, **_: object) -> Trial:
+    def run_trial(case: Case, **_: object) -> Trial:
         tried.append(case.row.layout)
         return outcomes[case.row.layout.replace(" ", "_")]
 
-    monkeypatch.setattr(module, "run_locally", here)
+    monkeypatch.setattr(module, "run_locally", run_trial)
     return tried
 
 
 @pytest.mark.processes
 def test_two_real_runs(local: Path) -> None:
-    rows = swept(local, ranks=[1])
+    rows = run_sweep(local, ranks=[1])
     assert [(row.layout, row.measured, row.measured_why) for row in rows] == [
         ("dp1 zero0 mbs2", "measured", ""),
         ("dp1 zero0 mbs4", "measured", ""),
@@ -72,7 +72,7 @@ def test_two_real_runs(local: Path) -> None:
             row.peak_bytes, rel=0.1
         )  # a model of 2 MB: allocations of the process itself are as large
     assert not (local.parent / "trials").exists()
-    assert swept(local, ranks=[1]) == rows  # from the journal, to the last bit
+    assert run_sweep(local, ranks=[1]) == rows  # from the journal, to the last bit
 
 
 def step_of(layout: str, local: Path) -> Trial:
@@ -91,7 +91,7 @@ def test_every_end_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         dp1_zero0_mbs4=Trial(ended="timeout", why="was not done with 4 steps in 300 s"),
         dp2_zero0_mbs2=step_of("dp2 zero0 mbs2", local),
     )
-    rows = swept(local)
+    rows = run_sweep(local)
     assert [(row.ranks, row.status, row.measured, row.measured_why) for row in rows] == [
         (1, "fits", "memory", "CUDA out of memory"),
         (1, "fits", "timeout", "was not done with 4 steps in 300 s"),
@@ -106,7 +106,7 @@ def test_every_end_is_a_row(local: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_layout_that_does_not_fit_is_not_tried(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=2**20)), local)
     tried = fake_trials(monkeypatch)
-    rows = swept(local, ranks=[1])
+    rows = run_sweep(local, ranks=[1])
     assert {(row.status, row.measured) for row in rows} == {("memory", "memory")}
     assert all(row.measured_why.startswith("needs ") for row in rows)
     assert tried == []
@@ -119,16 +119,16 @@ def test_a_killed_sweep_goes_on_behind_its_last_trial(local: Path, monkeypatch: 
     good = Trial(ended="failed", why="x")
     tried: list[str] = []
 
-    def here(case: Case, **_: object) -> Trial:
+    def run_trial(case: Case, **_: object) -> Trial:
         tried.append(case.row.layout)
         if len(tried) == 2:
             raise Killed
         return good
 
-    monkeypatch.setattr(module, "run_locally", here)
+    monkeypatch.setattr(module, "run_locally", run_trial)
     with pytest.raises(Killed):
-        swept(local)
-    rows = swept(local)
+        run_sweep(local)
+    rows = run_sweep(local)
     assert tried == ["dp1 zero0 mbs2", "dp1 zero0 mbs4", "dp1 zero0 mbs4", "dp2 zero0 mbs2"]
     assert [row.measured for row in rows] == ["failed", "failed", "failed", "invalid"]
 
@@ -137,9 +137,9 @@ def test_another_calibration_does_not_measure_again(local: Path, monkeypatch: py
     tried = fake_trials(
         monkeypatch, dp1_zero0_mbs2=Trial(ended="failed", why="x"), dp1_zero0_mbs4=Trial(ended="failed", why="y")
     )
-    before = swept(local, ranks=[1])
+    before = run_sweep(local, ranks=[1])
     write(MACHINE.replace(chip=MACHINE.chip.replace(peak_flops={"fp32": 2e11})), local)
-    after = swept(local, ranks=[1])
+    after = run_sweep(local, ranks=[1])
     assert len(tried) == 2
     assert [row.measured_why for row in after] == ["x", "y"]
     assert [row.step_seconds for row in after] != [row.step_seconds for row in before]
@@ -150,10 +150,10 @@ def test_a_gpu_is_not_measured_on_a_cpu(local: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="h100 has GPUs, but this computer has none; measure on machine 'local'"):
-        swept(local, machines=["local", "h100"])
+        run_sweep(local, machines=["local", "h100"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match="local has a CPU, but this computer would run on its GPU"):
-        swept(local)
+        run_sweep(local)
 
 
 def commands(folder: Path, **bodies: str) -> None:
@@ -173,12 +173,12 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(local.parent)
     count = "n=$(($(cat n 2>/dev/null || echo 70) + 1)); echo $n > n; cp $1 job$n; echo Submitted batch job $n"
     commands(folder, sbatch=count, squeue="echo PENDING")
-    rows = swept(local, submit=_submit)
+    rows = run_sweep(local, submit=_submit)
     assert [row.measured for row in rows] == ["waiting", "waiting", "waiting", "invalid"]
     script = Path("job71").read_text()
     assert "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1" in script
     assert "run.json --layout" in script
-    assert [row.measured for row in swept(local, submit=_submit)] == ["waiting", "waiting", "waiting", "invalid"]
+    assert [row.measured for row in run_sweep(local, submit=_submit)] == ["waiting", "waiting", "waiting", "invalid"]
     assert Path("n").read_text() == "73\n"  # nothing is submitted twice
 
     runs = sorted((local.parent / "trials").glob("*/*/run"), key=lambda path: path.parent.name)
@@ -189,7 +189,7 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
     (runs[0] / "step.json").write_text(f'{{"predicted": {text}, "measured": {text}}}')
     (runs[1] / "slurm-72.txt").write_text("step 1\nfivefold: CUDA out of memory; the same command goes on from x\n")
     commands(folder, squeue='[ "$3" = 72 ] || { echo "slurm_load_jobs error: Invalid job id" >&2; exit 1; }')
-    rows = swept(local, submit=_submit)
+    rows = run_sweep(local, submit=_submit)
     assert [(row.measured, row.measured_why) for row in rows[:3]] == [
         ("measured", ""),
         ("memory", "CUDA out of memory"),
@@ -197,4 +197,4 @@ def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatc
     ]
     commands(folder, sbatch="echo hello")
     with pytest.raises(RunFailure, match="sbatch printed no job id: 'hello'"):
-        swept(local, submit=_submit, sequences=[64])
+        run_sweep(local, submit=_submit, sequences=[64])

@@ -36,7 +36,7 @@ def plan_of(**values: Any) -> list[tuple[Setting, list[str]]]:
     return Plan.from_sweep(Sweep.read(least | values, origin="test"), local=Path("nowhere")).parts
 
 
-def by_names(row: Row) -> Step:
+def predict_by_names(row: Row) -> Step:
     return fivefold.predict(
         row.model,
         f"{row.machine}:{row.ranks}",
@@ -58,11 +58,11 @@ def test_rows_are_what_predict_says() -> None:
         counted[row.status] += 1
         if row.status == "invalid":
             with pytest.raises(UserError) as refused:
-                by_names(row.replace(layout=text))
+                predict_by_names(row.replace(layout=text))
             assert row.why == str(refused.value)
             assert row.step_seconds is None
             continue
-        step = by_names(row)
+        step = predict_by_names(row)
         assert (row.step_seconds, row.tokens_per_second_per_gpu) == (
             step.time.step_seconds,
             step.tokens_per_second_per_gpu,

@@ -77,10 +77,10 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     write(ROWS, tmp_path / "rows.csv")
     before = (tmp_path / "rows.csv").read_bytes()
 
-    def full(*_: object) -> None:
+    def fail_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(csv.DictWriter, "writerows", full)
+    monkeypatch.setattr(csv.DictWriter, "writerows", fail_full)
     with pytest.raises(RunFailure, match="No space left on device"):
         write(ROWS, tmp_path / "rows.csv")
     assert (tmp_path / "rows.csv").read_bytes() == before

@@ -123,7 +123,7 @@ def test_a_trial_ends_with_who_started_it(tmp_path: Path) -> None:
     )
     parent = subprocess.Popen([sys.executable, "-c", script])
     end = time.monotonic() + 60
-    while not (running := of_folder(tmp_path, ranks=2)):
+    while not (running := list_processes(tmp_path, ranks=2)):
         assert time.monotonic() < end
         time.sleep(0.1)
     os.kill(parent.pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ def test_a_trial_ends_with_who_started_it(tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
-def of_folder(folder: Path, *, ranks: int) -> list[int]:
+def list_processes(folder: Path, *, ranks: int) -> list[int]:
     """Processes whose command names ``folder``, once all of launcher and ``ranks`` are there."""
     results = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):

@@ -45,7 +45,7 @@ def loop(
                 parameter.data = parameter.data.float()
     if recompute:
         llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
-        loops.checkpointed(llama, every=1)
+        loops.apply_ac(llama, every=1)
     ddp = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     optimizer = torch.optim.AdamW([item for item in model.parameters() if item.requires_grad], fused=True)
 

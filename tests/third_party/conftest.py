@@ -39,7 +39,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @pytest.fixture
-def without_transformer_engine() -> Any:
+def hide_transformer_engine() -> Any:
     """Megatron-Bridge imports Transformer Engine by name; its kernels are needed by no config."""
     finder = Absent("transformer_engine")
     sys.meta_path.insert(0, finder)

@@ -13,7 +13,7 @@ from torch import nn
 from tests.third_party.loops import SEQUENCE, SHAPE, Batch, CausalLM, Loop, Pretrained, adamw, loss, plain_step
 
 
-def _launched(**more: str) -> None:
+def _set_launcher_variables(**more: str) -> None:
     """The environment that accelerate's launcher makes."""
     rank = str(dist.get_rank())
     os.environ |= {
@@ -32,7 +32,7 @@ def accelerate(*, pretrained: bool) -> Loop:
     are units too, of others what is left is one. It takes FSDP on accelerators alone, and on CPUs
     DistributedDataParallel in its place, unless its state is set afterwards.
     """
-    _launched(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
+    _set_launcher_variables(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2")
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin, PartialState
 
     plugin = FullyShardedDataParallelPlugin(
@@ -53,7 +53,7 @@ def accelerate(*, pretrained: bool) -> Loop:
 
 def trainer(*, half: bool = False) -> Loop:
     """transformers' own Llama in its Trainer: accelerate wraps it by DistributedDataParallel. ``half``: bf16=True."""
-    _launched()
+    _set_launcher_variables()
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
     config = LlamaConfig(

@@ -42,12 +42,12 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         q, k, v = (part(x).unflatten(-1, (-1, SHAPE.head_dim)).transpose(1, 2) for part in (self.q, self.k, self.v))
         y = functional.scaled_dot_product_attention(
-            rotated(q, cos, sin), rotated(k, cos, sin), v, is_causal=True, enable_gqa=True
+            rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True, enable_gqa=True
         )
         return self.out(y.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -156,7 +156,7 @@ def ddp(*, zero: int = 0, view: bool = False, half: bool = False, recompute: boo
     """
     llama = Llama()
     if recompute:
-        checkpointed(llama, every=1)
+        apply_ac(llama, every=1)
     model = nn.parallel.DistributedDataParallel(llama, gradient_as_bucket_view=view, broadcast_buffers=False)
     if zero:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -187,22 +187,22 @@ def fsdp2(*, reshard: bool = True, half: bool = False, recompute: int = 0, by_op
     """
     mesh, model = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)), Llama()
     if recompute:
-        checkpointed(model, every=recompute, by_operation=by_operation)
+        apply_ac(model, every=recompute, by_operation=by_operation)
     fully_sharded(model, mesh, reshard=reshard, half=half)
     optimizer = adamw(model.parameters())
     return model, optimizer, plain_step(model, optimizer), mesh, 0
 
 
-def checkpointed(model: Llama, *, every: int, by_operation: bool = False) -> None:
+def apply_ac(model: Llama, *, every: int, by_operation: bool = False) -> None:
     """As torchtitan's apply_ac: blocks under checkpoint_wrapper, without reentrance."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-    more = {"context_fn": _every_second, "early_stop": False} if by_operation else {}
+    more = {"context_fn": _make_selective_policy, "early_stop": False} if by_operation else {}
     for name in [name for name in model.blocks if int(name) % every == 0]:
         model.blocks[name] = checkpoint_wrapper(model.blocks[name], preserve_rng_state=False, **more)  # type: ignore[no-untyped-call]
 
 
-def _every_second() -> Any:
+def _make_selective_policy() -> Any:
     """torchtitan's SelectiveAC: attention and every second product are kept."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 

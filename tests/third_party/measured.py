@@ -202,7 +202,7 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
     CASES["peft LoRA, autocast, recomputed"] = peft("dp1 ac=full", precision="bf16-autocast", recompute=True)
 
 
-def predicted(case: Case) -> Step:
+def predict_step(case: Case) -> Step:
     layout = Layout.parse(f"{case.layout} mbs{case.mbs}")
     stack = build_stack(case.stack)
     if case.stack == "torchtitan":  # eager, and cross entropy without its fp32 copy
@@ -278,7 +278,7 @@ class Beside(NamedTuple):
         return tuple(mine.peak_bytes / theirs.peak_bytes - 1 for mine, theirs in stages)
 
     @property
-    def sent(self) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
+    def traffic(self) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
         """Messages and bytes by axis and collective, predicted (without the trainer's own 12 bytes) and measured."""
         first, second = (
             {
@@ -303,17 +303,17 @@ class Beside(NamedTuple):
         return first, second
 
     @property
-    def agrees(self) -> bool:
+    def is_equal(self) -> bool:
         """Counts equal, peaks within ``LEAST``."""
         flops = self.predicted.work.hardware_flops == self.measured.work.hardware_flops or not self.case.work
-        counts = flops and self.states[0] == self.states[1] and self.sent[0] == self.sent[1]
+        counts = flops and self.states[0] == self.states[1] and self.traffic[0] == self.traffic[1]
         return all(abs(error) <= (self.case.open or LEAST) for error in self.errors) and counts
 
 
 def compare_case(name: str) -> Beside:
     """One case, predicted and measured."""
     case = CASES[name]
-    return Beside(name, case, predicted(case), measure_case(case))
+    return Beside(name, case, predict_step(case), measure_case(case))
 
 
 def markdown(rows: list[Beside]) -> str:
@@ -329,7 +329,7 @@ def markdown(rows: list[Beside]) -> str:
             for step in (row.predicted, row.measured)
         ]
         errors = " / ".join(f"{error:+.2%}" for error in row.errors) + ", open" * (row.case.open > 0)
-        mine, theirs = row.sent
+        mine, theirs = row.traffic
         told = ", ".join(f"{count} {name}" for name, (count, _) in theirs.items())
         same = "equal" if mine == theirs else f"predicted {', '.join(f'{n} {k}' for k, (n, _) in mine.items())}"
         states = "equal" if row.states[0] == row.states[1] else "differ"
@@ -352,7 +352,7 @@ def main() -> int:
         rows.append(compare_case(name))
         print(
             f"{name}: peak {', '.join(f'{error:+.2%}' for error in rows[-1].errors)}, "
-            f"{'agrees' if rows[-1].agrees else 'DIFFERS'}",
+            f"{'agrees' if rows[-1].is_equal else 'DIFFERS'}",
             file=sys.stderr,
         )
     print(markdown(rows))
@@ -360,7 +360,7 @@ def main() -> int:
         text = options.markdown.read_text(encoding="utf-8")
         before, rest = text.split(BEGIN, 1)
         options.markdown.write_text(before + BEGIN + markdown(rows) + END + rest.split(END, 1)[1], encoding="utf-8")
-    return 0 if all(row.agrees for row in rows) else 1
+    return 0 if all(row.is_equal for row in rows) else 1
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import Source
 from fivefold.trainer.model.nf4 import Nf4Weight
-from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, nothing, text_tokens, trained
+from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -44,13 +44,15 @@ def job_of(adapter: Adapter) -> Job:
     )
 
 
-def ours(name: str) -> str:
+def map_name(name: str) -> str:
     """Of peft's base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight."""
     parts = name.split(".")
     return f"blocks.{parts[4]}.{TARGETS[parts[6]]}.{parts[7].lower()}"
 
 
-def with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[list[float], list[dict[str, Tensor]], object]:
+def train_with_peft(
+    folder: Path, job: Job, start: dict[str, Tensor]
+) -> tuple[list[float], list[dict[str, Tensor]], object]:
     """Losses, gradients of every step, and the model at the end."""
     adapter = job.adapter
     assert adapter is not None
@@ -70,7 +72,7 @@ def with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[list[fl
         )
     base = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **quantized)
     model = peft.get_peft_model(base, config)
-    trained = {ours(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
+    trained = {map_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}
     assert trained.keys() == start.keys()
     with torch.no_grad():
         for name, weight in trained.items():
@@ -134,12 +136,12 @@ def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> 
         pytest.importorskip("bitsandbytes")
     job = job_of(adapter)
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
-    theirs, their_gradients, model = with_peft(base, job, start)
+    theirs, their_gradients, model = train_with_peft(base, job, start)
     assert losses == pytest.approx(theirs, rel=1e-6)
     for step, (mine, there) in enumerate(zip(gradients, their_gradients, strict=True)):
         for name in there:
             assert (mine[name] - there[name]).norm() <= 1e-5 * there[name].norm(), (step, name)
-    final = {ours(name): weight for name, weight in model.named_parameters() if weight.requires_grad}  # type: ignore
+    final = {map_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}  # type: ignore
     for name, weight in finals.items():  # type: ignore[attr-defined]
         assert (weight - final[name]).norm() <= 1e-5 * final[name].norm(), name
 
@@ -156,8 +158,8 @@ def test_peft_computes_what_was_trained_and_is_read_back(
     forked, tmp_path: Path, family: str, text: str, adapter: Adapter
 ) -> None:
     base, layout = base_of(tmp_path / "base", family), Layout.parse(text)
-    logits, _ = forked(layout.world, trained, tmp_path / "run", base, layout, adapter)[0]
-    export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=nothing)
+    logits, _ = forked(layout.world, train_and_save, tmp_path / "run", base, layout, adapter)[0]
+    export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=ignore_progress)
 
     with torch.no_grad():
         model = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "lora", dtype=torch.float32)

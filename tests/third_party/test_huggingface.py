@@ -17,7 +17,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.stack.catalog import build_stack as stack_named
-from tests.interop.draws import Range, written_plans
+from tests.interop.draws import Range, list_written_plans
 
 config_args = pytest.importorskip("accelerate.commands.config.config_args")
 pytest.importorskip("deepspeed")
@@ -36,7 +36,7 @@ def put(plan: Plan, to: str, folder: Path) -> None:
 
 
 def test_accelerate_reads_its_file_and_trainer_its_arguments(tmp_path: Path) -> None:
-    drawn = written_plans("fsdp2", to="accelerate", count=10, among=AMONG)
+    drawn = list_written_plans("fsdp2", to="accelerate", count=10, among=AMONG)
     assert len(drawn) == 10
     for plan in drawn:
         put(plan, "accelerate", tmp_path)
@@ -53,7 +53,7 @@ def test_accelerate_reads_its_file_and_trainer_its_arguments(tmp_path: Path) -> 
 def test_deepspeed_reads_its_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.runtime import config as config_of
 
-    drawn = written_plans("deepspeed", to="deepspeed", count=10, among=AMONG)
+    drawn = list_written_plans("deepspeed", to="deepspeed", count=10, among=AMONG)
     assert len(drawn) == 10
     for plan in drawn:
         put(plan, "deepspeed", tmp_path)
@@ -99,7 +99,7 @@ def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None
     assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
 
 
-def trained(folder: Path, command: list[str], script: str = "train.py", **environment: str) -> str:
+def run_training(folder: Path, command: list[str], script: str = "train.py", **environment: str) -> str:
     """The folder as it is written, on the CPU; what it prints."""
     with (folder / "arguments.yaml").open("a") as file:
         file.write("use_cpu: true\nreport_to: none\nsave_strategy: 'no'\nlogging_steps: 1\n")
@@ -142,7 +142,7 @@ def test_written_config_trains_on_two_processes(tmp_path: Path) -> None:
     config = tmp_path / "accelerate.yaml"
     config.write_text(config.read_text().replace("use_cpu: false", "use_cpu: true"))
     (tmp_path / "first.py").write_text(SHARDED_ON_A_CPU)
-    said = trained(tmp_path, ["accelerate.commands.launch", "--config_file", "accelerate.yaml"], "first.py")
+    said = run_training(tmp_path, ["accelerate.commands.launch", "--config_file", "accelerate.yaml"], "first.py")
     assert "train_loss" in said
     assert "a rank holds 1/2 of the weights" in said
 
@@ -159,4 +159,4 @@ def test_written_deepspeed_config_trains_on_two_processes(zero: int, tmp_path: P
         "runpy.run_path('train.py', run_name='__main__')\n"
     )
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert "train_loss" in trained(tmp_path, launch, "first.py", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")
+    assert "train_loss" in run_training(tmp_path, launch, "first.py", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="")

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from tests.selection import one_in
+from tests.selection import mark_share
 from tests.third_party.measured import CASES, compare_case
 
 PEFT = ("peft LoRA, recomputed", "peft LoRA, DDP, 2 micro-batches", "peft LoRA, bf16", "peft LoRA, autocast")
 FEW = ("FSDP2, reshard", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
 
-@pytest.mark.parametrize("name", one_in(2, FEW))
+@pytest.mark.parametrize("name", mark_share(2, FEW))
 def test_a_stack_is_as_it_is_predicted(name: str) -> None:
     assert name in CASES
     result = compare_case(name)
-    assert result.sent[0] == result.sent[1]
+    assert result.traffic[0] == result.traffic[1]
     assert result.states[0] == result.states[1]
     assert result.predicted.work.hardware_flops == result.measured.work.hardware_flops
     assert max(map(abs, result.errors)) < 0.02
-    assert result.agrees
+    assert result.is_equal
 
 
 @pytest.mark.skipif("peft LoRA" not in CASES, reason="peft is installed by make interop")
-@pytest.mark.parametrize("name", one_in(2, PEFT))
+@pytest.mark.parametrize("name", mark_share(2, PEFT))
 def test_adapters_of_peft_are_as_they_are_predicted(name: str) -> None:
     result = compare_case(name)
-    assert result.agrees
+    assert result.is_equal
     assert max(map(abs, result.errors)) < 0.005

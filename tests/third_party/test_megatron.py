@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from tests.interop.draws import Range, written_plans
+from tests.interop.draws import Range, list_written_plans
 
 transformer_config = pytest.importorskip("megatron.core.transformer.transformer_config")
 
@@ -62,7 +62,9 @@ def test_core_takes_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(utils, "get_te_version", lambda: Version("2.9.0"))
     drawn = [
-        plan for plan in written_plans("megatron-core", to="megatron", count=40, among=AMONG) if plan.model.mla is None
+        plan
+        for plan in list_written_plans("megatron-core", to="megatron", count=40, among=AMONG)
+        if plan.model.mla is None
     ][:20]
     assert len(drawn) == 20
     for plan in drawn:
@@ -99,7 +101,7 @@ MODELS = (
 
 
 @pytest.fixture(scope="module")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def parallel_state(tmp_path_factory: pytest.TempPathFactory) -> Any:
     import torch
     from megatron.core import parallel_state
 
@@ -113,7 +115,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_cores_model_has_our_parameters(model: Model, one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_model_has_our_parameters(model: Model, parallel_state: None, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -140,11 +142,11 @@ def test_cores_model_has_our_parameters(model: Model, one_rank: None, monkeypatc
     assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
 
 
-def test_bridge_makes_a_container(tmp_path: Path, without_transformer_engine: None) -> None:
+def test_bridge_makes_a_container(tmp_path: Path, hide_transformer_engine: None) -> None:
     pytest.importorskip("megatron.bridge")
     from megatron.bridge.training.config import ConfigContainer
 
-    drawn = written_plans("megatron-bridge", to="bridge", count=10, among=AMONG)
+    drawn = list_written_plans("megatron-bridge", to="bridge", count=10, among=AMONG)
     assert len(drawn) == 10
     for plan in drawn:
         path, layout = tmp_path / "run_config.yaml", plan.layout

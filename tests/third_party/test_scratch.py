@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.two_ranks import two_ranks
+from tests.two_ranks import run_two_ranks
 
 TOKENS, WIDTH, VOCAB, STEPS = 2048, 32, 32768, 3
 
@@ -63,7 +63,7 @@ def backward_peak(*, compiled: bool) -> float:
 
 def peaks(folder: Path) -> tuple[float, float]:
     """In eager, and compiled, of the first of two processes."""
-    result = two_ranks(
+    result = run_two_ranks(
         folder, lambda: {name: backward_peak(compiled=name == "compiled") for name in ("eager", "compiled")}
     )
     return result["eager"], result["compiled"]

@@ -14,7 +14,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model.catalog import build_model
-from tests.interop.draws import Range, written_plans
+from tests.interop.draws import Range, list_written_plans
 
 manager = pytest.importorskip("torchtitan.config.manager")
 
@@ -25,7 +25,7 @@ AMONG = Range(
 )
 
 
-def parsed(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def parse_plan(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """torchtitan's own Trainer.Config of a plan."""
     written = write(plan, to="torchtitan")
     (folder / "torchtitan_config.py").write_text(written.files["torchtitan_config.py"])
@@ -37,10 +37,10 @@ def parsed(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_degrees_and_batches_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchtitan.distributed import ParallelDims
 
-    drawn = written_plans("torchtitan", to="torchtitan", count=20, among=AMONG)
+    drawn = list_written_plans("torchtitan", to="torchtitan", count=20, among=AMONG)
     assert len(drawn) == 20
     for plan in drawn:
-        config, layout = parsed(plan, tmp_path, monkeypatch), plan.layout
+        config, layout = parse_plan(plan, tmp_path, monkeypatch), plan.layout
         asked = config.parallelism
         dims = ParallelDims(
             dp_replicate=asked.data_parallel_replicate_degree,
@@ -71,7 +71,7 @@ def test_the_model_on_meta_has_our_parameters(
 
     model = build_model(name)
     plan = Plan(model, Layout.parse(text), Job(sequence=2048, global_batch=8, documents="separate"))
-    config = parsed(plan, tmp_path, monkeypatch)
+    config = parse_plan(plan, tmp_path, monkeypatch)
     with torch.device("meta"):
         built = config.model_spec.model.build()
     assert sum(parameter.numel() for parameter in built.parameters()) == model.parameters
@@ -86,7 +86,7 @@ def test_stages_are_spread_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model = build_model("llama3-8b")
     for text in ("pp4 zero0 mbs1", "pp2 v2 mbs1", "dp2 pp4 v2 zero2 mbs1 stages=3-4-4-4-4-4-5-4"):
         layout = Layout.parse(text)
-        config = parsed(Plan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)
+        config = parse_plan(Plan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)
         parts = config.parallelism.module_fqns_per_model_part or generate(layout.pp * layout.v, model.layers, 1, 1)
         sizes = [sum(name.startswith("layers.") for name in part) for part in parts]
         assert sizes == [len(item) for item in stage_layers(model.layers, layout)]

@@ -37,7 +37,7 @@ def state(built: Built) -> dict[str, Tensor]:
     return {name: (kept.rows if isinstance(kept, BoxTensor) else kept).detach().clone() for name, kept in result}
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+def list_changed(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
     """What has changed."""
     return [name for name in a if not torch.equal(a[name], b[name])]
 
@@ -72,7 +72,12 @@ def leave_out(layout: Layout, job: Job) -> tuple[list[str], list[str], list[tupl
     other.step(1)
     alone = other.step(3)
     told = run.heard[1] == (done.loss, done.norm) and done.skipped and not third.skipped
-    return same(before, after), same(state(run.built), state(other.built)), run.heard, told and third == alone
+    return (
+        list_changed(before, after),
+        list_changed(state(run.built), state(other.built)),
+        run.heard,
+        told and third == alone,
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_an_overflow_is_a_matter_of_the_scale_until_that_is_the_least(forked) ->
     assert forked(1, overflow, Layout.parse("dp1 mbs4"), job) == [[(0, True, MIN_SCALE), (1, True, MIN_SCALE)]]
 
 
-def trained(job: Job) -> list[tuple[float, float]]:
+def train(job: Job) -> list[tuple[float, float]]:
     run = Trained(Layout.parse("mbs4"), job)
     return [(done.loss, done.norm) for done in map(run.step, range(3))]
 
@@ -115,6 +120,6 @@ def trained(job: Job) -> list[tuple[float, float]]:
 def test_words_of_padding_change_nothing(forked, loss: str) -> None:
     """83 words are 96 with the padding that a job asks for; in the softmax they would make a first loss of ln 96."""
     job = Job(sequence=16, global_batch=4, precision=recipe("fp32"), loss=loss)
-    (plain,), (padded,) = (forked(1, trained, job.replace(vocab_multiple=multiple)) for multiple in (1, 32))
+    (plain,), (padded,) = (forked(1, train, job.replace(vocab_multiple=multiple)) for multiple in (1, 32))
     for result, expected in zip(padded, plain, strict=True):
         assert result == pytest.approx(expected, rel=1e-6)

@@ -18,7 +18,7 @@ from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import Folder
 from fivefold.trainer.supported import check_supported
-from tests.model.judged import quiet, reference, texts
+from tests.model.judged import reference, silence_transformers, texts
 from tests.model.mutations import FAMILIES, mutations
 from tests.trainer.checkpoint.test_huggingface_import import decoder
 
@@ -53,8 +53,8 @@ def _logits(opened: Folder, text: Tensor) -> Tensor:
     return logits
 
 
-def compared(kind: str, folder: Path, **changed: Any) -> str:
-    with quiet(), warnings.catch_warnings():
+def compare_family(kind: str, folder: Path, **changed: Any) -> str:
+    with silence_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return compare(kind, copy.deepcopy(FAMILIES[kind] | changed), folder)
 
@@ -62,9 +62,9 @@ def compared(kind: str, folder: Path, **changed: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if REGISTRY[kind].is_trained])
 def test_changed_keys_give_the_references_logits(kind: str, tmp_path: Path) -> None:
-    assert compared(kind, tmp_path / "plain") == ""
+    assert compare_family(kind, tmp_path / "plain") == ""
     for key, value in random.Random(f"{kind} 2").sample(list(mutations(kind)), PICKED):
-        said = compared(kind, tmp_path / f"{key} {len(list(tmp_path.iterdir()))}", **{key: value})
+        said = compare_family(kind, tmp_path / f"{key} {len(list(tmp_path.iterdir()))}", **{key: value})
         assert not said.startswith("logits"), f"{key}={value!r}: {said}"
 
 
@@ -86,4 +86,4 @@ TRAINS: list[tuple[str, dict[str, Any]]] = [  # what must not be refused
 
 @pytest.mark.parametrize(("kind", "changed"), TRAINS, ids=[f"{kind}-{'-'.join(keys)}" for kind, keys in TRAINS])
 def test_keys_that_were_read_otherwise(kind: str, changed: dict[str, Any], tmp_path: Path) -> None:
-    assert compared(kind, tmp_path, **changed) == ""
+    assert compare_family(kind, tmp_path, **changed) == ""

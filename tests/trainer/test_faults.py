@@ -33,10 +33,10 @@ from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
 from fivefold.results import run_folder
-from fivefold.trainer.checkpoint.checkpoint_folder import latest, read
+from fivefold.trainer.checkpoint.checkpoint_folder import find_latest, read
 from fivefold.trainer.loop import Loop
 from tests.forked_python import import_what_runs_load, true_interpreters
-from tests.selection import one_in
+from tests.selection import mark_share
 
 MACHINE = Machine(
     name="here", ranks=2, ranks_per_node=2, backend="gloo",
@@ -58,7 +58,7 @@ NOT_HALF = "nothing is half-done, and the same command takes it up again"
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to stand in, with a corpus and a calibrated machine."""
     write(MACHINE, tmp_path / "cache" / "fivefold" / "local.toml")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -155,7 +155,7 @@ def wait_for(condition: Callable[[], object], *, seconds: float = 120) -> None:
         time.sleep(0.01)  # it runs on the core of those that it waits for
 
 
-def logged() -> int:
+def read_last_step() -> int:
     """The last step in the log."""
     try:
         return int(json.loads(Path("run/log.jsonl").read_text().splitlines()[-1])["step"])
@@ -164,13 +164,13 @@ def logged() -> int:
 
 
 def saved_step(folder: str = "run") -> int:
-    path = latest(Path(folder, "checkpoints"))
+    path = find_latest(Path(folder, "checkpoints"))
     return read(path).progress.step if path else -1
 
 
 def saved_bits(folder: str = "run") -> dict[str, str]:
     """The sha256 of every file of tensors of the newest checkpoint: weights, moments, random states."""
-    path = latest(Path(folder, "checkpoints"))
+    path = find_latest(Path(folder, "checkpoints"))
     assert path
     return {file.name: file.sha256 for file in read(path).files if file.name != ".metadata"}
 
@@ -280,8 +280,8 @@ def test_a_run_file_that_cannot_be_read(refused: Callable[..., str], command: st
     assert_line(refused(command, "run.toml"), r"run.toml: cannot be read as UTF-8 text: not UTF-8 at byte 9")
 
 
-def test_a_computer_that_is_not_calibrated(refused: Callable[..., str], here: Path) -> None:
-    shutil.rmtree(here / "cache")
+def test_a_computer_that_is_not_calibrated(refused: Callable[..., str], workspace: Path) -> None:
+    shutil.rmtree(workspace / "cache")
     line = refused("train", "run.toml", "--no-calibrate")
     assert_line(line, r"this computer is not calibrated yet \(\S+ is missing\); run `fivefold calibrate`")
 
@@ -291,11 +291,11 @@ def empty(corpus: Path) -> None:
     corpus.mkdir()
 
 
-def dangling(corpus: Path) -> None:
+def link_to_nowhere(corpus: Path) -> None:
     (corpus / "x.txt").symlink_to("nowhere.txt")
 
 
-def short(corpus: Path) -> None:
+def write_short_texts(corpus: Path) -> None:
     empty(corpus)
     for number in range(4):
         (corpus / f"{number}.txt").write_text(f"{number}: some forty bytes of text are too few.")
@@ -308,13 +308,13 @@ CORPORA: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda corpus: (empty(corpus), (corpus / "a.txt").touch()),
         r"corpus: the corpus is empty: 1 files of 0 bytes",
     ),
-    "dangling link": (dangling, r"corpus/x.txt: cannot be read: No such file or directory"),
+    "dangling link": (link_to_nowhere, r"corpus/x.txt: cannot be read: No such file or directory"),
     "not UTF-8": (
         lambda corpus: (corpus / "7.txt").write_bytes(b"good text, and then \xff"),
         r"corpus/7.txt: not UTF-8: byte 0xff at offset 20; convert the file or leave it out",
     ),
     "too short": (
-        short,
+        write_short_texts,
         r"\S*run/data: train holds \d+ tokens, but 4 sequences of 32 need 129; "
         r"add text or lower the sequence or the global batch",
     ),
@@ -378,7 +378,7 @@ def test_a_run_without_checkpoints_writes_none() -> None:
     set_run(checkpoints={"every_steps": 0})
     ended = train()
     assert (ended.code, ended.error.splitlines()[-1]) == (0, "finished 12 steps; saved nothing")
-    assert latest(Path("run/checkpoints")) is None
+    assert find_latest(Path("run/checkpoints")) is None
 
 
 # Checkpoints that cannot be resumed
@@ -422,14 +422,14 @@ def test_a_checkpoint_that_cannot_be_resumed() -> None:
     newest = Path("run/checkpoints/step-00000012")
     shutil.copytree("run", "kept")
 
-    def damaged(damage: Callable[[], object]) -> str:
+    def run_damaged(damage: Callable[[], object]) -> str:
         shutil.rmtree("run")
         shutil.copytree("kept", "run")
         damage()
         set_run(model="other.toml" if Path("other.toml").exists() else "nano", job={"steps": 16})
         ended = train()
         assert ended.code == 2
-        assert latest(Path("run/checkpoints")) == newest
+        assert find_latest(Path("run/checkpoints")) == newest
         return ended.line
 
     def cut_the_only_one() -> None:
@@ -437,13 +437,13 @@ def test_a_checkpoint_that_cannot_be_resumed() -> None:
         os.truncate(newest / "__0_0.distcp", 1000)
 
     mend = "there is none before it to resume from"
-    cut = damaged(cut_the_only_one)
+    cut = run_damaged(cut_the_only_one)
     assert_line(cut, rf"{newest}/__0_0.distcp: holds 1000 bytes, but \d+ bytes were written; {mend}")
     manifest = newest / "checkpoint.json"
-    newer = damaged(lambda: manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 7})))
+    newer = run_damaged(lambda: manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 7})))
     assert newer == f"{newest}: written by a newer version 7; this one reads up to 1; upgrade fivefold"
     other = resolve("nano").replace(name="other", ffn=160)
-    foreign = damaged(lambda: Path("other.toml").write_text(emit(other.model_dump(exclude_none=True))))
+    foreign = run_damaged(lambda: Path("other.toml").write_text(emit(other.model_dump(exclude_none=True))))
     assert_line(foreign, rf"{newest}: is of another model, with ffn=176 instead of 160; give that model or start .*")
     shutil.rmtree(newest)  # the fix
     Path("other.toml").unlink()
@@ -514,12 +514,12 @@ def signal_before(monkeypatch: pytest.MonkeyPatch, place: str, number: int) -> N
     holder: Any = Loop if owner.endswith("Loop") else sys.modules[owner]
     function, calls = getattr(holder, name), iter(range(1000))
 
-    def signalled(*arguments: Any, **options: Any) -> Any:
+    def signal_first(*arguments: Any, **options: Any) -> Any:
         if next(calls) == (1 if holder is Loop and name == "evaluate" else 0):  # the first is before the first step
             os.kill(os.getpid(), number)
         return function(*arguments, **options)
 
-    monkeypatch.setattr(holder, name, signalled)
+    monkeypatch.setattr(holder, name, signal_first)
 
 
 @pytest.mark.parametrize("place", ["fivefold.trainer.data.prepare._write", "fivefold.profiling.closed_loop.build"])
@@ -536,7 +536,7 @@ def test_a_signal_before_the_first_step(monkeypatch: pytest.MonkeyPatch, place: 
 
 @pytest.mark.parametrize(
     ("place", "step"),
-    one_in(
+    mark_share(
         3,
         [
             ("fivefold.trainer.loop.Loop._save", 4),
@@ -614,8 +614,8 @@ class Launched(Child):
                 result[int(rank[1])] = int(status.parent.name)
         return result
 
-    def at_step(self, step: int) -> None:
-        wait_for(lambda: logged() >= step or self.has_ended())
+    def wait_for_step(self, step: int) -> None:
+        wait_for(lambda: read_last_step() >= step or self.has_ended())
 
     def wait(self) -> Ended:
         workers = self.workers()
@@ -624,7 +624,7 @@ class Launched(Child):
         return super().wait()
 
 
-@pytest.mark.parametrize("signals", one_in(2, [[(16, "SIGTERM")], [(16, "SIGINT"), (24, "SIGTERM")]]), ids=len)
+@pytest.mark.parametrize("signals", mark_share(2, [[(16, "SIGTERM")], [(16, "SIGINT"), (24, "SIGTERM")]]), ids=len)
 def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     """Each failure strikes the run that the one before has left; in the end it is the undisturbed one to the bit."""
     set_run(folder="straight", **TWO)
@@ -661,7 +661,7 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     assert re.fullmatch(stopped, ended.line), ended.line  # on a busy machine a few steps may have passed
 
     run = Launched()
-    run.at_step(8)
+    run.wait_for_step(8)
     os.kill(run.workers()[1], signal.SIGKILL)
     ended = run.wait()
     assert ended.code == 1
@@ -671,7 +671,7 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
 
     for begin, name in signals:
         run = Launched()
-        run.at_step(begin)
+        run.wait_for_step(begin)
         (os.killpg if name == "SIGINT" else os.kill)(run.pid, signal.Signals[name])
         ended = run.wait()
         saved = f"run/checkpoints/step-{saved_step():08d}"
@@ -681,7 +681,7 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
         assert (ended.code, saved_step() >= begin) == (1, True)
 
     run = Launched()
-    run.at_step(32)
+    run.wait_for_step(32)
     os.killpg(run.pid, signal.SIGKILL)
     assert run.wait().code == -signal.SIGKILL  # and the processes went with it
     assert saved_step() >= 28
@@ -690,7 +690,7 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     (cut := Path("run/checkpoints") / f"step-{saved_step():08d}" / "__1_0.distcp").unlink()
     set_run(**TWO | {"faults": {"max_restarts": 1, "watchdog_seconds": 9}})
     run = Launched()
-    run.at_step(40)
+    run.wait_for_step(40)
     os.kill(killed := run.workers()[0], signal.SIGKILL)
     wait_for(lambda: run.workers().get(0, killed) != killed or run.has_ended())
     newest = saved_step()

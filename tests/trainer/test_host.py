@@ -27,7 +27,7 @@ def machine(named: str, tmp_path: Path) -> Machine:
     return resolve(named, local=tmp_path / "local.toml")
 
 
-def checked(host: Host, named: str, layout: str, tmp_path: Path, *, started: int = 0) -> str:
+def check(host: Host, named: str, layout: str, tmp_path: Path, *, started: int = 0) -> str:
     return check_host(
         host, machine=machine(named, tmp_path), named=named, layout=Layout.parse(layout), file=RUN, started=started
     )
@@ -44,7 +44,7 @@ def checked(host: Host, named: str, layout: str, tmp_path: Path, *, started: int
     ],
 )
 def test_a_host_that_has_what_is_needed(host: Host, named: str, layout: str, started: int, tmp_path: Path) -> None:
-    assert checked(host, named, layout, tmp_path, started=started) == ""
+    assert check(host, named, layout, tmp_path, started=started) == ""
 
 
 TORCHRUN = (
@@ -76,7 +76,7 @@ TORCHRUN = (
 )  # fmt: skip
 def test_a_host_that_lacks_it(host: Host, named: str, layout: str, started: int, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        checked(host, named, layout, tmp_path, started=started)
+        check(host, named, layout, tmp_path, started=started)
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -95,7 +95,7 @@ def test_hosts_of_a_calibrated_machine(tmp_path: Path) -> None:
 
 def test_another_chip_of_memory_enough_is_said(tmp_path: Path) -> None:
     line = "this host has 8 GPUs (NVIDIA H100 80GB HBM3, 79.00 GiB), not a100: what is predicted is of the latter"
-    assert checked(EIGHT, "a100:8", "dp8", tmp_path) == line
+    assert check(EIGHT, "a100:8", "dp8", tmp_path) == line
 
 
 def test_memory_of_all_processes() -> None:

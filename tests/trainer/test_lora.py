@@ -8,16 +8,16 @@ from torch import Tensor
 
 from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job, LearningRate, Optimizer, recipe
-from fivefold.layout.sharding import multiplies
+from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import weights
 from fivefold.record import UserError
-from fivefold.trainer.build import build, initial
-from fivefold.trainer.checkpoint.full_weights import full_weights
+from fivefold.trainer.build import build, draw_initial_weight
+from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.model.nf4 import round_to_nf4
 from fivefold.trainer.supported import check_supported
-from tests.selection import one_in
+from tests.selection import mark_share
 from tests.trainer.test_parity import PLAIN, TIED, reference
 
 STEPS, BATCH, TOKENS = 6, 8, 24
@@ -44,20 +44,20 @@ def job_of(adapter: Adapter) -> Job:
     )
 
 
-def in_a_few_lines(model: object, job: Job) -> tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor]]:
+def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor]]:
     """Losses, the clipped gradients of every step, and the final factors."""
     adapter = job.adapter
     assert adapter is not None
     listed = tuple(weights(model, adapter))  # type: ignore[arg-type]
-    drawn = {weight.name: initial(weight, model=model, seed=job.seed) for weight in listed}  # type: ignore[arg-type]
+    drawn = {weight.name: draw_initial_weight(weight, model=model, seed=job.seed) for weight in listed}  # type: ignore[arg-type]
     if adapter.base == "nf4":
         drawn |= {
             weight.name: round_to_nf4(drawn[weight.name], dtype=torch.float32)
             for weight in listed
-            if multiplies(weight) and not weight.is_adapter
+            if is_gemm_weight(weight) and not weight.is_adapter
         }
     factors = {name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name}
-    targets = [TARGETS[name] for name in TARGETS if adapter.adapts(TARGETS[name])]
+    targets = [TARGETS[name] for name in TARGETS if adapter.has_adapter(TARGETS[name])]
     adapted = [f"blocks.{layer}.{target}" for layer in range(PLAIN.layers) for target in targets]
     optimizer = torch.optim.AdamW(
         factors.values(), lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1
@@ -108,7 +108,7 @@ def train(model: object, text: str, job: Job) -> tuple[list[float], list[list[Bo
     return losses, gradients, boxes("weights"), sum(shard.weight.numel() for shard in built.shards)
 
 
-def apart(ours: list[Box], theirs: dict[str, Tensor]) -> float:
+def measure_distance(ours: list[Box], theirs: dict[str, Tensor]) -> float:
     """The largest ‖Δ‖ of a box by the norm of its weight."""
     worst = 0.0
     for name, offsets, part in ours:
@@ -130,19 +130,19 @@ LAYOUTS = (
         ("dp2 zero3 mbs2", SOME, TIED),
         ("tp2 mbs4", LORA, PLAIN),
         ("dp4 zero3/2 mbs1 ac=full", QLORA, PLAIN),
-        *one_in(13, [(layout, adapter, PLAIN) for layout in LAYOUTS for adapter in (LORA, SOME)]),
-        *one_in(9, [(layout, QLORA, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
+        *mark_share(13, [(layout, adapter, PLAIN) for layout in LAYOUTS for adapter in (LORA, SOME)]),
+        *mark_share(9, [(layout, QLORA, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
     ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_steps_equal_lora_in_a_few_lines(forked, text: str, adapter: Adapter, model: object) -> None:
     job = job_of(adapter)
-    losses, gradients, finals = in_a_few_lines(model, job)
+    losses, gradients, finals = train_reference(model, job)
     ranks = forked(Layout.parse(text).world, train, model, text, job)
     for ours, steps, final, _ in ranks:
         assert ours == pytest.approx(losses, rel=1e-6)
-        assert max(apart(mine, theirs) for mine, theirs in zip(steps, gradients, strict=True)) <= 1e-5
-        assert apart(final, finals) <= 1e-5
+        assert max(measure_distance(mine, theirs) for mine, theirs in zip(steps, gradients, strict=True)) <= 1e-5
+        assert measure_distance(final, finals) <= 1e-5
     trained = sum(value.numel() for value in finals.values())
     assert sum(held for *_, held in ranks) >= trained
     assert losses[-1] < losses[0]
@@ -163,14 +163,14 @@ def test_what_is_not_trained_is_refused_by_name(text: str, changed: dict[str, ob
         check_supported(Layout.parse(text), job_of(LORA).replace(**changed), model=PLAIN)
 
 
-def merged(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
+def merge(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
     """Full weights after two steps (on rank 0), and the loss of the next batch: of the engine, and of these weights."""
     layout, tokens = Layout.parse(text), batches()[2]
     built = build(model=PLAIN, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=PLAIN, layout=layout, job=job)
     tokens = tokens[: job.global_batch]
     for batch in (*batches()[:2, : job.global_batch], tokens):
-        full = full_weights(built, model=PLAIN)
+        full = gather_full_weights(built, model=PLAIN)
         rows = batch.view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, built.ranks["dp"].rank]
         loss = engine.step(rows).loss
         engine.zero_grad()
@@ -179,12 +179,12 @@ def merged(text: str, job: Job) -> tuple[dict[str, Tensor], float, float]:
 
 @pytest.mark.parametrize(
     ("text", "adapter"),
-    one_in(3, [("dp3 zero3 mbs1", SOME.replace(base="nf4")), ("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME)]),
+    mark_share(3, [("dp3 zero3 mbs1", SOME.replace(base="nf4")), ("dp2 zero3 mbs2", SOME), ("tp2 pp3 mbs2", SOME)]),
 )
 def test_full_weights_have_the_adapters_merged(forked, text: str, adapter: Adapter) -> None:
     batch = 6 if "dp3" in text else BATCH
     job = job_of(adapter).replace(global_batch=batch)
-    (full, loss, expected), *others = forked(Layout.parse(text).world, merged, text, job)
+    (full, loss, expected), *others = forked(Layout.parse(text).world, merge, text, job)
     assert full.keys() == {weight.name for weight in weights(PLAIN)}
     assert not any(rest for rest, *_ in others)
     assert loss == pytest.approx(expected, rel=1e-6)

@@ -17,7 +17,7 @@ from fivefold.model import weights as table
 from fivefold.model.shape import MLA, ModelShape, MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.parallel.placement import Placement
-from tests.selection import one_in
+from tests.selection import mark_share
 
 MODEL = Model(
     name="small",
@@ -42,7 +42,7 @@ def findings(text: str = "tp2") -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", one_in(3, ["dp2 zero3 ep2", "tp2", "pp2 dualpipe zero0"]))
+@pytest.mark.parametrize("text", mark_share(3, ["dp2 zero3 ep2", "tp2", "pp2 dualpipe zero0"]))
 def test_a_model_of_its_table_is_built(text: str) -> None:
     assert findings(text) == ()
 
@@ -57,11 +57,11 @@ def test_a_parameter_that_the_table_lacks_ends_the_dry_run(monkeypatch: pytest.M
 def test_a_weight_that_no_module_has_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     known = table._sinks
 
-    def more(model: ModelShape) -> Iterator[table.Weight]:
+    def list_more(model: ModelShape) -> Iterator[table.Weight]:
         yield from known(model)
         yield table.Weight("attention.more", (3,), "vector")
 
-    monkeypatch.setattr(table, "_sinks", more)
+    monkeypatch.setattr(table, "_sinks", list_more)
     (line,) = findings()
     assert "blocks.0.attention.more of model 'small' is missing in the modules and (3,) in model/weights.py" in line
 
@@ -69,10 +69,10 @@ def test_a_weight_that_no_module_has_ends_the_dry_run(monkeypatch: pytest.Monkey
 def test_a_weight_that_is_left_on_meta_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Placement._zero_unit
 
-    def fewer(self: Placement, weights: list[table.Weight], backwards: int, **rest: Any) -> Any:
+    def build_fewer(self: Placement, weights: list[table.Weight], backwards: int, **rest: Any) -> Any:
         return known(self, [weight for weight in weights if not weight.name.endswith("sinks")], backwards, **rest)
 
-    monkeypatch.setattr(Placement, "_zero_unit", fewer)
+    monkeypatch.setattr(Placement, "_zero_unit", build_fewer)
     (line,) = findings()
     assert "blocks.0.attention.sinks of model 'small' is on device meta after the build, not cpu" in line
 

@@ -11,9 +11,9 @@ from fivefold.job import Job, LearningRate, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
-from fivefold.trainer.build import build, initial
+from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.optimizers.optimizer import clip, sum_over_ranks
-from tests.selection import one_in
+from tests.selection import mark_share
 
 STEPS, BATCH, TOKENS = 3, 12, 24
 PLAIN = Model(name="plain", layers=3, width=48, heads=4, kv_heads=2, head_dim=12, ffn=100, vocab=251, rope_theta=500.0)
@@ -55,9 +55,9 @@ def batches() -> Tensor:
     return torch.randint(0, PLAIN.vocab, (STEPS, BATCH, TOKENS + 1), generator=torch.Generator().manual_seed(5))
 
 
-def plain_run(model: Model, job: Job) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+def run_plain(model: Model, job: Job) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """Losses, the first step's gradients, and the final weights of one plain process on the full batch."""
-    weight = {w.name: initial(w, model=model, seed=job.seed).requires_grad_() for w in weights(model)}
+    weight = {w.name: draw_initial_weight(w, model=model, seed=job.seed).requires_grad_() for w in weights(model)}
     optimizer = torch.optim.AdamW(
         [
             {"params": [w for w in weight.values() if w.ndim > 1], "weight_decay": job.optimizer.weight_decay},
@@ -79,7 +79,7 @@ def plain_run(model: Model, job: Job) -> tuple[list[float], dict[str, Tensor], d
     return losses, first, {name: w.detach() for name, w in weight.items()}
 
 
-def our_run(model: Model, layout_text: str, job: Job) -> tuple[list[float], list[tuple[str, int, Tensor, Tensor]]]:
+def run_engine(model: Model, layout_text: str, job: Job) -> tuple[list[float], list[tuple[str, int, Tensor, Tensor]]]:
     """Losses, and of this rank every shard: name, first row, first step's gradient, final rows."""
     layout = Layout.parse(layout_text)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
@@ -98,7 +98,7 @@ def our_run(model: Model, layout_text: str, job: Job) -> tuple[list[float], list
         first = first or {s.name: s.weight.grad.clone() for s in built.shards if s.weight.grad is not None}
         built.optimizer.step()
         for unit in built.units:
-            unit.updated()
+            unit.on_optimizer_step()
         losses.append(loss.item())
     return losses, [(s.name, s.first_row, first.get(s.name, s.weight[:0]), s.weight.detach()) for s in built.shards]
 
@@ -112,7 +112,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    one_in(
+    mark_share(
         4,
         [
             *((PLAIN, layout) for layout in LAYOUTS),
@@ -130,8 +130,8 @@ def test_every_zero_stage_equals_one_plain_process(forked, model: Model, layout:
         optimizer=Optimizer(clip=0.5),
         learning_rate=LearningRate(kind="constant", peak=1e-3),
     )
-    losses, grads, finals = plain_run(model, job)
-    for ours, shards in forked(Layout.parse(layout).world, our_run, model, layout, job):
+    losses, grads, finals = run_plain(model, job)
+    for ours, shards in forked(Layout.parse(layout).world, run_engine, model, layout, job):
         assert ours == pytest.approx(losses, rel=1e-6)
         for name, row, grad, final in shards:
             rows = slice(row, row + len(final))

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.run import Run
 from fivefold.update import LearningRate, Ramp
 from tests import processes
-from tests.selection import one_in
+from tests.selection import mark_share
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
@@ -52,7 +52,7 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
     """Loss and norm of each step; from the checkpoint of ``folder`` on and into it, if there is one."""
     built = build(model=MODEL, layout=layout, job=JOB, device=torch.device("cpu"))
     step = taken = 0
-    if folder and (path := latest(folder)):
+    if folder and (path := find_latest(folder)):
         progress = load(path, built=built, model=MODEL, job=JOB)
         step, taken = progress.step, progress.samples
     engine, results = Engine(built, model=MODEL, layout=layout, job=JOB), []
@@ -72,25 +72,25 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
 
 
 @cache
-def in_one_process() -> list[tuple[float, float]]:
-    (result,) = processes.forked(1, train, Layout.parse("mbs4"))
+def train_in_one_process() -> list[tuple[float, float]]:
+    (result,) = processes.run_forked(1, train, Layout.parse("mbs4"))
     return result
 
 
 LAYOUTS = ["dp2 zero3 mbs2", "dp2 tp2 ep2 zero1 mbs1", "dp2 pp2 zero2 mbs1", "pp2 dualpipe mbs2", "pp2 v2 zbv mbs1"]
 
 
-@pytest.mark.parametrize("text", one_in(3, LAYOUTS))
+@pytest.mark.parametrize("text", mark_share(3, LAYOUTS))
 def test_every_layout_grows_alike(forked: Fork, text: str) -> None:
     """With too many or too few gradients awaited a weight would be reduced too early or never."""
-    layout, alone = Layout.parse(text), in_one_process()[:5]  # of every size
+    layout, alone = Layout.parse(text), train_in_one_process()[:5]  # of every size
     assert forked(layout.world, train, layout, None, 5)[0] == [pytest.approx(item, rel=2e-4) for item in alone]
 
 
 def test_a_run_goes_on_in_its_ramp_under_another_layout(forked: Fork, tmp_path: Path) -> None:
     first = forked(2, train, Layout.parse("dp2 zero1 mbs2"), tmp_path, 3)[0]
     second = forked(4, train, Layout.parse("dp4 zero3 mbs1"), tmp_path, 6)[0]
-    assert [*first, *second] == [pytest.approx(item, rel=2e-4) for item in in_one_process()]
+    assert [*first, *second] == [pytest.approx(item, rel=2e-4) for item in train_in_one_process()]
 
 
 @pytest.mark.parametrize(

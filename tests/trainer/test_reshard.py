@@ -15,10 +15,10 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build
-from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
 from fivefold.trainer.checkpoint.full_weights import gather_full
 from fivefold.trainer.engine import Engine
-from tests.selection import one_in
+from tests.selection import mark_share
 
 MODEL = Model(
     name="odd",
@@ -62,7 +62,7 @@ def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[f
     """Take up what is there, train two steps, save: the bits that were found and those that were left."""
     built = build(model=MODEL, layout=layout, job=JOB, device=torch.device("cpu"))
     result: Bits = {}
-    if path := latest(directory):
+    if path := find_latest(directory):
         assert load(path, built=built, model=MODEL, job=JOB).step == first
         result = bits(built)
     engine, losses = Engine(built, model=MODEL, layout=layout, job=JOB), []
@@ -77,7 +77,9 @@ def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[f
     return result, bits(built), losses, biases
 
 
-@pytest.mark.parametrize("chain", one_in(3, [CHAIN[::2], CHAIN, CHAIN[::-1]]), ids=["half", "forwards", "backwards"])
+@pytest.mark.parametrize(
+    "chain", mark_share(3, [CHAIN[::2], CHAIN, CHAIN[::-1]]), ids=["half", "forwards", "backwards"]
+)
 def test_every_layout_takes_up_what_any_other_left(forked: Fork, tmp_path: Path, chain: list[str]) -> None:
     alone, changing = [], []
     left: Bits = {}

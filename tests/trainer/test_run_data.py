@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.legal import validate_job
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import validate_job
 from fivefold.model.shape import MTP, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError

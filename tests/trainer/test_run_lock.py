@@ -16,9 +16,9 @@ from fivefold.record import RunFailure, UserError
 from fivefold.trainer import loop, run_lock
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.run_lock import NAME, Holder, check_held, hold
-from tests.trainer.test_faults import Child, assert_line, here, logged, saved_step, set_run, wait_for
+from tests.trainer.test_faults import Child, assert_line, read_last_step, saved_step, set_run, wait_for, workspace
 
-__all__ = ["here"]
+__all__ = ["workspace"]
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def holder(folder: Path) -> Iterator[int]:
         os.waitpid(pid, 0)
 
 
-def elsewhere(folder: Path, beat: int = 0) -> None:
+def lock_elsewhere(folder: Path, beat: int = 0) -> None:
     """The lock as a process of another host writes it."""
     there = Holder(host="node7", process=4711, kernel="another", started="1", since=1.0, beat=beat)
     folder.mkdir(exist_ok=True)
@@ -90,12 +90,12 @@ def test_another_host_is_watched_until_it_is_known_to_live_or_not(
     monkeypatch.setattr(run_lock, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(run_lock, "LOOK_SECONDS", 0.05)
     said: list[str] = []
-    elsewhere(tmp_path)
+    lock_elsewhere(tmp_path)
     with hold(tmp_path, report=said.append):
         pass
     assert said == [f"{tmp_path}: waiting up to 0.5 s to see whether process 4711 on host node7 still trains here"]
-    elsewhere(tmp_path)
-    threading.Timer(0.2, elsewhere, (tmp_path, 1)).start()
+    lock_elsewhere(tmp_path)
+    threading.Timer(0.2, lock_elsewhere, (tmp_path, 1)).start()
     with pytest.raises(UserError, match="process 4711 on host node7 has been using"), hold(tmp_path):
         pytest.fail("two hold it")
 
@@ -104,7 +104,7 @@ def test_a_holder_beats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(run_lock, "BEAT_SECONDS", 0.05)
     with hold(tmp_path):
         wait_for(lambda: Holder.model_validate_json((tmp_path / NAME).read_text()).beat >= 2, seconds=10)
-        elsewhere(tmp_path)  # takes it over while this one stands still
+        lock_elsewhere(tmp_path)  # takes it over while this one stands still
         time.sleep(0.2)
         with pytest.raises(RunFailure, match="process 4711 on host node7 has taken this run over"):
             check_held(tmp_path)
@@ -120,7 +120,7 @@ def test_a_damaged_lock_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_who_has_taken_over_are_let_alone(tmp_path: Path) -> None:
-    elsewhere(tmp_path)
+    lock_elsewhere(tmp_path)
     theirs = tmp_path / "checkpoints" / "step-00000008.tmp-1234"
     theirs.mkdir(parents=True)
     with pytest.raises(RunFailure, match="taken this run over"):
@@ -128,14 +128,14 @@ def test_checkpoints_of_who_has_taken_over_are_let_alone(tmp_path: Path) -> None
     assert theirs.is_dir()
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("workspace")
 def test_a_second_train_is_refused_in_one_line_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     step = loop.Loop._step
     with monkeypatch.context() as slowly:
         slowly.setattr(loop.Loop, "_step", lambda *own: (time.sleep(0.1), step(*own))[1])
         set_run(job={"steps": 20}, checkpoints={"every_steps": 2})
         first = Child()
-        wait_for(lambda: logged() >= 3)
+        wait_for(lambda: read_last_step() >= 3)
         error = Path("stderr.txt").rename("first.txt")
         ended = Child().wait()
     assert ended.code == 2

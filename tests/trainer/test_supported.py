@@ -12,7 +12,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.shape import MLA, MoE
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
-from fivefold.trainer.supported import OURS, check_generation, check_supported, idle_window
+from fivefold.trainer.supported import OURS, check_generation, check_supported, describe_idle_window
 
 OTHERS: dict[str, Any] = {
     "kernels": "plain", "merged_projections": True, "wgrad_accumulation": "fused", "flat_copies": ("weights",),
@@ -67,10 +67,10 @@ def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> 
 def test_a_window_that_does_nothing_is_said() -> None:
     model = build_model("nano").replace(window=64, window_pattern=(True, False))
     job = Job(sequence=64)
-    assert idle_window(model, job) == "model 'nano': its window of 64 tokens does nothing in sequences of 64"
-    assert idle_window(model, job.replace(sequence=65)) is None
-    assert idle_window(model.replace(window_pattern=(False,)), job) is None
-    assert idle_window(build_model("nano"), job) is None
+    assert describe_idle_window(model, job) == "model 'nano': its window of 64 tokens does nothing in sequences of 64"
+    assert describe_idle_window(model, job.replace(sequence=65)) is None
+    assert describe_idle_window(model.replace(window_pattern=(False,)), job) is None
+    assert describe_idle_window(build_model("nano"), job) is None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from tests.selection import one_in
+from tests.selection import mark_share
 
 Fork = Callable[..., list[Any]]
 # operations whose result, or whose size, the host must see
@@ -53,12 +53,12 @@ class Waits(TorchDispatchMode):
 
 
 @contextmanager
-def waits() -> Iterator[list[str]]:
+def record_waits() -> Iterator[list[str]]:
     """Functions of the trainer that make the host wait, in order."""
     mode, names = Waits(), ("tolist", "cpu", "numpy")
     former = {name: getattr(Tensor, name) for name in names}
 
-    def told(name: str) -> Callable[..., Any]:
+    def wrap_method(name: str) -> Callable[..., Any]:
         def method(tensor: Tensor, *args: Any, **options: Any) -> Any:
             mode.note()
             with torch.utils._python_dispatch._disable_current_modes():
@@ -67,7 +67,7 @@ def waits() -> Iterator[list[str]]:
         return method
 
     for name in names:
-        setattr(Tensor, name, told(name))
+        setattr(Tensor, name, wrap_method(name))
     try:
         with mode:
             yield mode.found
@@ -88,14 +88,14 @@ def list_waits(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[s
     engine.zero_grad()
     inside, backward = list[str](), engine.backward
 
-    def watched(tokens: Tensor) -> Tensor:
-        with waits() as result:
+    def backward_watched(tokens: Tensor) -> Tensor:
+        with record_waits() as result:
             total = backward(tokens)
         inside.extend(result)
         return total
 
-    engine.backward = watched  # type: ignore[method-assign]
-    with waits() as whole:
+    engine.backward = backward_watched  # type: ignore[method-assign]
+    with record_waits() as whole:
         engine.step(rows)
     engine.zero_grad()
     return inside, whole
@@ -103,7 +103,7 @@ def list_waits(model: Model, text: str, changes: dict[str, Any]) -> tuple[list[s
 
 @pytest.mark.parametrize(
     ("text", "changes"),
-    one_in(3, [
+    mark_share(3, [
         ("mbs2", {"loss": "chunked"}), ("mbs2 ac=full", {"precision": "bf16-pure"}), ("tp2 mbs2", {}),
         ("dp2 tp2 zero3 mbs2", {"loss": "chunked"}), ("cp2 mbs2", {}), ("dp2 pp2 zb1p zero1 mbs1", {}),
     ]),

@@ -22,7 +22,7 @@ class Server(NamedTuple):
     process: int
 
 
-def serious(page: Any) -> list[str]:
+def list_violations(page: Any) -> list[str]:
     """Return the accessibility violations that axe finds; it runs outside of the page's script policy."""
     page.evaluate(AXE.read_text(encoding="utf-8"))
     result = page.evaluate("axe.run({resultTypes: ['violations']})")
@@ -33,7 +33,7 @@ def serious(page: Any) -> list[str]:
     ]
 
 
-def fits_the_window(page: Any) -> bool:
+def is_within_window(page: Any) -> bool:
     """Whether nothing has to be scrolled sideways."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"))
 

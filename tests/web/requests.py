@@ -12,8 +12,8 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
 from fivefold.web.book import chapters
+from fivefold.web.pages.dryrun import DryrunPage
 from fivefold.web.pages.plan import PlanQuestion
-from fivefold.web.pages.rehearse import RehearsePage
 from fivefold.web.pages.runs import RunQuestion
 from fivefold.web.pages.search import SearchPage
 from fivefold.web.pages.sweep import SweepQuestion
@@ -131,7 +131,7 @@ PAGES = {
     "/sweep": SweepQuestion.model_fields,
     "/runs": RunQuestion.model_fields,
     "/search": SearchPage.model_fields,
-    "/dryrun": RehearsePage.model_fields,
+    "/dryrun": DryrunPage.model_fields,
 }
 PATHS = [
     "/",
@@ -229,7 +229,7 @@ def draw(chance: random.Random, route: tuple[str, str, list[str]]) -> dict[str, 
     return request | {"params": values, "headers": headers, "follow_redirects": False}
 
 
-def wrong(answer: Any) -> str:
+def find_fault(answer: Any) -> str:
     """Why this may not be an answer; empty if it may."""
     text = answer.text
     if answer.status_code >= 500:

@@ -28,7 +28,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def printed(*words: str) -> Any:
+def run_cli(*words: str) -> Any:
     result = CliRunner().invoke(cli, [*words, "--json"], catch_exceptions=False)
     assert result.exit_code == 0
     return json.loads(result.stdout)
@@ -37,7 +37,7 @@ def printed(*words: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "query"), CASES)
 def test_predict_is_what_the_command_prints(client: TestClient, words: list[str], query: dict[str, Any]) -> None:
-    expected = printed("predict", *words)
+    expected = run_cli("predict", *words)
     assert client.get("/api/predict", params=query).json() == expected
     posted = query | ({"set": [query["set"]]} if "set" in query else {})
     assert client.post("/api/predict", json=posted).json() == expected
@@ -48,14 +48,14 @@ def test_ask_is_what_the_command_prints(client: TestClient) -> None:
     words, query = CASES[0]
     small = {"model": "nano", "machine": "h100:2", "layout": "dp2", "gbs": 8}  # whose lengths are searched
     asked = client.get("/api/ask/sequence", params=small).json()
-    assert asked == printed("ask", "sequence", "nano", "h100:2", "dp2", "--gbs", "8")
+    assert asked == run_cli("ask", "sequence", "nano", "h100:2", "dp2", "--gbs", "8")
     for question in ("micro-batch", "changes", "run"):
-        assert client.get(f"/api/ask/{question}", params=query).json() == printed("ask", question, *words)
+        assert client.get(f"/api/ask/{question}", params=query).json() == run_cli("ask", question, *words)
     more = {"tokens": "2T", "price": "2.2", "assume": "failures=1"}
     options = ["--tokens", "2T", "--price", "2.2", "--assume", "failures=1"]
-    assert client.get("/api/ask/run", params=query | more).json() == printed("ask", "run", *words, *options)
+    assert client.get("/api/ask/run", params=query | more).json() == run_cli("ask", "run", *words, *options)
     noise = client.get("/api/ask/batch", params=query | {"noise": "4e6"}).json()
-    assert noise == printed("ask", "batch", *words, "--noise", "4e6")
+    assert noise == run_cli("ask", "batch", *words, "--noise", "4e6")
     outside = client.get("/api/ask/batch", params=query | {"noise": ".."})
     assert "outside of the folder" in outside.json()["detail"]
 
@@ -63,13 +63,13 @@ def test_ask_is_what_the_command_prints(client: TestClient) -> None:
 def test_search_questions_run_in_a_process(folder: Path) -> None:
     """In this one, where the server takes one of its own."""
     asked = {"question": {"model": "nano", "machine": "h100:2"}, "root": str(folder), "local": str(folder / "none")}
-    assert worker.VERBS["ask gpus"](asked, lambda *done: None) == printed("ask", "gpus", "nano", "h100:2")
+    assert worker.VERBS["ask gpus"](asked, lambda *done: None) == run_cli("ask", "gpus", "nano", "h100:2")
 
 
 def test_ratios_are_what_the_command_prints(folder: Path) -> None:
     question = {"model": "llama3-8b", "machine": "h100:8", "seq": 8192}
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
-    assert worker.ratios(asked, lambda *done: None) == printed("ratios", "llama3-8b", "h100:8", "--seq", "8192")
+    assert worker.ratios(asked, lambda *done: None) == run_cli("ratios", "llama3-8b", "h100:8", "--seq", "8192")
 
 
 @pytest.mark.slow
@@ -81,7 +81,7 @@ def test_search_is_what_the_command_prints(folder: Path) -> None:
         "top": 4,
     }
     result = worker.search({"question": query, "root": str(folder), "local": "none"}, lambda done, total: None)
-    expected = printed("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2 cp=1 pp=1", "--top", "4")
+    expected = run_cli("search", *words[:2], *words[3:], "--where", "tp<=2 zero>=2 cp=1 pp=1", "--top", "4")
     assert result.pop("seconds") > 0
     assert result == {key: value for key, value in expected.items() if key != "seconds"}
 
@@ -107,7 +107,7 @@ def test_a_search_of_another_kind_is_what_the_command_prints(
     where = "zero<=1 ac=none mbs=1"
     question = {"model": "nano", "machine": "h100:2", "gbs": 8, "where": where} | query
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
-    printed_ = printed("search", "nano", "h100:2", *machines, "--gbs", "8", "--where", where, *options)
+    printed_ = run_cli("search", "nano", "h100:2", *machines, "--gbs", "8", "--where", where, *options)
     assert worker.search(asked, lambda *done: None) == printed_
     assert worker.rank_layouts(asked, lambda *done: None) == printed_
 
@@ -135,7 +135,7 @@ def test_plan_is_what_the_command_prints(folder: Path) -> None:
     question = {"model": "nano", "machine": "h100:2", "tokens": "1e9", "where": "zero<=1 ac=none mbs=1 pp=1"}
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
     words = ["nano", "h100:2", "--tokens", "1e9", "--where", "zero<=1 ac=none mbs=1 pp=1"]
-    assert worker.plan(asked, lambda *done: None) == printed("plan", *words)
+    assert worker.plan(asked, lambda *done: None) == run_cli("plan", *words)
 
 
 def test_plan_of_a_page_has_the_risk_that_it_was_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +170,12 @@ def test_page_accepts_the_options_of_the_command(command: str, question: type[Ab
 def test_compare_is_what_the_command_prints(client: TestClient) -> None:
     query = {"layout": ["dp8 zero3", "dp4 tp2 zero1", "dp3"], "machines": ["h200:8"], "gbs": 64, "precisions": "bf16"}
     words = ["llama3-8b", "h100:8", "h200:8", *query["layout"], "--gbs", "64", "--precisions", "bf16"]  # type: ignore[misc]
-    assert client.get("/api/compare", params=query).json() == printed("compare", *words)
+    assert client.get("/api/compare", params=query).json() == run_cli("compare", *words)
     assert "1 different variants" in client.get("/api/compare", params={"layout": "dp8"}).json()["detail"]
 
 
 @pytest.mark.slow
-def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
+def test_a_dry_run_is_what_the_command_prints(folder: Path) -> None:
     """In this process, where the server takes one of its own."""
     pytest.importorskip("torch")
     words = ["nano", "h100:4", "dp2 pp2 zero1", "--gbs", "8"]
@@ -183,7 +183,7 @@ def test_a_rehearsal_is_what_the_command_prints(folder: Path) -> None:
     said: list[tuple[int, int, str]] = []
     asked = {"question": question, "root": str(folder), "local": str(folder / "none")}
     result = worker.dryrun(asked, lambda *how_far: said.append(how_far))
-    assert json.loads(json.dumps(result["data"])) == printed("dryrun", *words)
+    assert json.loads(json.dumps(result["data"])) == run_cli("dryrun", *words)
     assert show_bytes(result["data"]["dry_run"]["memory"]["peak_bytes"]) in result["html"]
     assert [line for *_, line in said] == [
         "PyTorch and the training code are loaded",
@@ -226,7 +226,7 @@ def test_a_mistake_is_one_line(client: TestClient, query: dict[str, Any], line: 
     assert "\n" not in answer.json()["detail"]
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("disable_garbage_collection")
 def test_brackets_without_end_are_no_config(client: TestClient) -> None:
     answer = client.post("/api/predict", json={"config": "[" * 50_000})
     assert (answer.status_code, answer.json()["detail"][:25]) == (422, "the pasted config is not ")

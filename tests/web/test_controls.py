@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.web.controls import JOB_CHOICES, JOB_HELP, change_keyword, controls, list_job_choices, sizes
@@ -15,7 +15,7 @@ from fivefold.web.question import Question, ResolvedRequest
 
 def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
     question = Question.model_validate(fields)
-    return question.resolve(folder=Folder(Path()), local=Path("none.toml")), question.chosen()
+    return question.resolve(folder=Folder(Path()), local=Path("none.toml")), question.parsed_layout()
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,12 @@ def run_python(text: str) -> Any:
     return json.loads(names["answer"].model_dump_json())
 
 
-def without(answer: dict[str, Any], field: str) -> dict[str, Any]:
+def drop_field(answer: dict[str, Any], field: str) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name != field}
 
 
-def without_seconds(answer: dict[str, Any]) -> dict[str, Any]:
-    return without(answer, "seconds")
+def drop_seconds(answer: dict[str, Any]) -> dict[str, Any]:
+    return drop_field(answer, "seconds")
 
 
 @pytest.mark.parametrize("asked", STEPS, ids=lambda asked: asked["layout"])
@@ -75,17 +75,17 @@ def test_a_search_is_the_same_by_command_and_in_python(folder: Path, asked: dict
     question = SearchQuestion(**SMALL | asked)
     copies = write_copies(question, "search")
     request = {"question": question.model_dump(mode="json"), "root": str(folder), "local": "none"}
-    answer = without_seconds(worker.search(request, lambda *done: None))
-    assert without_seconds(run_command(copies.command)) == answer
-    in_python = json.dumps(without_seconds(run_python(copies.python)))
+    answer = drop_seconds(worker.search(request, lambda *done: None))
+    assert drop_seconds(run_command(copies.command)) == answer
+    in_python = json.dumps(drop_seconds(run_python(copies.python)))
     for setting in (" memory=40GiB", " price=2.5"):  # of the machine, whose name says so
         in_python = in_python.replace(setting, "")
-    assert without_arguments(json.loads(in_python)) == without_arguments(answer)
+    assert drop_arguments(json.loads(in_python)) == drop_arguments(answer)
 
 
-def without_arguments(answer: dict[str, Any]) -> dict[str, Any]:
+def drop_arguments(answer: dict[str, Any]) -> dict[str, Any]:
     """The answer without the machines as they were typed."""
-    offers = [without(offer, "machine_argument") for offer in answer.get("offers", ())]
+    offers = [drop_field(offer, "machine_argument") for offer in answer.get("offers", ())]
     return answer | {"offers": offers} if offers else answer
 
 
@@ -127,7 +127,7 @@ def test_user_settings_apply_to_pages_and_what_they_copy(
     answer = client.get("/api/predict", params=asked).json()
     assert answer["job"]["stack"]["name"] == "torchtitan"
     copies = write_copies(Question(**asked), "predict")
-    assert without(run_command(copies.command), "settings") == answer
+    assert drop_field(run_command(copies.command), "settings") == answer
     assert run_python(copies.python) == answer
     page = client.get("/plan", params=asked).text
     assert "torchtitan (your setting)" in page

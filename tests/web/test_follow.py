@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from fivefold.sweeps.rows_file import write
 from fivefold.web.app import create
-from tests.selection import one_in
-from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, fits_the_window
+from tests.selection import mark_share
+from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, is_within_window
 from tests.web.test_runs import write_run
 from tests.web.test_sweep import row
 
@@ -44,11 +44,11 @@ def controls(page: Any) -> list[Any]:
     return [said, page.locator("#asked > summary").all_text_contents(), page.title()]
 
 
-def settled(page: Any) -> None:
+def wait_until_settled(page: Any) -> None:
     playwright.expect(page.locator("body.busy, #going:visible")).to_have_count(0)
 
 
-@pytest.mark.parametrize("path", one_in(6, CHANGES))
+@pytest.mark.parametrize("path", mark_share(6, CHANGES))
 def test_every_control_follows_back_and_forward(page: Any, folder: Path, path: str) -> None:
     write([row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1")], folder / "followed.csv")
     result = 'event: found\ndata: "<p class=dim>answered</p>"\n\n'
@@ -69,14 +69,14 @@ def test_every_control_follows_back_and_forward(page: Any, folder: Path, path: s
         if page.locator("#stop").count():
             page.locator("main button:not(#stop):visible").first.click()
         page.wait_for_url(lambda url, before=before: url != before)
-        settled(page)
+        wait_until_settled(page)
         seen.append((page.url, controls(page)))
     assert len({url for url, _ in seen}) == len(seen)
     for walk, expected in ((page.go_back, seen[-2::-1]), (page.go_forward, seen[1:])):
         for url, said in expected:
             walk()
             page.wait_for_url(url)
-            settled(page)
+            wait_until_settled(page)
             assert controls(page) == said
     if page.locator("#stop").count():
         page.go_back()
@@ -91,7 +91,7 @@ def test_compare_has_as_many_fields_after_many_clicks(page: Any) -> None:
     for name in ("model", "gbs", "layout", "machines"):
         page.locator(f"[name={name}]").first.click()
         page.keyboard.press("Enter")
-        settled(page)
+        wait_until_settled(page)
     assert (controls(page), page.url) == (before, address)
     assert page.evaluate("history.length") == 3  # the empty page, Compare, the example
 
@@ -105,7 +105,7 @@ def test_back_is_not_undone_by_the_next_enter(page: Any) -> None:
     playwright.expect(layout).to_have_value("dp8 zero3 mbs1")
     address = page.url
     layout.press("Enter")
-    settled(page)
+    wait_until_settled(page)
     assert (layout.input_value(), page.url) == ("dp8 zero3 mbs1", address)
 
 
@@ -141,7 +141,7 @@ def test_every_page_is_in_reach_of_a_narrow_window(page: Any) -> None:
     for link in page.locator("header nav a").all():
         box = link.bounding_box()
         assert 0 <= box["x"] <= 390 - box["width"], link.inner_text()
-    assert fits_the_window(page)
+    assert is_within_window(page)
 
 
 def test_an_error_of_a_late_answer_is_one_line(page: Any) -> None:

@@ -17,8 +17,8 @@ import fivefold
 from fivefold.cli import app as cli
 from fivefold.sweeps.rows_file import write
 from fivefold.units import show_bytes
-from tests.selection import one_in
-from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, Server, fits_the_window, is_whole, serious
+from tests.selection import mark_share
+from tests.web.browser import COMPARE, NEEDS_CHROMIUM, PLAN, Server, is_whole, is_within_window, list_violations
 from tests.web.test_runs import write_run
 from tests.web.test_sweep import row
 
@@ -121,7 +121,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
     proposed = page.locator(".proposal .big").inner_text()
     assert f"Proposal  {proposed}" in printed
-    assert serious(page) == []
+    assert list_violations(page) == []
     rows = page.locator("#layouts tbody tr")
     exact = CliRunner().invoke(cli, [*words, "--exact", "--top", "20", "--json"], catch_exceptions=False).stdout
     layouts = [item["step"]["layout"] for item in json.loads(exact)["best"]]
@@ -136,7 +136,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     assert all("dp4" in row for row in shown)
     page.get_by_placeholder("filter").fill("")
     page.set_viewport_size({"width": 390, "height": 800})
-    assert serious(page) == []
+    assert list_violations(page) == []
     assert is_whole(page, "layouts")
     assert is_whole(page, "why the other layouts lost")
     page.set_viewport_size({"width": 1280, "height": 900})
@@ -162,9 +162,9 @@ def test_a_run_on_several_machines_leads_to_their_plans(page: Any) -> None:
     page.get_by_role("button", name="Search", exact=True).click()
     rows = page.get_by_role("region", name="the run on each machine").locator("tbody tr")
     playwright.expect(rows).to_have_count(3)
-    assert serious(page) == []
+    assert list_violations(page) == []
     page.set_viewport_size({"width": 390, "height": 800})
-    assert fits_the_window(page)
+    assert is_within_window(page)
     page.get_by_role("row", name=re.compile("b200:1 nic=1Gbit")).get_by_role("link").click()
     assert page.locator("input[name=machine]").input_value() == "b200:1 nic=1Gbit"
 
@@ -215,7 +215,7 @@ def test_a_finished_run_is_laid_beside_its_prediction(page: Any, folder: Path) -
     row = page.get_by_role("row", name=re.compile("^step time"))
     assert row.inner_text().split("\t")[3] == "-20.0%"
     assert page.locator("svg.chart").count() == 3
-    assert serious(page) == []
+    assert list_violations(page) == []
 
 
 def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
     page.goto("/sweep")
     page.get_by_role("link", name="rows.csv").click()
     playwright.expect(page.locator(".heat a")).to_have_count(4)
-    assert serious(page) == []
+    assert list_violations(page) == []
     page.locator("select[name=value]").select_option("peak_bytes")
     playwright.expect(page.locator(".heat a").first).to_contain_text("GiB")
     page.locator("svg.chart a").first.hover()
@@ -240,7 +240,7 @@ def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
     assert page.locator("input[name=layout]").input_value() == layout
 
 
-def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
+def test_a_dry_run_tells_what_lives_where(page: Any) -> None:
     page.goto("/dryrun?model=nano&machine=h100:4&gbs=8&layout=dp2+pp2+zero1")
     page.get_by_role("button", name="Dry-run", exact=True).click()
     playwright.expect(page.locator("#going p")).to_contain_text("rank 1 of 2 runs its step")
@@ -253,14 +253,14 @@ def test_a_rehearsal_tells_what_lives_where(page: Any) -> None:
     assert re.search(r"MiB +(\d+ × )?\w+ +blocks\.\*\.\w+.*\(fivefold/trainer/\S+\.py:\d+ ", told)
     tips = page.locator("svg.streams rect.k-F").evaluate_all("all => all.map((each) => each.dataset.tip)")
     assert any(tip.startswith("matmul: ") for tip in tips)
-    assert serious(page) == []
+    assert list_violations(page) == []
     assert is_whole(page, "tensors at the peak")
     page.set_viewport_size({"width": 390, "height": 800})
     assert is_whole(page, "tensors at the peak")
-    assert fits_the_window(page)
+    assert is_within_window(page)
 
 
-def test_a_rehearsal_that_cannot_be_says_why(page: Any) -> None:
+def test_a_dry_run_that_cannot_be_says_why(page: Any) -> None:
     page.goto("/dryrun?model=nano&machine=h100:4&layout=dp3&run=1")
     playwright.expect(page.get_by_role("alert")).to_contain_text("global batch 8 is not divisible by dp·mbs=3·1=3")
 
@@ -284,8 +284,8 @@ def test_a_chapter_is_read_and_tried(page: Any) -> None:
     assert page.locator("article h1").inner_text().startswith("Schedules")
     page.get_by_label("layout").fill("dp2 pp4 zb1p")
     playwright.expect(page.locator("svg.pipeline rect.k-W").first).to_be_attached()
-    assert serious(page) == []
-    assert fits_the_window(page)
+    assert list_violations(page) == []
+    assert is_within_window(page)
     page.goto("/learn/ratios")
     assert page.locator("math mfrac").first.is_visible()
 
@@ -293,18 +293,18 @@ def test_a_chapter_is_read_and_tried(page: Any) -> None:
 PAGES = ["/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/dryrun"]
 
 
-@pytest.mark.parametrize("path", one_in(4, PAGES))
+@pytest.mark.parametrize("path", mark_share(4, PAGES))
 def test_everybody_can_read_it(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
         page.goto(path)
-        assert serious(page) == []
-        assert fits_the_window(page)
+        assert list_violations(page) == []
+        assert is_within_window(page)
 
 
 @pytest.fixture(scope="module")
-def shown() -> str:
+def notebook_output() -> str:
     """A cell's output, with a picture."""
     return fivefold.search("nano", "h100:2", gbs=8, where="pp=1 cp=1 zero<=1", front=4)._repr_html_()
 
@@ -321,8 +321,8 @@ THEMES = {  # what each notebook sets, and how it paints its page
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("notebook", one_in(4, THEMES))
-def test_a_notebook_is_read_in_its_theme(page: Any, shown: str, notebook: str, scheme: str) -> None:
+@pytest.mark.parametrize("notebook", mark_share(4, THEMES))
+def test_a_notebook_is_read_in_its_theme(page: Any, notebook_output: str, notebook: str, scheme: str) -> None:
     """Its pictures too, which are files of their own: they follow the notebook, and not the browser."""
     page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
     body, *inks = THEMES[notebook]
@@ -332,8 +332,10 @@ def test_a_notebook_is_read_in_its_theme(page: Any, shown: str, notebook: str, s
         scheme=scheme,
         style=f"background:{ground};color:{ink};color-scheme:{scheme}",
     )
-    page.set_content(f'<html lang="en"><head><title>cell</title></head>{head}<main>{shown}</main></body></html>')
-    assert serious(page) == []
+    page.set_content(
+        f'<html lang="en"><head><title>cell</title></head>{head}<main>{notebook_output}</main></body></html>'
+    )
+    assert list_violations(page) == []
     assert page.evaluate("getComputedStyle(document.querySelector('td.w')).textAlign") in ("left", "start")
     shot = page.locator("img").screenshot()
     corner = page.evaluate(
@@ -356,5 +358,5 @@ def test_a_report_can_be_read(page: Any, tmp_path: Path, monkeypatch: pytest.Mon
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
         page.set_content((tmp_path / "report.html").read_text(encoding="utf-8"))
-        assert serious(page) == []
-        assert fits_the_window(page)
+        assert list_violations(page) == []
+        assert is_within_window(page)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.browser import NEEDS_CHROMIUM, PLAN, fits_the_window, serious
+from tests.web.browser import NEEDS_CHROMIUM, PLAN, is_within_window, list_violations
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
 
@@ -31,7 +31,7 @@ def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.goto(PLAN)
 
-    def copied(name: str) -> str:
+    def copy(name: str) -> str:
         page.get_by_role("button", name=name, exact=True).click()
         expect(page.locator("#tip")).to_have_text("copied")
         return str(page.evaluate("navigator.clipboard.readText()"))
@@ -64,12 +64,12 @@ def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
     assert page.locator(".figure.good").count() == 1
 
     # copy
-    assert copied("Copy as command") == (
+    assert copy("Copy as command") == (
         "fivefold predict llama3-8b h100:8 'dp8 zero3 mbs1' --stack torchtitan --seq 8192 --gbs 64 "
         "--set optimizer.kind=adamw8bit"
     )
-    assert 'optimizer={"kind": "adamw8bit"}' in copied("Copy as Python")
-    assert copied("Copy link") == page.url
+    assert 'optimizer={"kind": "adamw8bit"}' in copy("Copy as Python")
+    assert copy("Copy link") == page.url
 
     # the config of the software: shown, copied and saved; what another one cannot run is said
     page.locator("summary", has_text="Config for torchtitan").click()
@@ -80,7 +80,7 @@ def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
     assert save(page, page.locator("[data-save]").first, tmp_path).suffix == ".py"
     page.locator("summary", has_text=re.compile("^megatron$")).click()
     expect(page.locator("details .mistake")).to_contain_text("megatron-core does not support zero3")
-    assert serious(page) == []
+    assert list_violations(page) == []
 
     # tables as data, with numbers in full; pictures as files
     table = save(page, page.get_by_label("save communication as CSV", exact=True), tmp_path)
@@ -111,8 +111,8 @@ def test_a_day_on_the_plan_page(page: Any, tmp_path: Path) -> None:
     page.get_by_role("button", name="forget baseline").click()
     assert page.locator("#saved a").count() == 0
     page.set_viewport_size({"width": 390, "height": 800})
-    assert fits_the_window(page)
-    assert serious(page) == []
+    assert is_within_window(page)
+    assert list_violations(page) == []
 
 
 def test_risk_has_three_colours(client: TestClient) -> None:

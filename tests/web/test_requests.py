@@ -5,7 +5,7 @@ import random
 import pytest
 from starlette.testclient import TestClient
 
-from tests.web.requests import draw, routes, wrong
+from tests.web.requests import draw, find_fault, routes
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -18,4 +18,4 @@ def test_no_request_breaks_the_server(client: TestClient, seed: int) -> None:
             answer = client.request(**request)
         except (UnicodeError, ValueError):  # the client itself does not send it
             continue
-        assert not wrong(answer), (wrong(answer), request)
+        assert not find_fault(answer), (find_fault(answer), request)

@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {"model": "nano", "machine": "h100:4", "gbs": 16, "where
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit], Any]:
+def streamed_search(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit], Any]:
     """The layouts that a search sent as they were evaluated, and its result."""
     folder = tmp_path_factory.mktemp("search")
     progress = worker.Progress()
@@ -34,8 +34,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit], Any]:
     return sorted(sent), FOUND.validate_python(json.loads(json.dumps(result)))
 
 
-def test_every_layout_that_fits_is_sent_once(searched: tuple[list[Fit], Any]) -> None:
-    fits, result = searched
+def test_every_layout_that_fits_is_sent_once(streamed_search: tuple[list[Fit], Any]) -> None:
+    fits, result = streamed_search
     assert len({(fit.layout, fit.precision, fit.reduce) for fit in fits}) == len(fits) > 4
     known = {(fit.layout, fit.reduce): fit for fit in fits}
     for ranked in result.best:
@@ -44,8 +44,8 @@ def test_every_layout_that_fits_is_sent_once(searched: tuple[list[Fit], Any]) ->
     assert min(fit.seconds for fit in fits) == result.best[0].step.time.step_seconds
 
 
-def test_the_page_sketches_the_best_and_draws_all(searched: tuple[list[Fit], Any], tmp_path: Path) -> None:
-    fits, result = searched
+def test_the_page_sketches_the_best_and_draws_all(streamed_search: tuple[list[Fit], Any], tmp_path: Path) -> None:
+    fits, result = streamed_search
     page = Page(**ASKED)
     sketch = render_best(page, fits)
     assert f"of {len(fits)} layouts that fit" in sketch

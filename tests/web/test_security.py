@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from fivefold.web.guard import BODY_BYTES, Guard
-from tests.event_loop import in_thread
+from tests.event_loop import run_in_thread
 from tests.web.conftest import SECRET
 
 
@@ -120,7 +120,7 @@ def test_a_body_of_unknown_length_ends_at_the_limit() -> None:
         pass
 
     scope = {"type": "http", "headers": [(b"host", b"127.0.0.1:8765")]}
-    in_thread(asyncio.run, Guard(application)(scope, piece, ignore))
+    run_in_thread(asyncio.run, Guard(application)(scope, piece, ignore))
     assert got == ["http.request"] * (BODY_BYTES // 300_000) + ["http.disconnect"]
 
 

@@ -14,7 +14,7 @@ from fivefold.sweeps.rows_file import write
 from fivefold.units import show_seconds
 from fivefold.web.app import create
 from fivefold.web.pages.sweep import REACH
-from tests.selection import one_in
+from tests.selection import mark_share
 
 JOB = {"machine": "h100", "ranks": 8, "sequence": 4096, "batch": 16, "precision": "bf16", "stack": "fivefold"}
 
@@ -36,7 +36,7 @@ def rows() -> list[Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", one_in(3, ["rows.csv", "rows.jsonl", "rows.parquet"]))
+@pytest.mark.parametrize("name", mark_share(3, ["rows.csv", "rows.jsonl", "rows.parquet"]))
 def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row], name: str) -> None:
     write(rows, tmp_path / name)
     with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:

@@ -63,20 +63,20 @@ def test_short_answers_are_made_one_after_another() -> None:
         running.pop()
         return 1
 
-    async def several() -> list[int]:
+    async def run_several() -> list[int]:
         work = Work()
-        return list(await asyncio.gather(*(work.soon(action) for _ in range(8))))
+        return list(await asyncio.gather(*(work.run_soon(action) for _ in range(8))))
 
-    assert run_in_thread(several()) == [1] * 8
+    assert run_in_thread(run_several()) == [1] * 8
 
 
 def test_who_waits_too_long_for_a_short_answer_is_told() -> None:
-    async def two() -> None:
+    async def run_two() -> None:
         work = Work(short=0.1)
-        first = asyncio.create_task(work.soon(lambda: time.sleep(0.15)))
+        first = asyncio.create_task(work.run_soon(lambda: time.sleep(0.15)))
         await asyncio.sleep(0.02)
         with pytest.raises(Busy, match="try again"):
-            await work.soon(lambda: None)
+            await work.run_soon(lambda: None)
         await first
 
-    run_in_thread(two())
+    run_in_thread(run_two())

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, needed, number, recomputed, sharding, where
+from benchmarks.published.cells import Row, number, read_machine, read_recomputation, read_required_integer, sharding
 from benchmarks.published.convert import NOTHING, batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.stack.catalog import build_stack
@@ -56,11 +56,11 @@ def _case(row: Row) -> Case:
     layout = layout_of_row(
         row,
         zero=sharding(row, silent=1),
-        ac=recomputed(row),
+        ac=read_recomputation(row),
         sp=row["tp"] == "1",
-        stages=_stages(model.layers, needed(row, "pp")),
+        stages=_stages(model.layers, read_required_integer(row, "pp")),
     )
-    machines = where(row, nic_gigabits=50, source=NETWORK)
+    machines = read_machine(row, nic_gigabits=50, source=NETWORK)
     tuned = "tuned" if "tuning" in row["note"] else "untuned"
     return case_of(
         SOURCE,

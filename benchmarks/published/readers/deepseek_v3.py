@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, needed, printed, sharding, where
+from benchmarks.published.cells import Row, apply_printed_shape, read_machine, read_required_integer, sharding
 from benchmarks.published.convert import case_of, layout_of_row, read
 from fivefold.job import recipe
 from fivefold.model.catalog import resolve
@@ -29,18 +29,25 @@ def _seconds(row: Row) -> float:
     if not said:
         raise UserError(f"value {row['value']!r} is not read")
     hours, tokens = float(said[1]), float(said[2])
-    return needed(row, "gbs") * needed(row, "seq") * hours * 3600 / tokens / needed(row, "gpus")
+    return (
+        read_required_integer(row, "gbs")
+        * read_required_integer(row, "seq")
+        * hours
+        * 3600
+        / tokens
+        / read_required_integer(row, "gpus")
+    )
 
 
 def _case(row: Row) -> Case:
-    model = printed(resolve("deepseek-v3-mtp"), row)
+    model = apply_printed_shape(resolve("deepseek-v3-mtp"), row)
     layout = layout_of_row(row | {"mbs": "1"}, zero=sharding(row, silent=1), ac="norm+up+rope+act")
     return case_of(
         SOURCE,
         row | {"mbs": "1"},
         stack=build_stack("deepseek"),
         model=model,
-        machine=where(row),
+        machine=read_machine(row),
         layout=layout,
         recipe=recipe("fp8-tiles").replace(name="fp8-tiles of DeepSeek-V3", dispatches="fp8", moments_bytes=(2, 2)),
         seconds=_seconds(row),

@@ -13,12 +13,12 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import (
     NO_STAGES,
     Row,
+    apply_printed_shape,
     degree,
+    find_model,
     integer,
-    named_model,
     number,
-    printed,
-    recomputed,
+    read_recomputation,
 )
 from benchmarks.published.convert import (
     ADAPTERS,
@@ -63,7 +63,7 @@ GROK = Model(
 def _model(row: Row) -> Model:
     if row["model"].startswith("Grok"):
         return GROK
-    return resolve("gpt3-175b") if row["model"].startswith("NeMo Megatron") else named_model(row["model"])
+    return resolve("gpt3-175b") if row["model"].startswith("NeMo Megatron") else find_model(row["model"])
 
 
 def _hydra(row: Row) -> bool:
@@ -97,12 +97,14 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model = printed(_model(row), row)
+    model = apply_printed_shape(_model(row), row)
     # nemotron4-340b-synth.yaml: activations_checkpoint_granularity selective, which is the attention core.
     selective = model.name == "nemotron4-340b" and _hydra(row)
     # The expert tensor degree of NeMo 1 is that of the rest.
     etp = degree(row, "etp" if row["etp"] else "tp") if model.moe else 1
-    layout = layout_of_row(row, zero=1, etp=etp, ac=recomputed(row, silent="selective" if selective else "none"))
+    layout = layout_of_row(
+        row, zero=1, etp=etp, ac=read_recomputation(row, silent="selective" if selective else "none")
+    )
     where = cluster(row)
     return case_of(
         "dgxc_benchmarking",

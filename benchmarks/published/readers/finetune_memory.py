@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, named_model, number, number_format, printed, where
+from benchmarks.published.cells import Row, apply_printed_shape, find_model, number, number_format, read_machine
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read
 from fivefold.job import recipe
 from fivefold.record import UserError
@@ -61,7 +61,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, rung = printed(named_model(row["model"]), row), LADDER[row["technique"]]
+    model, rung = apply_printed_shape(find_model(row["model"]), row), LADDER[row["technique"]]
     if number_format(row["precision"]) != "bf16":
         raise UserError(f"precision {row['precision']!r} of an optimizer that keeps all in bf16")
     layout = layout_of_row(row, zero=0, ac=rung.ac)
@@ -76,7 +76,7 @@ def _case(row: Row) -> Case:
         row | {"gbs": str(layout.dp * layout.mbs)},
         stack=stack,
         model=model,
-        machine=where(row),
+        machine=read_machine(row),
         layout=layout,
         recipe=recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
         memory_bytes=number(row, "peak_gib") * GIB,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
+from benchmarks.published.cells import Row, apply_printed_shape, find_model, number, read_machine, read_recomputation
 from benchmarks.published.convert import CHECK, case_of, layout_of_row, read, seconds_of_tokens
 from benchmarks.published.readers import paddlenlp
 from fivefold.stack.catalog import build_stack
@@ -29,15 +29,15 @@ def _rule(row: Row) -> str:
 
 def _case(row: Row) -> Case:
     paddle = row["framework"].startswith("PaddleNLP")
-    machines, rate = where(row), number(row, "tokens_per_s_per_gpu")
+    machines, rate = read_machine(row), number(row, "tokens_per_s_per_gpu")
     memory = number(row, "mem_gb_first_stage") or number(row, "mem_gib_nvidia_smi")
     return case_of(
         "flagperf",
         row,
         stack=build_stack("paddlenlp" if paddle else "megatron-core"),
-        model=paddlenlp.model_of(row) if paddle else printed(named_model(row["model"]), row),
+        model=paddlenlp.model_of(row) if paddle else apply_printed_shape(find_model(row["model"]), row),
         machine=machines,
-        layout=paddlenlp.layout_of(row) if paddle else layout_of_row(row, zero=1, ac=recomputed(row)),
+        layout=paddlenlp.layout_of(row) if paddle else layout_of_row(row, zero=1, ac=read_recomputation(row)),
         seconds=lambda job: seconds_of_tokens(job, rate=rate, ranks=machines.ranks),
         left_out=(("peak", COUNTER if paddle else UNSHARDED),) if memory else (),
     )

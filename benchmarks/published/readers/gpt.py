@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from benchmarks.published.cells import Row, needed
+from benchmarks.published.cells import Row, read_required_integer
 from fivefold.job import recipe
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -43,9 +43,9 @@ def gpt(*, layers: int, width: int, heads: int, vocab: int, positions: int) -> M
 def gpt_of(row: Row, *, vocab: int) -> Model:
     """Return the GPT whose layers, width, heads and sequence a row prints."""
     return gpt(
-        layers=needed(row, "layers"),
-        width=needed(row, "hidden"),
-        heads=needed(row, "heads"),
+        layers=read_required_integer(row, "layers"),
+        width=read_required_integer(row, "hidden"),
+        heads=read_required_integer(row, "heads"),
         vocab=vocab,
-        positions=needed(row, "seq"),
+        positions=read_required_integer(row, "seq"),
     )

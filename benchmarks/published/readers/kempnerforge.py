@@ -15,14 +15,14 @@ from benchmarks.published.cells import (
     Row,
     head_dim,
     integer,
-    needed,
     number,
     number_format,
-    recomputed,
+    read_machine,
+    read_recomputation,
+    read_required_integer,
     sharding,
-    where,
 )
-from benchmarks.published.convert import case_of, in_nodes, layout_of_row, read, seconds_of_tokens
+from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens, split_into_nodes
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -61,23 +61,23 @@ def _rule(row: Row) -> str:
 def _model(row: Row) -> Model:
     return Model(
         name=row["model"],
-        layers=needed(row, "layers"),
-        width=needed(row, "hidden"),
-        heads=needed(row, "heads"),
-        kv_heads=needed(row, "kv_heads"),
+        layers=read_required_integer(row, "layers"),
+        width=read_required_integer(row, "hidden"),
+        heads=read_required_integer(row, "heads"),
+        kv_heads=read_required_integer(row, "kv_heads"),
         head_dim=head_dim(row),
-        ffn=needed(row, "ffn"),
-        vocab=needed(row, "vocab"),
+        ffn=read_required_integer(row, "ffn"),
+        vocab=read_required_integer(row, "vocab"),
         rope_theta=500_000.0,
     )
 
 
 def _machine(row: Row) -> Machine:
-    cluster = where(row, nic_gigabits=NIC_GIGABITS, source=NIC_SOURCE)
+    cluster = read_machine(row, nic_gigabits=NIC_GIGABITS, source=NIC_SOURCE)
     ranks = integer(row, "gpus_per_node") or 4
     if ranks >= cluster.ranks_per_node:
         return cluster
-    cluster = in_nodes(cluster, ranks)
+    cluster = split_into_nodes(cluster, ranks)
     near = cluster.links[0].replace(direct=True, reduction_bandwidth=None)  # an HGX board of four has no switch
     return cluster.replace(links=(near, *cluster.links[1:]))
 
@@ -94,7 +94,7 @@ def _case(row: Row) -> Case:
     if number_format(row["precision"]) != "bf16":
         raise UserError(f"precision {row['precision']!r}, of which the source's recipe was not read")
     zero = sharding(row, silent=3)
-    layout = layout_of_row(row, zero=0, ac=recomputed(row))
+    layout = layout_of_row(row, zero=0, ac=read_recomputation(row))
     layout = layout.replace(zero=zero if layout.dp > 1 else 0)
     compiled = row["torch_compile"] == "true"
     unscored = _unscored_peak(row, layout)

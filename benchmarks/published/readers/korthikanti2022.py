@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from typing import Literal
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, integer, needed, number, number_format, recomputed, where
+from benchmarks.published.cells import (
+    Row,
+    integer,
+    number,
+    number_format,
+    read_machine,
+    read_recomputation,
+    read_required_integer,
+)
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import FP16_FP32_GRADIENTS, gpt_of
 from fivefold.record import UserError
@@ -49,7 +57,9 @@ def _figure_1(row: Row) -> Iterator[Case]:
     for column, quantity, ac, sp in FIGURE_1:
         case = _case(row | {"recompute": ac}, f"{row['row_id']} {column}", sp=sp)
         yield case._replace(
-            model=case.model.replace(vocab=needed(row, "tp"), position="none"),  # the layers alone, as they count
+            model=case.model.replace(
+                vocab=read_required_integer(row, "tp"), position="none"
+            ),  # the layers alone, as they count
             job=case.job.replace(vocab_multiple=1),
             memory_bytes=number(row, column) * GIB,
             quantity=quantity,
@@ -61,16 +71,16 @@ def _case(row: Row, name: str, *, sp: bool, seconds: float | None = None) -> Cas
         raise UserError(f"schedule {row['schedule']!r} is none of the paper's")
     if number_format(row["precision"]) != "fp16":
         raise UserError(f"precision {row['precision']!r} is not the paper's")
-    model = gpt_of(row, vocab=needed(row, "vocab"))
+    model = gpt_of(row, vocab=read_required_integer(row, "vocab"))
     interleaved = "interleaved" if integer(row, "vp") > 1 else "1f1b"  # the cell speaks of all models
-    layout = layout_of_row(row | {"schedule": interleaved}, zero=0, ac=recomputed(row), sp=sp)
+    layout = layout_of_row(row | {"schedule": interleaved}, zero=0, ac=read_recomputation(row), sp=sp)
     return case_of(
         SOURCE,
         row,
         name=name,
         stack=build_stack("megatron-lm"),
         model=model,
-        machine=where(row),
+        machine=read_machine(row),
         layout=layout,
         recipe=FP16_FP32_GRADIENTS,
         seconds=seconds,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, named_model, number, printed, where
+from benchmarks.published.cells import Row, apply_printed_shape, find_model, number, read_machine
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from fivefold.stack.catalog import build_stack
 
@@ -25,7 +25,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, machines = printed(named_model(row["model"]), row), where(row)
+    model, machines = apply_printed_shape(find_model(row["model"]), row), read_machine(row)
     known = row | {"mbs": "1", "vp": str(VIRTUAL), "schedule": "interleaved", "recompute": "none"}
     layout = layout_of_row(known, zero=2, ac="none")
     per_stage = (model.layers + 2) // (layout.pp * VIRTUAL)

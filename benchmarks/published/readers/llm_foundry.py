@@ -14,11 +14,11 @@ from benchmarks.published.cells import (
     Row,
     degree,
     head_dim,
-    needed,
     number,
-    recomputed,
+    read_machine,
+    read_recomputation,
+    read_required_integer,
     sharding,
-    where,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.model.spec import Model
@@ -28,17 +28,17 @@ UNEVEN = "micro-batches of unequal size (Composer's micro-batching engine)"
 
 
 def _model(row: Row) -> Model:
-    width, heads = needed(row, "hidden"), needed(row, "heads")
+    width, heads = read_required_integer(row, "hidden"), read_required_integer(row, "heads")
     return Model(
         name=row["model"].lower(),
-        layers=needed(row, "layers"),
+        layers=read_required_integer(row, "layers"),
         width=width,
         heads=heads,
         kv_heads=heads,
         head_dim=head_dim(row),
-        ffn=needed(row, "ffn"),
-        vocab=needed(row, "vocab"),
-        positions=needed(row, "seq"),  # the parameter counts of a model grow by one width per token
+        ffn=read_required_integer(row, "ffn"),
+        vocab=read_required_integer(row, "vocab"),
+        positions=read_required_integer(row, "seq"),  # the parameter counts of a model grow by one width per token
         norm="layernorm",
         mlp="plain",
         activation="gelu",
@@ -48,18 +48,22 @@ def _model(row: Row) -> Model:
 
 
 def _rule(row: Row) -> str:
-    return UNEVEN if row["gbs"] and needed(row, "gbs") % (degree(row, "dp") * needed(row, "mbs")) else ""
+    return (
+        UNEVEN
+        if row["gbs"] and read_required_integer(row, "gbs") % (degree(row, "dp") * read_required_integer(row, "mbs"))
+        else ""
+    )
 
 
 def _case(row: Row) -> Case:
     model = _model(row)
-    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
+    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row))
     return case_of(
         "llm_foundry",
         row,
         stack=build_stack("llm-foundry").replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
         model=model,
-        machine=where(row),
+        machine=read_machine(row),
         layout=layout,
         seconds=lambda job: seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
     )

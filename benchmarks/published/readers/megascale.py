@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, integer, number, where
+from benchmarks.published.cells import Row, integer, number, read_machine
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.record import UserError
@@ -59,7 +59,7 @@ def _case(row: Row) -> Case:
     known = row | {"hardware": "A100-80GB", "mbs": "1", "vp": str(VIRTUAL[row["model"]]), "precision": "bf16"}
     if not row["gbs"] and row["model"] == "530B":
         known |= {"gbs": row["gpus"]}
-    steps, machines = _steps(row), where(known)
+    steps, machines = _steps(row), read_machine(known)
     model = gpt_of(row, vocab=VOCAB)
     model = model.replace(block="parallel_shared" if steps >= PARALLEL_BLOCK else "pre")
     layout = layout_of_row(known, zero=1, ac="none" if steps >= OPERATORS else "selective")

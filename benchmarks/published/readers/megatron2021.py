@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, integer, needed, number, recomputed, sharding, where
+from benchmarks.published.cells import (
+    Row,
+    integer,
+    number,
+    read_machine,
+    read_recomputation,
+    read_required_integer,
+    sharding,
+)
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.record import UserError
@@ -36,19 +44,21 @@ def hardware_flops(row: Row) -> float:
 
     Attention is the full square, the layers' forward counts twice, the head's once.
     """
-    batch, s, layers, h, vocab = (needed(row, key) for key in ("gbs", "seq", "layers", "hidden", "vocab"))
+    batch, s, layers, h, vocab = (
+        read_required_integer(row, key) for key in ("gbs", "seq", "layers", "hidden", "vocab")
+    )
     return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
 
 
 def _case(row: Row) -> Case:
     zero = sharding(row, silent=0)
     tp = integer(row, "tp") or (1 if zero == 3 else 8)
-    size = needed(row, "model_parallel_size")
+    size = read_required_integer(row, "model_parallel_size")
     if size % tp:
         raise UserError(f"model-parallel size {size} is not divisible by tp{tp}")
     degrees = {"tp": str(tp), "pp": row["pp"] or str(size // tp)}
-    layout = layout_of_row(row | degrees, zero=zero, ac=recomputed(row), sp=tp == 1)
-    model, machines = gpt_of(row, vocab=needed(row, "vocab")), where(row)
+    layout = layout_of_row(row | degrees, zero=zero, ac=read_recomputation(row), sp=tp == 1)
+    model, machines = gpt_of(row, vocab=read_required_integer(row, "vocab")), read_machine(row)
     rate = number(row, "hw_tflops_per_gpu") * 1e12 * machines.ranks
     case = case_of(
         SOURCE,

@@ -16,17 +16,17 @@ from benchmarks.published.cells import (
     NO_STAGES,
     RECOMPUTED,
     Row,
+    apply_printed_shape,
     chip,
     degree,
+    find_model,
     integer,
-    named_model,
-    narrow_gradients,
-    needed,
     number,
     number_format,
     precision,
-    printed,
-    recomputed,
+    read_recomputation,
+    read_required_integer,
+    use_16bit_gradients,
 )
 from benchmarks.published.convert import (
     ADAPTERS,
@@ -40,7 +40,7 @@ from benchmarks.published.readers.megatron_bridge_perf import (
     HYBRID,
     UNKNOWN_RECOMPUTE,
     precision_of,
-    recomputed_by_recipe,
+    read_recipe_recomputation,
     stack_of,
 )
 from fivefold.job import Recipe
@@ -91,7 +91,7 @@ def _card_rule(name: str, row: Row) -> str:
         return NOT_TUNED
     if name == "deepseek_v3":
         return UNKNOWN_RECOMPUTE
-    named_model(name)
+    find_model(name)
     if not row["gbs"]:
         return NO_SETUP
     return NO_STAGES if degree(row, "pp") > 1 and not integer(row, "vp") else ""
@@ -103,37 +103,39 @@ def _case(row: Row) -> Case:
         return _moonlight(row)
     if name.startswith("Llama3-70B"):
         return _llama(row)
-    model = printed(named_model(name.removesuffix(" SFT")), row)
+    model = apply_printed_shape(find_model(name.removesuffix(" SFT")), row)
     on = chip(row["hardware"])
-    silent = recomputed_by_recipe(model, chip=on, precision=number_format(row["precision"]))
-    layout = layout_of_row(row, zero=1, ac=recomputed(row, silent=silent, words=MODULES))
+    silent = read_recipe_recomputation(model, chip=on, precision=number_format(row["precision"]))
+    layout = layout_of_row(row, zero=1, ac=read_recomputation(row, silent=silent, words=MODULES))
     sequence = integer(row, "seq") or 4096  # the length of all its performance recipes
     stack = stack_of(model, layout, precision=row["precision"], chip=on)
     if row["technique"] in PAIRS:
         pairs = PAIRS[row["technique"]]
         overlap = (*build_stack("megatron-core").overlap, *(("ep",) if pairs else ()))
         stack = stack.replace(cuda_graphs="none", dispatcher="all_to_all", pairs=pairs, overlap=overlap)
-    recipe = narrow_gradients(precision_of(row["precision"], chip=on))
+    recipe = use_16bit_gradients(precision_of(row["precision"], chip=on))
     return _make_case(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
 
 
 def _moonlight(row: Row) -> Case:
     model = resolve("deepseek-v2-lite").replace(**MOONLIGHT, source="moonshotai/Moonlight-16B-A3B config.json")
-    layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
+    layout = layout_of_row(row, zero=1, ac=read_recomputation(row, words=MODULES))
     narrow = precision(row["precision"], sums="narrow")
     half = narrow.replace(name=f"{number_format(row['precision'])}-states16", moments_bytes=(2, 2))
     stack = build_stack("megatron-bridge").replace(overlap=("dp", "cp", "pp"), rope="unfused")
-    made = _make_case(row, model=model, layout=layout, stack=stack, recipe=half, sequence=needed(row, "seq"))
+    made = _make_case(
+        row, model=model, layout=layout, stack=stack, recipe=half, sequence=read_required_integer(row, "seq")
+    )
     return made._replace(rivals="moonlight recomputation")
 
 
 def _llama(row: Row) -> Case:
     # Packed samples shorten attention and so the time, but no tensor that is kept.
-    model = printed(resolve("llama3-70b"), row)
-    layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
-    sequence, on = needed(row, "seq"), chip(row["hardware"])
+    model = apply_printed_shape(resolve("llama3-70b"), row)
+    layout = layout_of_row(row, zero=1, ac=read_recomputation(row, words=MODULES))
+    sequence, on = read_required_integer(row, "seq"), chip(row["hardware"])
     stack = stack_of(model, layout, precision=row["precision"], chip=on)
-    recipe = narrow_gradients(precision_of(row["precision"], chip=on))
+    recipe = use_16bit_gradients(precision_of(row["precision"], chip=on))
     made = _make_case(row, model=model, layout=layout, stack=stack, recipe=recipe, sequence=sequence)
     left_out = (("time", PACKED),) if made.step_seconds else ()
     return made._replace(step_seconds=None, left_out=left_out, rivals="llama3-70b fine-tuning")

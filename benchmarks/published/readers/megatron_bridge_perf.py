@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import (
     Row,
+    apply_printed_shape,
     chip,
     degree,
+    find_model,
     integer,
-    named_model,
-    narrow_gradients,
     number,
     number_format,
-    printed,
+    use_16bit_gradients,
 )
 from benchmarks.published.convert import (
     ADAPTERS,
@@ -64,7 +64,7 @@ def model_of(name: str) -> Model:
     base, _, suffix = name.partition(" (")
     if suffix not in ("", "w/o MTP)", "w/ MTP)", "tokendrop)"):
         raise UserError(f"model {name!r}: what is in parentheses was not read")
-    model = named_model(base)
+    model = find_model(base)
     if model.name == "deepseek-v3" and suffix != "w/o MTP)":
         model = resolve("deepseek-v3-mtp")
     if suffix == "tokendrop)" and model.moe:
@@ -83,7 +83,7 @@ def precision_of(text: str, *, chip: str) -> str:
     return number_format(text)
 
 
-def recomputed_by_recipe(model: Model, *, chip: str, precision: str, pp: int = 1) -> str:
+def read_recipe_recomputation(model: Model, *, chip: str, precision: str, pp: int = 1) -> str:
     """Return what the performance recipes recompute, as recomputation groups of a layout."""
     if model.name == "gpt-oss-120b" and precision == "bf16" and chip in ("gb200", "b200", "h100"):
         return "norm+act"  # ["layernorm", "moe_act"]
@@ -170,11 +170,11 @@ def _deepseek_recipe_read(row: Row, stages: int) -> bool:
 
 
 def _case(row: Row) -> Case:
-    model, on = printed(model_of(row["model"]), row), chip(row["hardware"])
+    model, on = apply_printed_shape(model_of(row["model"]), row), chip(row["hardware"])
     precision = precision_of(row["precision"], chip=on)
     # deepseek_v3.py: four layers on each of 15 stages, the last layer with the loss.
     stages = (*(4,) * 15, 1) if model.name.startswith("deepseek-v3") else ()
-    recomputed = recomputed_by_recipe(model, chip=on, precision=precision, pp=degree(row, "pp"))
+    recomputed = read_recipe_recomputation(model, chip=on, precision=precision, pp=degree(row, "pp"))
     layout = layout_of_row(row, zero=1, ac=recomputed, stages=stages)
     where = cluster(row)
 
@@ -192,7 +192,7 @@ def _case(row: Row) -> Case:
         model=model,
         machine=where,
         layout=layout,
-        recipe=narrow_gradients(precision),
+        recipe=use_16bit_gradients(precision),
         seconds=seconds,
     )
 

@@ -14,12 +14,12 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import (
     RECOMPUTED,
     Row,
+    apply_printed_shape,
     degree,
+    find_model,
     integer,
-    named_model,
     number,
-    printed,
-    recomputed,
+    read_recomputation,
 )
 from benchmarks.published.convert import case_of, cluster, layout_of_row, read, seconds_of_flops
 from fivefold.layout.names import Axis
@@ -49,12 +49,12 @@ def stages_of(model: Model, layout: Layout) -> tuple[int, ...]:
 
 def stages_rule(row: Row) -> str:
     """Return the rule that a row with more stages than layers breaks, or ""."""
-    return EMPTY_STAGE if degree(row, "pp") * degree(row, "vp") > named_model(row["model"]).layers else ""
+    return EMPTY_STAGE if degree(row, "pp") * degree(row, "vp") > find_model(row["model"]).layers else ""
 
 
 def layout_of(row: Row, model: Model) -> Layout:
     """Return the layout with its uneven stages; the experts are not cut by tensor parallelism (etp 1)."""
-    layout = layout_of_row(row, zero=1, ac=recomputed(row, words=MODULES))
+    layout = layout_of_row(row, zero=1, ac=read_recomputation(row, words=MODULES))
     return layout.replace(stages=stages_of(model, layout))
 
 
@@ -79,7 +79,7 @@ def _stack(row: Row) -> Stack:
 
 
 def _case(row: Row) -> Case:
-    model, machines = printed(named_model(row["model"]), row), cluster(row)
+    model, machines = apply_printed_shape(find_model(row["model"]), row), cluster(row)
     rate = number(row, "model_tflops_per_gpu") * 1e12
     return case_of(
         "megatron_moe_zoo",

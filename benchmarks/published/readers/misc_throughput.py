@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import (
     Row,
-    named_model,
+    apply_printed_shape,
+    find_model,
     number,
-    printed,
-    recomputed,
+    read_machine,
+    read_recomputation,
     sharding,
-    where,
 )
 from benchmarks.published.convert import batch, case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Job
@@ -64,17 +64,17 @@ def _cluster(row: Row) -> Machine:
     if row["network"] and not match:
         raise UserError(f"network {row['network']!r} is not read")
     gigabits = int(match[1] or 1) * int(match[2]) / 8 if match else None
-    return where(row, nic_gigabits=gigabits, source=row["network"])
+    return read_machine(row, nic_gigabits=gigabits, source=row["network"])
 
 
 def _internevo(row: Row) -> Case:
     if row["model"] != "InternLM 7B":
         raise UserError(f"model {row['model']!r}, whose fields the source does not state")
     group = re.search(r"\((\d+) GPUs\)", row["zero"])
-    layout = layout_of_row(row, zero=sharding(row, silent=1), ac=recomputed(row))
+    layout = layout_of_row(row, zero=sharding(row, silent=1), ac=read_recomputation(row))
     shards = min(int(group[1]), layout.dp) if group else layout.dp
     layout = layout.replace(sp=layout.tp == 1, shard_group=shards if shards < layout.dp else None)
-    model = printed(INTERNLM, row)
+    model = apply_printed_shape(INTERNLM, row)
     machines = _cluster(row)
     return case_of(
         SOURCE,
@@ -89,9 +89,9 @@ def _internevo(row: Row) -> Case:
 
 
 def _fms(row: Row) -> Case:
-    model = printed(named_model(row["model"]), row)
+    model = apply_printed_shape(find_model(row["model"]), row)
     shards = 8 if row["fsdp"] == "HSDP" else None  # within a node
-    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row), shard_group=shards)
+    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row), shard_group=shards)
     machines = _cluster(row)
     return case_of(
         SOURCE,

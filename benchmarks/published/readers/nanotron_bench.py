@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, number, recomputed, sharding, where
+from benchmarks.published.cells import Row, number, read_machine, read_recomputation, sharding
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers import ultrascale_playbook
 from fivefold.units import MIB
@@ -22,10 +22,10 @@ WHOSE = "of which pipeline stage's rank the log has the memory is not stated"
 
 def _case(row: Row) -> Case:
     model = ultrascale_playbook.model_of(row)
-    layout = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row))
+    layout = layout_of_row(row, zero=sharding(row, silent=0), ac=read_recomputation(row))
     if layout.pp > 1 and layout.v == 1:
         layout = layout.replace(stages=ultrascale_playbook.stages_of(model, layout.pp))
-    machines = where(row)
+    machines = read_machine(row)
     known = row["rank"] == "0"
     return case_of(
         "nanotron_bench",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from benchmarks.published.case import Excluded, Message, held_out, rows
-from benchmarks.published.cells import Row, needed, number, where
+from benchmarks.published.case import Excluded, Message, is_held_out, rows
+from benchmarks.published.cells import Row, number, read_machine, read_required_integer
 from benchmarks.published.convert import NOTHING, outcome
 from fivefold.machine.spec import Collective
 from fivefold.record import UserError
@@ -20,8 +20,8 @@ COLLECTIVES = {name: name for name in get_args(Collective)}
 
 
 def _message(row: Row) -> Message:
-    machine = where(row, nic_gigabits=number(row, "nic_gbps_per_gpu") or None, source=row["source"])
-    if needed(row, "nodes") * machine.ranks_per_node != machine.ranks:
+    machine = read_machine(row, nic_gigabits=number(row, "nic_gbps_per_gpu") or None, source=row["source"])
+    if read_required_integer(row, "nodes") * machine.ranks_per_node != machine.ranks:
         raise UserError(f"{machine.ranks} GPUs on {row['nodes']} nodes, where a node has {machine.ranks_per_node}")
     if row["collective"] not in COLLECTIVES:
         raise UserError(f"collective {row['collective']!r} is none of ours")
@@ -35,7 +35,7 @@ def _message(row: Row) -> Message:
         collective=COLLECTIVES[row["collective"]],
         payload=int(size),
         seconds=number(row, "time_us") * 1e-6,
-        held_out=held_out(row["row_id"]),
+        held_out=is_held_out(row["row_id"]),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
+from benchmarks.published.cells import Row, apply_printed_shape, find_model, number, read_machine, read_recomputation
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read
 from fivefold.job import recipe
 from fivefold.stack.catalog import build_stack
@@ -37,14 +37,14 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model = printed(named_model(row["model"]), row)
+    model = apply_printed_shape(find_model(row["model"]), row)
     return case_of(
         "nemo_automodel",
         row,
         stack=build_stack("nemo-automodel").replace(**RECIPES[row["model"]]),
         model=model,
-        machine=where(row),
-        layout=layout_of_row(row, zero=3, ac=recomputed(row)),
+        machine=read_machine(row),
+        layout=layout_of_row(row, zero=3, ac=read_recomputation(row)),
         recipe=recipe("bf16-pure") if model.moe is None else None,
         seconds=number(row, "step_s"),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, named_model, number, printed
+from benchmarks.published.cells import Row, apply_printed_shape, find_model, number
 from benchmarks.published.convert import (
     ADAPTERS,
     PACKED,
@@ -54,7 +54,7 @@ NEMOTRON3 = {
 def _model(row: Row) -> Model:
     if row["model"] in NEMOTRON3:
         return NEMOTRON3[row["model"]]
-    return named_model(row["model"])
+    return find_model(row["model"])
 
 
 def _rule(row: Row) -> str:
@@ -63,7 +63,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, layout = printed(_model(row), row), layout_of_row(row, zero=1)
+    model, layout = apply_printed_shape(_model(row), row), layout_of_row(row, zero=1)
     where = cluster(row)
     return case_of(
         "nemo_perf",

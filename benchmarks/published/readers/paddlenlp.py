@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, head_dim, needed, number, recomputed, sharding, where
+from benchmarks.published.cells import (
+    Row,
+    head_dim,
+    number,
+    read_machine,
+    read_recomputation,
+    read_required_integer,
+    sharding,
+)
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -25,13 +33,13 @@ def model_of(row: Row) -> Model:
     """Return a model of Llama's shape by the fields that the row prints; Qwen's q, k and v have biases."""
     return Model(
         name=row["model"].lower(),
-        layers=needed(row, "layers"),
-        width=needed(row, "hidden"),
-        heads=needed(row, "heads"),
-        kv_heads=needed(row, "kv_heads"),
+        layers=read_required_integer(row, "layers"),
+        width=read_required_integer(row, "hidden"),
+        heads=read_required_integer(row, "heads"),
+        kv_heads=read_required_integer(row, "kv_heads"),
         head_dim=head_dim(row),
-        ffn=needed(row, "ffn"),
-        vocab=needed(row, "vocab"),
+        ffn=read_required_integer(row, "ffn"),
+        vocab=read_required_integer(row, "vocab"),
         qkv_bias=row["model"].startswith("Qwen"),
     )
 
@@ -40,7 +48,7 @@ def layout_of(row: Row) -> Layout:
     """Return a layout without sequence parallelism, as all of Paddle's rows say."""
     if row["sp"] != "n":
         raise UserError(f"sp is {row['sp']!r}, where these runs have none")
-    layout = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row))
+    layout = layout_of_row(row, zero=sharding(row, silent=0), ac=read_recomputation(row))
     return layout.replace(sp=layout.tp == 1)
 
 
@@ -50,7 +58,7 @@ def rule_of(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    machines, rate = where(row), number(row, "tokens_per_s_per_gpu")
+    machines, rate = read_machine(row), number(row, "tokens_per_s_per_gpu")
     return case_of(
         "paddlenlp",
         row,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, named_model, number, printed, recomputed, where
+from benchmarks.published.cells import Row, apply_printed_shape, find_model, number, read_machine, read_recomputation
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
@@ -37,8 +37,8 @@ def _case(row: Row) -> Case:
     if attention is None or loss is None:
         raise UserError(f"attention {row['attention']!r} of a {row['job']!r} job was not read")
     name = row["model"].removesuffix("-2507").removesuffix("-Instruct")
-    model, machines = printed(named_model(name), row), where(row)
-    layout = layout_of_row(row, zero=3, ac=recomputed(row))
+    model, machines = apply_printed_shape(find_model(name), row), read_machine(row)
+    layout = layout_of_row(row, zero=3, ac=read_recomputation(row))
     rate, trains = number(row, "tokens_per_s"), row["job"] == "SFT"
     return case_of(
         "prime_rl",

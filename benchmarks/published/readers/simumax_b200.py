@@ -10,11 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, degree, integer, needed, number, recomputed, sharding, where
+from benchmarks.published.cells import (
+    Row,
+    degree,
+    integer,
+    number,
+    read_machine,
+    read_recomputation,
+    read_required_integer,
+    sharding,
+)
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from fivefold.model import catalog
 from fivefold.model.spec import Model
-from fivefold.record import nearest
+from fivefold.record import make_unknown_name_error
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
@@ -36,8 +45,10 @@ def cases() -> Iterator[Case | Excluded]:
 def _model(row: Row) -> Model:
     """Return the shortened model, with the key/value heads and experts that the row prints."""
     if row["model"] not in NAMES:
-        raise nearest(row["model"], list(NAMES), kind="model")
-    model = catalog.resolve(NAMES[row["model"]]).replace(layers=needed(row, "layers"), vocab=needed(row, "vocab"))
+        raise make_unknown_name_error(row["model"], list(NAMES), kind="model")
+    model = catalog.resolve(NAMES[row["model"]]).replace(
+        layers=read_required_integer(row, "layers"), vocab=read_required_integer(row, "vocab")
+    )
     if model.moe is None:
         return model.replace(kv_heads=integer(row, "kv_heads") or model.kv_heads)
     experts = integer(row, "experts") or model.moe.experts
@@ -49,7 +60,7 @@ def _case(row: Row) -> Case:
     layout = layout_of_row(
         row,
         zero=sharding(row, silent=1),
-        ac=recomputed(row, silent="none"),
+        ac=read_recomputation(row, silent="none"),
         cp_kind="ulysses" if cp > 1 else "ring",
     )
     # megatron_scripts: fused cross entropy, nothing overlaps. That the gather of a layer's input does, with a product
@@ -60,9 +71,9 @@ def _case(row: Row) -> Case:
         row,
         stack=stack,
         model=model,
-        machine=where(row),
+        machine=read_machine(row),
         layout=layout,
         seconds=number(row, "iteration_ms") / 1e3,
         memory_bytes=number(row, "peak_allocated_gib") * GIB,
-        rivals=f"{SOURCE} {model.name} {needed(row, 'seq') * batch(row, layout)}",
+        rivals=f"{SOURCE} {model.name} {read_required_integer(row, 'seq') * batch(row, layout)}",
     )

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from benchmarks.published.case import Case, Excluded, machine
 from benchmarks.published.cells import (
     Row,
-    named_model,
-    needed,
+    apply_printed_shape,
+    find_model,
     number,
     number_format,
-    printed,
-    recomputed,
+    read_machine,
+    read_recomputation,
+    read_required_integer,
     sharding,
-    where,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from fivefold.job import Recipe, recipe
@@ -46,8 +46,8 @@ def _precision(text: str) -> Recipe:
 
 def _machine(row: Row) -> Machine:
     if not row["hardware"].startswith("H100 SXM HBM2e"):
-        return where(row)
-    cluster = machine("h100", needed(row, "gpus"))
+        return read_machine(row)
+    cluster = machine("h100", read_required_integer(row, "gpus"))
     watts = re.search(r"(\d+) ?W\b", row["hardware"])
     power = float(watts[1]) if watts else 500.0
     chip = cluster.chip.replace(memory_bytes=96 * 10**9, memory_bandwidth=2.4e12, power_watts=power)
@@ -65,8 +65,8 @@ def _rule(row: Row) -> str:
 def _case(row: Row) -> Case:
     if row["recompute"] == "selective":
         raise UserError("recompute is 'selective', which torchtitan does by operation or by layer")
-    model, machines = printed(named_model(row["model"]), row), _machine(row)
-    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=recomputed(row))
+    model, machines = apply_printed_shape(find_model(row["model"]), row), _machine(row)
+    layout = layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row))
     eager = row["torch_compile"] == "n" or row["table"] == "performance.md A100"
     stack = build_stack("torchtitan").replace(
         kernels="plain" if eager else "fused",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, head_dim, needed, number, sharding, where
+from benchmarks.published.cells import Row, head_dim, number, read_machine, read_required_integer, sharding
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -27,13 +27,13 @@ def model_of(row: Row) -> Model:
     """Return the model of the printed fields."""
     return Model(
         name=f"nanotron-{row['model'].lower()}",
-        layers=needed(row, "layers"),
-        width=needed(row, "hidden"),
-        heads=needed(row, "heads"),
-        kv_heads=needed(row, "kv_heads"),
+        layers=read_required_integer(row, "layers"),
+        width=read_required_integer(row, "hidden"),
+        heads=read_required_integer(row, "heads"),
+        kv_heads=read_required_integer(row, "kv_heads"),
         head_dim=head_dim(row),
-        ffn=needed(row, "ffn"),
-        vocab=needed(row, "vocab"),
+        ffn=read_required_integer(row, "ffn"),
+        vocab=read_required_integer(row, "vocab"),
         tied_embeddings=row["tied_embeddings"] == "y",
     )
 
@@ -55,7 +55,7 @@ def _case(row: Row) -> Case:
     model, layout = model_of(row), layout_of_row(row, zero=sharding(row, silent=0))
     if layout.pp > 1 and layout.v == 1:
         layout = layout.replace(stages=stages_of(model, layout.pp))
-    machines, rate = where(row), number(row, "mfu_pct") / 100 * PEAK_FLOPS
+    machines, rate = read_machine(row), number(row, "mfu_pct") / 100 * PEAK_FLOPS
     return case_of(
         "ultrascale_playbook",
         row,

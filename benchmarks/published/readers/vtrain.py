@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, needed, number, precision, recomputed, where
+from benchmarks.published.cells import Row, number, precision, read_machine, read_recomputation, read_required_integer
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.stack.catalog import build_stack
@@ -36,13 +36,13 @@ def cases() -> Iterator[Case | Excluded]:
 
 
 def _case(row: Row) -> Case:
-    model, machines = gpt_of(row, vocab=VOCAB), where(row, nic_gigabits=100, source=NETWORK)
-    layout, stack = layout_of_row(row, zero=0, ac=recomputed(row), sp=row["tp"] == "1"), STACK
+    model, machines = gpt_of(row, vocab=VOCAB), read_machine(row, nic_gigabits=100, source=NETWORK)
+    layout, stack = layout_of_row(row, zero=0, ac=read_recomputation(row), sp=row["tp"] == "1"), STACK
     composed = row["set"] == "single-node"
     if composed:  # no layer is run again, the head has weights of its own, and each rank the words that tp divides
         model = model.replace(vocab=VOCAB // layout.tp * layout.tp, tied_embeddings=False)
-        layout, stack = layout.replace(ac="none"), _traced(model.heads // layout.tp * layout.mbs)
-    if layout.schedule == "1f1b" and layout.pp > needed(row, "microbatches"):
+        layout, stack = layout.replace(ac="none"), _build_stack(model.heads // layout.tp * layout.mbs)
+    if layout.schedule == "1f1b" and layout.pp > read_required_integer(row, "microbatches"):
         # With fewer micro-batches than stages, 1F1B and GPipe both take (m + pp − 1)(F + B); memory is not asked.
         layout = layout.replace(schedule="gpipe")
     return case_of(
@@ -58,7 +58,7 @@ def _case(row: Row) -> Case:
     )._replace(composed=composed)
 
 
-def _traced(squares: int) -> Stack:
+def _build_stack(squares: int) -> Stack:
     """Return the stack of a composed run, with ``squares`` squares of scores per rank (src/model/fused_softmax.py).
 
     The fused softmax wants a multiple of 4; else scores are widened, scaled, masked and narrowed by a kernel each.

@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, named_model, number, printed, recomputed, sharding, where
+from benchmarks.published.cells import (
+    Row,
+    apply_printed_shape,
+    find_model,
+    number,
+    read_machine,
+    read_recomputation,
+    sharding,
+)
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
 from benchmarks.published.readers.megatron_moe_zoo import layout_of, stages_rule
 from fivefold.layout.names import Axis
@@ -49,17 +57,20 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    machines, rate = where(row), number(row, "tokens_per_s_per_gpu")
+    machines, rate = read_machine(row), number(row, "tokens_per_s_per_gpu")
     if row["table"] == "Megatron MoE":
-        model = printed(named_model(row["model"]), row)
+        model = apply_printed_shape(find_model(row["model"]), row)
         layout, stack = layout_of(row, model), build_stack("megatron-core")
         stack = stack.replace(
             overlap=HIDDEN.get(row["note"], stack.overlap),
             dispatcher="fused" if row["dispatcher"] == "DeepEP" else "all_to_all",
         )
     else:
-        model = YI if row["model"] == "Yi-34B-200K" else printed(named_model(row["model"]), row)
-        layout, stack = layout_of_row(row, zero=sharding(row, silent=0), ac=recomputed(row)), build_stack("deepspeed")
+        model = YI if row["model"] == "Yi-34B-200K" else apply_printed_shape(find_model(row["model"]), row)
+        layout, stack = (
+            layout_of_row(row, zero=sharding(row, silent=0), ac=read_recomputation(row)),
+            build_stack("deepspeed"),
+        )
         layout = layout.replace(cp_kind="ulysses" if layout.cp > 1 else "ring")
     return case_of(
         "xtuner",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, needed, number, where
+from benchmarks.published.cells import Row, number, read_machine, read_required_integer
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
 from fivefold.job import recipe
@@ -36,7 +36,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model, pp = gpt_of(row, vocab=32_000), needed(row, "pp")
+    model, pp = gpt_of(row, vocab=32_000), read_required_integer(row, "pp")
     per_stage, rest = divmod(model.layers + 2, pp)
     if rest:
         raise UserError(f"{model.layers} layers and two less are not the same on each of {pp} stages")
@@ -48,7 +48,7 @@ def _case(row: Row) -> Case:
         row,
         stack=build_stack("zero-bubble"),
         model=model,
-        machine=where(row),
+        machine=read_machine(row),
         layout=layout,
         recipe=recipe("fp16"),
         seconds=number(row, "iteration_s_derived"),

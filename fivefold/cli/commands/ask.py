@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show, show_question
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.across import apply_prices
 from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import AskOptions
+from fivefold.requests.offers import apply_prices
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-@takes_request(AskOptions)
+@accept_request(AskOptions)
 def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job) -> None:
     """Answer one question: what fits, which batch size, how long a run takes, or which single change gains most.
 

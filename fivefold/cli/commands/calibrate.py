@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.cli.options import say, show, whole_numbers
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.options import parse_integers, say, show
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import CalibrateOptions
 from fivefold.requests.machines import local_file
@@ -21,7 +21,7 @@ BUSY = 0.5  # spread between rounds above which a calibration is unreliable
 PICKS = 4  # largest number of layouts to measure while looking for the fastest
 
 
-@takes_request(CalibrateOptions)
+@accept_request(CalibrateOptions)
 def calibrate(request: CalibrateOptions, job: Job) -> None:
     """Measure this computer: matmul, attention, memory, collectives. The result is the machine 'local'.
 
@@ -35,7 +35,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
 
     path, process = request.out or local_file(), Process.from_environment(os.environ)
     run_or_model, layout = request.run, request.layout
-    counts = whole_numbers(request.ranks, option="--ranks", of="process counts", such="1,2")
+    counts = parse_integers(request.ranks, option="--ranks", of="process counts", such="1,2")
     if run_or_model is None and layout is not None:
         raise UserError(f"calibrate {layout!r}: measuring a layout needs a model; add --for MODEL")
     machine_file = next(
@@ -59,7 +59,7 @@ def _measure(counts: tuple[int, ...], process: Process, *, quick: bool) -> Machi
     from fivefold.calibration import calibrate as run
     from fivefold.rendering.progress import bar
 
-    if process.several_hosts:
+    if process.has_several_hosts:
         from fivefold.calibration.hosts import calibrate_hosts
         from fivefold.cli.hosts import choose_interface
 
@@ -73,11 +73,11 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
     """Return ``machine`` with the measured units of a run file, or of a model with a layout (``auto``: the fastest)."""
     from fivefold.calibration import cores
     from fivefold.calibration.profile import is_profiled, profile
-    from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
+    from fivefold.layout.validity import refuse
     from fivefold.model.catalog import resolve
     from fivefold.rendering.progress import bar
-    from fivefold.requests.answers import fastest
+    from fivefold.requests.answers import find_fastest
     from fivefold.trainer.run import Run
     from fivefold.trainer.supported import check_supported
 
@@ -89,7 +89,7 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
         of, job, name = settings.model, settings.job, settings.layout
     model = resolve(of)
     for _ in range(PICKS):  # what was measured may make another layout the fastest
-        chosen = fastest(model, machine, job) if name in (None, "auto") else Layout.parse(str(name))
+        chosen = find_fastest(model, machine, job) if name in (None, "auto") else Layout.parse(str(name))
         refuse(chosen, model=model, job=job)
         check_supported(chosen, job, model=model)
         if name == "auto" and is_profiled(machine, model=model, layout=chosen, job=job):

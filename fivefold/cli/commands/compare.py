@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING
 
-from fivefold.cli.arguments import adds_fields, say_notes
+from fivefold.cli.arguments import add_fields, say_notes
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.cases import cases, list_jobs
 from fivefold.requests.commands import CompareOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fivefold.planner.compare import Case
 
 
-@takes_request(CompareOptions)
+@accept_request(CompareOptions)
 def compare(request: CompareOptions, job: Job) -> None:
     """Compare predicted steps side by side: layouts, machines, software, precisions, or run files."""
     from fivefold.planner.compare import compare as run
@@ -41,7 +41,7 @@ def compare(request: CompareOptions, job: Job) -> None:
     comparison = run(selected_cases, risk=request.risk)
     notes = [config.notes for config in configs]
     say_notes(notes)
-    with adds_fields(list_fields(notes) if request.as_json else {}):
+    with add_fields(list_fields(notes) if request.as_json else {}):
         show(comparison.model_dump_json(indent=2) if request.as_json else page.page(comparison))
     if charts:
         if charts.exists() and not charts.is_dir():

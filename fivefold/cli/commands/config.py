@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import SettingsOptions
 from fivefold.requests.settings import (
@@ -20,7 +20,7 @@ from fivefold.requests.settings import (
 )
 
 
-@takes_request(SettingsOptions)
+@accept_request(SettingsOptions)
 def config(request: SettingsOptions) -> None:
     """Set, get, unset or list user settings: the software and machine you use, prices, colors and width of tables.
 

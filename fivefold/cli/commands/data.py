@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fivefold.cli.corpus import hold_folder, prepare_corpus
 from fivefold.cli.options import show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import DataOptions
 
 
-@takes_request(DataOptions)
+@accept_request(DataOptions)
 def data(request: DataOptions) -> None:
     """Read, tokenize and pack a corpus into the run's folder; `train` does it too, if it has not been done."""
     from fivefold.model.catalog import resolve

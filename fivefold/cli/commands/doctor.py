@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from fivefold.cli.options import show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import DoctorOptions
 from fivefold.requests.words import parse_bytes
 
 DOES_NOT_FIT = 3  # exit code
 
 
-@takes_request(DoctorOptions)
+@accept_request(DoctorOptions)
 def doctor(request: DoctorOptions) -> None:
     """Analyze a training step of any PyTorch module: peak memory, FLOPs, what to recompute; or a memory snapshot.
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.cli.options import say, whole_numbers
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.options import parse_integers, say
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import DrawOptions, Picture
 from fivefold.requests.machines import load_machine
@@ -20,7 +20,7 @@ OF_STEPS = ("pipeline", "memory", "parts", "roofline")
 SIZES = tuple(2**power for power in range(12, 35))  # buffer sizes in bytes
 
 
-@takes_request(DrawOptions)
+@accept_request(DrawOptions)
 def draw(request: DrawOptions, job: Job) -> None:
     """Draw a step's pipeline, memory or roofline, a machine, collectives, attention masks or number formats."""
     from fivefold.job import Job as Default
@@ -30,12 +30,16 @@ def draw(request: DrawOptions, job: Job) -> None:
     if picture not in OF_STEPS and job != Default():
         raise UserError(f"{picture} does not depend on a job; drop the job options")
     path = request.out or Path(f"{picture}.svg")
-    chart = _of_step(picture, words, job) if picture in OF_STEPS else _other(picture, words, request.collective)
+    chart = (
+        _draw_step(picture, words, job)
+        if picture in OF_STEPS
+        else _draw_without_step(picture, words, request.collective)
+    )
     charts.save(chart, path)
     say(f"drew {path}")
 
 
-def _of_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
+def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
     from fivefold.cli.pictures import draw_step_charts
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -55,7 +59,7 @@ def _of_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
     return draw_step_charts(plans, layout, step)[picture]
 
 
-def _other(picture: Picture, words: Sequence[str], collective: str) -> Any:
+def _draw_without_step(picture: Picture, words: Sequence[str], collective: str) -> Any:
     from fivefold.rendering.figures import collectives, formats, masks
     from fivefold.rendering.figures.machine import bandwidth, topology
 
@@ -65,7 +69,7 @@ def _other(picture: Picture, words: Sequence[str], collective: str) -> Any:
         usage = "MACHINE, such as h100:16" if picture in ("topology", "bandwidth") else "RANKS, such as 4"
         raise UserError(f"draw {picture} takes one {usage}")
     if picture in ("collectives", "masks"):
-        ranks = whole_numbers(words[0], option=picture, of="ranks", such="4")[0] if words else 4
+        ranks = parse_integers(words[0], option=picture, of="ranks", such="4")[0] if words else 4
         return collectives.chart(ranks) if picture == "collectives" else masks.chart(ranks)
     machine = load_machine(words[0])
     if picture == "topology":

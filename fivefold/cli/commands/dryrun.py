@@ -9,15 +9,15 @@ import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.cli.options import say, show, whole_numbers
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.options import parse_integers, say, show
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import DryrunOptions
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fivefold.dry_run import Rehearsal
+    from fivefold.dry_run import DryRun
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 WOULD_FAIL = 3  # exit code
 
 
-@takes_request(DryrunOptions)
+@accept_request(DryrunOptions)
 def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
     """Dry-run a step: execute the real training code, for any number of ranks, on one CPU.
 
     Exit code 3: it would fail.
     """
-    from fivefold.layout.legal import refuse
+    from fivefold.layout.validity import refuse
     from fivefold.planner.predict import predict
     from fivefold.rendering.progress import bar
     from fivefold.trainer.run import Run
@@ -79,17 +79,17 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
 
 
 def _ranks(text: str | None) -> tuple[int, ...]:
-    return whole_numbers(text, option="--ranks", of="ranks", such="0,3") if text else ()
+    return parse_integers(text, option="--ranks", of="ranks", such="0,3") if text else ()
 
 
-def _page(rehearsal: Rehearsal, predicted: Step | None) -> RenderableType:
-    from fivefold.rendering.rehearsal import failures, page
+def _page(rehearsal: DryRun, predicted: Step | None) -> RenderableType:
+    from fivefold.rendering.dry_run import failures, page
 
     if rehearsal.step is None:
         return failures(rehearsal.findings)
     from fivefold.dry_run.report import describe_peak
 
-    full = rehearsal.fullest
+    full = rehearsal.peak_rank
     at_peak = describe_peak(rehearsal.tapes[full.rank])
     return page(
         rehearsal.step,
@@ -101,7 +101,7 @@ def _page(rehearsal: Rehearsal, predicted: Step | None) -> RenderableType:
     )
 
 
-def _draw(rehearsal: Rehearsal, machine: Machine) -> None:
+def _draw(rehearsal: DryRun, machine: Machine) -> None:
     """Draw the pipeline and the peak memory per rank on the terminal."""
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
@@ -116,7 +116,7 @@ def _draw(rehearsal: Rehearsal, machine: Machine) -> None:
 
 
 def _save(
-    rehearsal: Rehearsal,
+    rehearsal: DryRun,
     machine: Machine,
     asked: tuple[int, ...],
     *,
@@ -130,13 +130,13 @@ def _save(
         _save_charts(rehearsal, machine, folder=charts)
     if trace:
         _save_trace(rehearsal, asked or tuple(rehearsal.tapes), path=trace)
-    for rank in asked or (rehearsal.fullest.rank,):
+    for rank in asked or (rehearsal.peak_rank.rank,):
         if snapshot:
             path = snapshot.with_stem(f"{snapshot.stem}-rank{rank}") if len(asked) > 1 else snapshot
             _save_snapshot(rehearsal, rank, path=path, expandable=expandable)
 
 
-def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> None:
+def _save_charts(rehearsal: DryRun, machine: Machine, *, folder: Path) -> None:
     """Save the same pictures as .svg and .html."""
     from fivefold.rendering import charts
     from fivefold.rendering.drawing import memory, pipeline
@@ -158,22 +158,22 @@ def _save_charts(rehearsal: Rehearsal, machine: Machine, *, folder: Path) -> Non
     say(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 
-def _list_spans(rehearsal: Rehearsal) -> tuple[list[tuple[Span, ...]], list[Level], int]:
+def _list_spans(rehearsal: DryRun) -> tuple[list[tuple[Span, ...]], list[Level], int]:
     """Return spans of every pipeline rank, memory over time of the one with the highest peak, and its number."""
     from fivefold.dry_run.time.pictures import levels, spans
 
     assert rehearsal.played is not None
     assert rehearsal.table is not None
-    steady = rehearsal.steady
+    steady = rehearsal.steady_tapes
     rows = [
         spans(rehearsal.played, steady[rank], row)
         for rank, row in zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
     ]
-    rank = rehearsal.fullest.rank
+    rank = rehearsal.peak_rank.rank
     return rows, levels(rehearsal.played, steady[rank]), rank
 
 
-def _save_snapshot(rehearsal: Rehearsal, rank: int, *, path: Path, expandable: bool) -> None:
+def _save_snapshot(rehearsal: DryRun, rank: int, *, path: Path, expandable: bool) -> None:
     from fivefold.dry_run.memory.snapshot import save
 
     tapes = rehearsal.tapes[rank]
@@ -181,7 +181,7 @@ def _save_snapshot(rehearsal: Rehearsal, rank: int, *, path: Path, expandable: b
     say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
 
 
-def _save_trace(rehearsal: Rehearsal, ranks: tuple[int, ...], *, path: Path) -> None:
+def _save_trace(rehearsal: DryRun, ranks: tuple[int, ...], *, path: Path) -> None:
     from fivefold.dry_run.time.trace import save
 
     assert rehearsal.played is not None

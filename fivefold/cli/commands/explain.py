@@ -6,7 +6,7 @@ import json as json_module
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import ExplainOptions
 from fivefold.requests.machines import load_machine
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fivefold.results.explanation import AgainstPrediction, Explanation
 
 
-@takes_request(ExplainOptions)
+@accept_request(ExplainOptions)
 def explain(request: ExplainOptions, job: Job) -> None:
     """Explain why a run failed or hung, from logs, memory snapshots, flight recorder dumps or stacks.
 
@@ -47,7 +47,7 @@ def _compare_with_prediction(
     explanations: Sequence[Explanation], words: tuple[str, str, str], job: Job
 ) -> AgainstPrediction:
     """Compare the prediction with the memory of the file that holds most."""
-    from fivefold.diagnosis.explain.against import compare_with_prediction
+    from fivefold.diagnosis.explain.prediction import compare_with_prediction
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fivefold.cli.options import show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import ExportOptions
 from fivefold.requests.words import parse_bytes
 from fivefold.units import show_bytes
 
 
-@takes_request(ExportOptions)
+@accept_request(ExportOptions)
 def export(request: ExportOptions) -> None:
     """Write the weights of a checkpoint, of any layout, as a folder that transformers loads.
 

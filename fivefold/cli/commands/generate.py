@@ -8,14 +8,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import GenerateOptions
 
 if TYPE_CHECKING:
     from fivefold.trainer.generate.sample import Sample
 
 
-@takes_request(GenerateOptions)
+@accept_request(GenerateOptions)
 def generate(request: GenerateOptions) -> None:
     """Generate text with the weights of a run's newest checkpoint, of any layout, or of a Hugging Face folder.
 
@@ -42,8 +42,8 @@ def generate(request: GenerateOptions) -> None:
         tokens=request.tokens,
         window=request.window or source.window,
         sampling=sampling,
-        ends=source.ends(tokenizer),
-        **({"on_text": _aloud} if is_streamed else {}),
+        ends=source.get_end_tokens(tokenizer),
+        **({"on_text": _write_piece} if is_streamed else {}),
     )
     seconds = perf_counter() - begin
     _finish(source.path, texts, seconds=seconds, alone=is_streamed, json=request.as_json)
@@ -65,7 +65,7 @@ def _finish(path: Path, texts: list[Sample], *, seconds: float, alone: bool, jso
     say(f"{path}: {token_count} tokens in {seconds:.2f} s, {facts['tokens_per_second']:.1f} a second")
 
 
-def _aloud(_number: int, piece: str) -> None:
+def _write_piece(_number: int, piece: str) -> None:
     _write(piece)
 
 

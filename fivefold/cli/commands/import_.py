@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.adapter import Adapter
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.model.weights import count_adapters
 from fivefold.record import UserError, read_file
 from fivefold.requests.commands import ImportOptions
@@ -30,7 +30,7 @@ class StartAdapter(NamedTuple):
 LONGEST = 4096  # highest sequence length in the written run file; lower if the model has fewer positions
 
 
-@takes_request(ImportOptions)
+@accept_request(ImportOptions)
 def import_(request: ImportOptions) -> None:
     """Check that a Hugging Face model can be trained: its family, and every name and shape of its weights.
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import MachinesOptions
 
 
-@takes_request(MachinesOptions)
+@accept_request(MachinesOptions)
 def machines(request: MachinesOptions) -> None:
     """List the machines of the catalog, or those that contain a word: names for MACHINE."""
     from fivefold.rendering import catalogs

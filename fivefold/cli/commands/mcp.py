@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import McpOptions
 
 
-@takes_request(McpOptions)
+@accept_request(McpOptions)
 def mcp(request: McpOptions) -> None:
     """Serve predict, search, compare, ask, explain, read and write as tools of the Model Context Protocol (extra mcp).
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import ModelsOptions
 
 
-@takes_request(ModelsOptions)
+@accept_request(ModelsOptions)
 def models(request: ModelsOptions) -> None:
     """List the models of the catalog, or those that contain a word: names for MODEL."""
     from fivefold.rendering import catalogs

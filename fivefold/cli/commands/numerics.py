@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.corpus import prepare_corpus
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import NumericsOptions
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fivefold.trainer.run import Run
 
 
-@takes_request(NumericsOptions)
+@accept_request(NumericsOptions)
 def numerics(request: NumericsOptions) -> None:
     """Run one batch in the run's precision and in fp32: underflow, overflow and error of every tensor."""
     from fivefold.diagnosis.numerics import examine
@@ -44,7 +44,7 @@ def numerics(request: NumericsOptions) -> None:
     source = _source(settings, request.weights, model=model)
     prepare_corpus(settings, model)
     shards = settings.shards(model)
-    loader = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.predicted)
+    loader = Loader(shards, sequence=job.sequence, seed=job.seed, ahead=model.mtp_depth)
     tokens = loader.batch(0, global_batch=sequences, rank=0, ranks=1, micro_batches=1, mbs=sequences)[0]
     process = Process()
     device = process.start()
@@ -71,10 +71,10 @@ def numerics(request: NumericsOptions) -> None:
 
 def _source(run: Run, weights: Path | None, *, model: Model) -> Source | None:
     """Return the source of the weights: those named, the run's newest, or those it starts from; None: random ones."""
-    from fivefold.trainer.checkpoint.checkpoint_folder import latest
+    from fivefold.trainer.checkpoint.checkpoint_folder import find_latest
     from fivefold.trainer.generate.source import Source
 
-    path = weights or latest(run.folder / "checkpoints") or run.start.weights
+    path = weights or find_latest(run.folder / "checkpoints") or run.start.weights
     if path is None:
         return None
     source = Source.find(path)

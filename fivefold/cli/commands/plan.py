@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from fivefold.atomic_file import replace_file
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.across import apply_prices
 from fivefold.requests.commands import PlanOptions
+from fivefold.requests.offers import apply_prices
 from fivefold.requests.playbook import playbook
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fivefold.results.playbook import Playbook
 
 
-@takes_request(PlanOptions)
+@accept_request(PlanOptions)
 def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None:
     """Plan a run step by step: choose the batch, make it fit, reach the batch, make it fast; ends in a run file."""
     from fivefold.rendering import playbook as page

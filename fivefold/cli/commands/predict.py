@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import show
 from fivefold.cli.pictures import draw, save_charts, save_trace
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import PredictOptions
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-@takes_request(PredictOptions)
+@accept_request(PredictOptions)
 def predict(request: PredictOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
     """Estimate memory, FLOPs, communication and time of one training step, without a GPU."""
     from fivefold.planner.predict import planner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import show, show_question
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import RatiosOptions
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-@takes_request(RatiosOptions)
+@accept_request(RatiosOptions)
 def ratios(request: RatiosOptions, model: Model, machine: Machine, layout: Layout, job: Job) -> None:
     """Compare the FLOPs per byte of each axis with the links': the degree up to which compute hides messages."""
     from fivefold.planner.ratios import ratios as run

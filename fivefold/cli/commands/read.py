@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fivefold.cli.options import show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import ReadOptions
 from fivefold.requests.configs import build_request
 
 
-@takes_request(ReadOptions)
+@accept_request(ReadOptions)
 def read(request: ReadOptions) -> None:
     """Read a config of Megatron, torchtitan, DeepSpeed, … as model, layout and job, and list how each key was read."""
     from fivefold.interop.read import read as run

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fivefold.atomic_file import replace_file
 from fivefold.cli.options import say
 from fivefold.cli.reproduce import command, job_said
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
@@ -35,7 +35,7 @@ NAME = "report.html"
 LEVELS = 6  # memory limits for the Pareto front: more would take longer than the search itself
 
 
-@takes_request(ReportOptions)
+@accept_request(ReportOptions)
 def report(request: ReportOptions, job: Job) -> None:
     """Write one self-contained HTML file: question, proposal and reasons, memory, time, predicted next to measured."""
     from fivefold.job import Job as Default
@@ -159,7 +159,7 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
     from fivefold.rendering.progress import bar
     from fivefold.rendering.question import describe_question
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
-    from fivefold.requests.search import other_reduces
+    from fivefold.requests.search import list_other_reduces
 
     with bar("searching") as progress:
         result = search(
@@ -167,7 +167,7 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
             machine=machine,
             job=job,
             within=UNRANKABLE_DIFFERENCE,
-            reduces=other_reduces(job),
+            reduces=list_other_reduces(job),
             levels=LEVELS,
             risk=risk,
             report=lambda done, total: progress("layouts", done, total),

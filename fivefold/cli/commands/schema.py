@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from fivefold.cli.options import show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import SchemaOptions
 
 
-@takes_request(SchemaOptions)
+@accept_request(SchemaOptions)
 def schema(request: SchemaOptions) -> None:
     """Print the JSON schema (draft 2020-12) of what a command prints with --json.
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fivefold.cli.across import show_offers
+from fivefold.cli.offers import show_offers
 from fivefold.cli.options import say, show, show_question
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.cli.written_configs import refuse_untold, show_config, write_best
-from fivefold.requests.across import apply_prices, refuse_of_one
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
-from fivefold.requests.search import found_layouts, limit_memory, parse_where, resolve_tolerance, walk
+from fivefold.requests.offers import apply_prices, refuse_of_one
+from fivefold.requests.search import limit_memory, parse_where, resolve_tolerance, search_layouts, walk
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WRITABLE = 200  # layouts to rank, so that the stack's config can express at least one
 
 
-@takes_request(SearchOptions)
+@accept_request(SearchOptions)
 def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> None:
     """Find the best of all legal layouts that fit, and explain the choice; or compare one run on several machines."""
     constraints, tolerance = parse_where(request.where), resolve_tolerance(request)
@@ -44,7 +44,7 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> 
         show_walk(request, model, machine, job, start=request.keep, where=constraints)
         return
     layout_count = _to_write(request.top, model, machine, job) if request.write else request.top
-    result = found_layouts(
+    result = search_layouts(
         model,
         machine,
         job,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from fivefold.cli import trace_compare
 from fivefold.cli.options import say
 from fivefold.cli.options import show as print_data
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import ShowOptions
 
 if TYPE_CHECKING:
     from fivefold.step import Step
 
 
-@takes_request(ShowOptions)
+@accept_request(ShowOptions)
 def show(request: ShowOptions) -> None:
     """Compare prediction and measurement of a finished run, and draw its pictures."""
     from fivefold.record import read_lines
@@ -26,7 +26,7 @@ def show(request: ShowOptions) -> None:
     from fivefold.results.step_comparison import compare, describe_assumption, read_pair
 
     folder = request.folder
-    if (unpredicted_step := _measured_alone(folder / "step.json")) is not None:
+    if (unpredicted_step := _read_watched_step(folder / "step.json")) is not None:
         from fivefold.rendering.table import step as step_page
 
         print_data(unpredicted_step.model_dump_json(indent=2) if request.as_json else step_page(unpredicted_step))
@@ -55,7 +55,7 @@ def show(request: ShowOptions) -> None:
         trace_compare.draw(folder, measured)
 
 
-def _measured_alone(path: Path) -> Step | None:
+def _read_watched_step(path: Path) -> Step | None:
     """Return the step of a watched loop without a prediction; None for the folder of ``train``."""
     from fivefold.record import read_file
     from fivefold.step import Step

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fivefold.cli.options import show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.requests.commands import StacksOptions
 
 
-@takes_request(StacksOptions)
+@accept_request(StacksOptions)
 def stacks(request: StacksOptions) -> None:
     """List the training software that predictions support, or those that contain a word: names for --stack."""
     from fivefold.rendering import catalogs

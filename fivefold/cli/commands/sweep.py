@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import SweepOptions
 from fivefold.requests.machines import local_file
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fivefold.trainer.run import Run
 
 
-@takes_request(SweepOptions)
+@accept_request(SweepOptions)
 def sweep(request: SweepOptions) -> None:
     """Predict, and measure if asked, every combination of models, machines, ranks, layouts and jobs."""
     from fivefold.rendering.progress import bar

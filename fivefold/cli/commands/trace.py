@@ -6,7 +6,7 @@ import json as json_module
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say, show
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import TraceOptions
 from fivefold.requests.machines import load_machine
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from fivefold.step import Step
 
 
-@takes_request(TraceOptions)
+@accept_request(TraceOptions)
 def trace(request: TraceOptions, job: Job) -> None:
     """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer."""
     from fivefold.profiling.traces import read
-    from fivefold.profiling.traces.against import compare_with_prediction as beside
-    from fivefold.profiling.traces.against import find_axes
+    from fivefold.profiling.traces.prediction import compare_with_prediction as beside
+    from fivefold.profiling.traces.prediction import find_axes
     from fivefold.rendering.progress import bar
     from fivefold.rendering.trace_report import page, save_charts
 

@@ -11,13 +11,13 @@ from fivefold.cli import trace_compare
 from fivefold.cli.closing import print_proof, write_report
 from fivefold.cli.corpus import hold_folder, prepare_corpus
 from fivefold.cli.errors import launcher
-from fivefold.cli.first_calibration import calibrated
+from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import say
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import TrainOptions
 from fivefold.requests.machines import load_machine
-from fivefold.trainer.faults.signals import one_line
+from fivefold.trainer.faults.signals import shorten_errors
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from fivefold.trainer.run import Run
 
 
-@takes_request(TrainOptions)
+@accept_request(TrainOptions)
 def train(request: TrainOptions) -> None:
     """Train, then compare the measured step with the prediction. Resumes from the newest checkpoint."""
-    from fivefold.layout.legal import refuse
     from fivefold.layout.spec import Layout
+    from fivefold.layout.validity import refuse
     from fivefold.model.catalog import resolve
     from fivefold.trainer.run import Run
 
@@ -40,21 +40,21 @@ def train(request: TrainOptions) -> None:
     force, slurm = request.force, request.slurm
     settings = Run.load(request.run).replace(**{name: value for name, value in overrides.items() if value is not None})
     model = resolve(settings.model)
-    chips = calibrated(partial(_machine, settings), allowed=not (request.no_calibrate or slurm))
+    chips = calibrate_if_needed(partial(_machine, settings), allowed=not (request.no_calibrate or slurm))
     layout = Layout.parse(_layout(settings, chips))
     chips = _machine(settings) if settings.measure else chips  # includes the measurements just made
     refuse(layout, model=model, job=settings.job, machine=chips)
-    _must_be_supported(layout, settings, model=model)
+    _check_supported(layout, settings, model=model)
     if launcher() is None:
-        _must_be_there(settings, model=model)
+        _check_inputs_exist(settings, model=model)
     if not slurm:  # a Slurm job starts on other chips than this computer's
         if launcher() is None and not force:
-            _must_be_this_host(settings, layout, machine=chips, file=request.run)
-        settings = settings.replace(job=_on_this_chip(settings.job, model=model))
+            _check_host(settings, layout, machine=chips, file=request.run)
+        settings = settings.replace(job=_choose_kernels(settings.job, model=model))
     settings.check(layout)
     settings.check_data(model)
     if launcher() is None and not force:
-        _must_fit(settings, layout, model=model, machine=chips, here=not slurm)
+        _check_fits(settings, layout, model=model, machine=chips, here=not slurm)
     options = ["--machine", request.machine] if request.machine is not None else []
     if slurm:
         from fivefold.cli.slurm import submit
@@ -86,7 +86,7 @@ def _launch_ranks(run: Run, layout: Layout, *, words: list[str]) -> None:
     launch(words, ranks=layout.world, folder=run.folder, restarts=run.faults.max_restarts)
 
 
-def _must_be_supported(layout: Layout, run: Run, *, model: Model) -> None:
+def _check_supported(layout: Layout, run: Run, *, model: Model) -> None:
     """Reject what the engine does not support; it imports torch, so it comes after the checks that do not need it."""
     from fivefold.trainer.supported import check_generation, check_supported
 
@@ -95,7 +95,7 @@ def _must_be_supported(layout: Layout, run: Run, *, model: Model) -> None:
         check_generation(model, origin=f"sample={run.sample!r}", fix="give the run file sample = ''")
 
 
-def _on_this_chip(job: Job, *, model: Model) -> Job:
+def _choose_kernels(job: Job, *, model: Model) -> Job:
     """Return ``job`` with kernels that run here; raises ``UserError`` if its precision or kernels do not."""
     from fivefold.trainer.model.kernels.choice import check_kernels
     from fivefold.trainer.model.precision import check_chip
@@ -110,23 +110,23 @@ def _on_this_chip(job: Job, *, model: Model) -> Job:
 def _train_here(settings: Run, layout: Layout, *, model: Model, machine: Machine, json: bool) -> None:
     """Train as one rank of ``layout``; rank 0 prints the outcome."""
     answer = Path(os.environ["TORCHELASTIC_ERROR_FILE"]) if launcher() is not None else None
-    with one_line(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
+    with shorten_errors(settings.folder, rank=int(os.environ.get("RANK", 0)), answer=answer):
         from fivefold.cli.hosts import choose_interface, count_restarts, keeps_store
         from fivefold.profiling.closed_loop import prove
         from fivefold.rendering.progress import TrainingLine
-        from fivefold.trainer.checkpoint.checkpoint_folder import latest
+        from fivefold.trainer.checkpoint.checkpoint_folder import find_latest
         from fivefold.trainer.logs.run_log import note
-        from fivefold.trainer.model.precision import computed_otherwise
+        from fivefold.trainer.model.precision import describe_other_format
         from fivefold.trainer.process import Process
 
         choose_interface(os.environ)
         process, line = Process.from_environment(os.environ), TrainingLine(steps=settings.job.steps)
         if process.rank == 0 and keeps_store(os.environ):
             say("no new host can take a lost one's place: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun")
-        if process.rank == 0 and (precision := computed_otherwise(settings.job)):
+        if process.rank == 0 and (precision := describe_other_format(settings.job)):
             say(precision)
         if process.rank == 0 and launcher() is None and (restarts := count_restarts(os.environ)):
-            newest = latest(settings.folder / "checkpoints") or "the beginning"
+            newest = find_latest(settings.folder / "checkpoints") or "the beginning"
             note(settings.folder, text=f"all ranks were started again ({restarts}) from {newest}")
         with line:
             proof = prove(settings, model=model, machine=machine, layout=layout, process=process, report=line.report)
@@ -153,12 +153,12 @@ def _layout(run: Run, machine: Machine) -> str:
     if run.layout != "auto":
         return run.layout
     from fivefold.model.catalog import resolve
-    from fivefold.requests.answers import fastest
-    from fivefold.requests.search import measured_best
+    from fivefold.requests.answers import find_fastest
+    from fivefold.requests.search import measure_best
 
     # Under torchrun all ranks get here and must agree on a layout, so they use the prediction.
     if run.measure and "RANK" not in os.environ:
-        finalists, _ = measured_best(resolve(run.model), machine, run.job, count=run.measure)
+        finalists, _ = measure_best(resolve(run.model), machine, run.job, count=run.measure)
         best = finalists[0]
         if best.measured_seconds is None:
             raise UserError(
@@ -170,19 +170,19 @@ def _layout(run: Run, machine: Machine) -> str:
         duration = show_seconds(best.measured_seconds)
         say(f"layout {best.layout}: the fastest of {len(finalists)} measured, {duration}; {slower or 'no other fits'}")
         return str(best.layout)
-    layout = fastest(resolve(run.model), machine, run.job)
+    layout = find_fastest(resolve(run.model), machine, run.job)
     say(f"layout {layout}: the fastest that fits {machine.name}")
     return str(layout)
 
 
-def _must_be_there(run: Run, *, model: Model) -> None:
+def _check_inputs_exist(run: Run, *, model: Model) -> None:
     """Reject, before the corpus is read, a run file whose weights or packages are missing.
 
     It also prints a line about a part of the model that has no effect.
     """
-    from fivefold.trainer.supported import idle_window
+    from fivefold.trainer.supported import describe_idle_window
 
-    if line := idle_window(model, run.job):
+    if line := describe_idle_window(model, run.job):
         say(f"fivefold: {line}")
     if run.logs.wandb:
         from fivefold.trainer.logs.wandb_log import package
@@ -198,13 +198,13 @@ def _must_be_there(run: Run, *, model: Model) -> None:
             peft_adapter.open_as(run.start.adapter, base=run.start.weights, model=model, job=run.job)
 
 
-def _must_be_this_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> None:
+def _check_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> None:
     """Reject, before any process starts, a plan for a machine that is neither this host nor the hosts of torchrun."""
     from fivefold.trainer.host import Host, check_host
 
     if os.environ.get("LOCAL_RANK", "0") != "0":  # the first rank of a host checks for it
         return
-    host, started = Host.here(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    host, started = Host.inspect(), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
     if line := check_host(host, machine=machine, named=run.machine, layout=layout, file=file, started=started):
         say(f"fivefold: {line}")
 
@@ -212,7 +212,7 @@ def _must_be_this_host(run: Run, layout: Layout, *, machine: Machine, file: Path
 ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
 
 
-def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here: bool) -> None:
+def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, here: bool) -> None:
     """Reject a step that does not fit its chips or, with ``here``, this host; warn of one that is tight."""
     from fivefold.planner.predict import predict
     from fivefold.rendering.verdict import judgement
@@ -230,4 +230,4 @@ def _must_fit(run: Run, layout: Layout, *, model: Model, machine: Machine, here:
         )
     if here:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))
-        check_memory(Host.here(), peak_bytes=memory.peak_bytes, ranks=ranks, named=run.machine)
+        check_memory(Host.inspect(), peak_bytes=memory.peak_bytes, ranks=ranks, named=run.machine)

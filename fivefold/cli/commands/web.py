@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fivefold.cli.options import say
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
 from fivefold.requests.commands import WebOptions
 from fivefold.requests.machines import local_file
 
 
-@takes_request(WebOptions)
+@accept_request(WebOptions)
 def web(request: WebOptions) -> None:
     """Serve the web page on 127.0.0.1 only: plan, search, compare, dry-run, and look at runs."""
     try:

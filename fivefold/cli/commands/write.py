@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import say
-from fivefold.cli.request_options import takes_request
+from fivefold.cli.request_options import accept_request
 from fivefold.cli.written_configs import put
 from fivefold.record import UserError
 from fivefold.requests.commands import WriteOptions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fivefold.job import Job
 
 
-@takes_request(WriteOptions)
+@accept_request(WriteOptions)
 def write(request: WriteOptions, job: Job) -> None:
     """Write the config with which another software runs a layout; it names what that software cannot do."""
     from fivefold.interop.write import write as run

@@ -3,7 +3,7 @@
 examine(make_model, loss) → two steps on fake tensors, recorded on the dry run's tape → Diagnosis
 with a budget             → which modules to recompute, verified by examining the step again with them wrapped
 
-file · rehearse · watch   a user's file; its two steps; their recorder
+file · steps · watch   a user's file; its two steps; their recorder
 sharded                   the cost of FSDP2, tensor parallelism, recomputation
 memory · advice · user_errors   live bytes over time; what to recompute; an error in one line that names the user's line
 """
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from fivefold.diagnosis.doctor import memory
 from fivefold.diagnosis.doctor.advice import advise, candidates
-from fivefold.diagnosis.doctor.rehearse import ExaminedSteps, Step, UserCode, plain_step, recompute, rehearse
 from fivefold.diagnosis.doctor.sharded import Plan, check_ranks, costs
-from fivefold.diagnosis.doctor.user_errors import blaming
+from fivefold.diagnosis.doctor.steps import ExaminedSteps, Step, UserCode, plain_step, recompute, run_steps
+from fivefold.diagnosis.doctor.user_errors import convert_user_exceptions
 from fivefold.record import UserError
 from fivefold.results.diagnosis import Advice, Diagnosis
 
@@ -56,8 +56,8 @@ def examine(
     on_progress = report or (lambda _: None)
     follow = candidates if budget_bytes is not None else None
     on_progress("examining two steps")
-    with blaming(file):
-        steps = rehearse(user, follow=follow)
+    with convert_user_exceptions(file):
+        steps = run_steps(user, follow=follow)
     advice = None
     if budget_bytes is not None:
         advice = advise(
@@ -73,8 +73,8 @@ def _examine_recomputed(
     user: UserCode, modules: tuple[str, ...], *, file: str | None, tell: Callable[[str], None]
 ) -> ExaminedSteps:
     tell(f"recomputing {len(modules)} modules")
-    with blaming(file):
-        return rehearse(user, recompute_in=modules)
+    with convert_user_exceptions(file):
+        return run_steps(user, recompute_in=modules)
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:

@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 
 from fivefold.diagnosis.doctor.memory import StepLifetimes, describe_peak
-from fivefold.diagnosis.doctor.rehearse import ExaminedSteps
+from fivefold.diagnosis.doctor.steps import ExaminedSteps
 from fivefold.diagnosis.doctor.watch import Call
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE
 from fivefold.record import UserError
@@ -80,8 +80,8 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
     ``again`` examines the step with the given modules recomputed.
     """
     best = Trial((), seen.peak_bytes, seen)
-    lifetimes, reasons = seen.fuller, dict[str, str]()
-    drops = _drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
+    lifetimes, reasons = seen.peak_step, dict[str, str]()
+    drops = _find_drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
     ranked, margin = _rank(lifetimes, drops), 0
     for _ in range(MOST_TRIALS if seen.peak_bytes > budget_bytes else 0):
         first_fitting = next((index for index, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
@@ -89,7 +89,7 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
         try:
             trial = Trial(modules, peak, again(modules))
         except UserError as error:
-            reasons |= _not_recomputable(again, modules, error)
+            reasons |= _find_unrecomputable(again, modules, error)
             drops = {path: module_drops for path, module_drops in drops.items() if generalize_path(path) not in reasons}
             ranked = _rank(lifetimes, drops)
             continue
@@ -109,7 +109,7 @@ def _rank(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[
     ]
 
 
-def _not_recomputable(
+def _find_unrecomputable(
     again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: UserError
 ) -> dict[str, str]:
     """Return the kinds of modules that cannot be recomputed, with the reason.
@@ -153,7 +153,7 @@ def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dic
         extra_flops=extra,
         extra_share=extra / total if total else 0.0,
         not_recomputable=tuple(f"{kind} cannot be recomputed: {why}" for kind, why in refused.items()),
-        reason="" if fits else _reason_not_less(peak, seen, describe_peak(best.seen.fuller)),
+        reason="" if fits else _reason_not_less(peak, seen, describe_peak(best.seen.peak_step)),
     )
 
 
@@ -165,7 +165,7 @@ def _flops(seen: ExaminedSteps) -> int:
 # What recomputing a call saves
 
 
-def _drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Drop]]:
+def _find_drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Drop]]:
     """Return the ``Drop`` of every call, by module, for modules whose backward is found."""
     backward_starts = _backward_starts(lifetimes)
     lives = {life.key: life for life in lifetimes.lives}

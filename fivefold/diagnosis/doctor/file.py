@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from fivefold.diagnosis.doctor.user_errors import blaming
+from fivefold.diagnosis.doctor.user_errors import convert_user_exceptions
 from fivefold.record import UserError, read_text
 
 NAMES = ("model", "loss", "optimizer", "step", "plan")
@@ -45,7 +45,7 @@ def load(path: Path) -> UserFile:
     sys.modules[module.__name__] = module  # dataclasses and pickle look up modules there
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        with blaming(name):
+        with convert_user_exceptions(name):
             exec(compile(source, name, "exec"), module.__dict__)
     except SyntaxError as error:
         line = f":{error.lineno}" if error.lineno else ""
@@ -53,10 +53,12 @@ def load(path: Path) -> UserFile:
     except SystemExit:
         raise UserError(f'{name}: ends the program when it is read; put that under if __name__ == "__main__"') from None
     functions = {key: getattr(module, key, None) for key in NAMES}
-    return _checked(name, {key: value if callable(value) else None for key, value in functions.items()}, vars(module))
+    return _build_user_file(
+        name, {key: value if callable(value) else None for key, value in functions.items()}, vars(module)
+    )
 
 
-def _checked(name: str, values: dict[str, Any], there: dict[str, Any]) -> UserFile:
+def _build_user_file(name: str, values: dict[str, Any], there: dict[str, Any]) -> UserFile:
     missing = "model" if values["model"] is None else "loss" if values["loss"] is values["step"] is None else ""
     if missing:
         close_names = get_close_matches(missing, [key for key, value in there.items() if callable(value)], n=1)

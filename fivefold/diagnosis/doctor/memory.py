@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fivefold.diagnosis.doctor.watch import HERE, Role, short
+from fivefold.diagnosis.doctor.watch import HERE, Role, shorten_path
 from fivefold.dry_run.record.call_sites import ROOT
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
 from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, Part, generalize_path
@@ -201,4 +201,4 @@ def list_ancestors(module: str) -> Iterator[str]:
 
 def _line(site: Site) -> str:
     """Return a site's line in the user's code, "" if the line is the doctor's own."""
-    return "" if site.line.startswith((OURS, HERE)) else short(site.line)
+    return "" if site.line.startswith((OURS, HERE)) else shorten_path(site.line)

@@ -32,10 +32,10 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fivefold.diagnosis.doctor.rehearse import UserCode, deepcopy_by_storage, quiet, recompute
-from fivefold.diagnosis.doctor.user_errors import blaming
+from fivefold.diagnosis.doctor.steps import UserCode, capture_warnings, deepcopy_by_storage, recompute
+from fivefold.diagnosis.doctor.user_errors import convert_user_exceptions
 from fivefold.profiling.watch_loop import METERED, Watched, watch
-from fivefold.record import UserError, nearest
+from fivefold.record import UserError, make_unknown_name_error
 from fivefold.results.diagnosis import Cost
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -60,7 +60,7 @@ def costs(
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Cost, ...]:
     """Return the costs of the model as it is, with its blocks recomputed, under FSDP2 and under tensor parallelism."""
-    wraps: list[tuple[str, int, Wrap]] = [("as it is", 1, _nothing), ("blocks recomputed", 1, _recompute)]
+    wraps: list[tuple[str, int, Wrap]] = [("as it is", 1, _leave_unsharded), ("blocks recomputed", 1, _recompute)]
     if fsdp is not None:
         wraps += [
             (f"FSDP2, {fsdp} ranks", fsdp, _shard),
@@ -72,7 +72,7 @@ def costs(
     costs_of_variants = []
     for variant, ranks, wrap in wraps:
         report(variant)
-        with blaming(file):
+        with convert_user_exceptions(file):
             costs_of_variants.append(_cost(user, variant=variant, ranks=ranks, wrap=wrap))
     return tuple(costs_of_variants)
 
@@ -94,13 +94,13 @@ def blocks(model: nn.Module) -> tuple[str, ...]:
 
 def _cost(user: UserCode, *, variant: str, ranks: int, wrap: Wrap) -> Cost:
     """Run three steps of rank 0 of ``ranks`` and return their cost."""
-    with quiet(), _fake_world(ranks), _shapes_hidden():
+    with capture_warnings(), _fake_world(ranks), _shapes_hidden():
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp" if "tensor" in variant else "dp",))
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with _running(mode):
+        with _enter_mode(mode):
             model = user.make_model()
         wrap(model, mesh)  # outside of the fake mode: meshes read real ranks
-        with _running(mode):
+        with _enter_mode(mode):
             optimizer = _optimizer(user, model)
             with watch(model, optimizer, mesh=mesh, fake=True) as watched:
                 for _ in range(METERED):
@@ -143,7 +143,7 @@ def _optimizer(user: UserCode, model: nn.Module) -> torch.optim.Optimizer:
 # How it is changed
 
 
-def _nothing(_model: nn.Module, _mesh: DeviceMesh) -> None:
+def _leave_unsharded(_model: nn.Module, _mesh: DeviceMesh) -> None:
     """Leave the model as it is."""
 
 
@@ -186,11 +186,13 @@ def _style(name: str, style: object, model: nn.Module) -> ParallelStyle:
         len(path) == len(words) and all(word in ("*", name_part) for word, name_part in zip(words, path, strict=True))
         for path in paths
     ):
-        raise nearest(name, [".".join(path) for path in paths if path != [""]], kind="module of the plan")
+        raise make_unknown_name_error(
+            name, [".".join(path) for path in paths if path != [""]], kind="module of the plan"
+        )
     if isinstance(style, ParallelStyle):
         return style
     if str(style) not in STYLES:
-        raise nearest(str(style), list(STYLES), kind="style of a plan")
+        raise make_unknown_name_error(str(style), list(STYLES), kind="style of a plan")
     return STYLES[str(style)]()
 
 
@@ -198,7 +200,7 @@ def _style(name: str, style: object, model: nn.Module) -> ParallelStyle:
 
 
 @contextmanager
-def _running(mode: FakeTensorMode) -> Iterator[None]:
+def _enter_mode(mode: FakeTensorMode) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(deepcopy_by_storage())
         stack.enter_context(mode)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from fivefold.diagnosis.doctor.watch import CUDA, HERE, short
+from fivefold.diagnosis.doctor.watch import CUDA, HERE, shorten_path
 from fivefold.dry_run.record.call_sites import OWN, TORCH
 from fivefold.record import UserError
 
@@ -20,7 +20,7 @@ NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices
 
 
 @contextmanager
-def blaming(file: str | None) -> Iterator[None]:
+def convert_user_exceptions(file: str | None) -> Iterator[None]:
     """Turn every exception of the user's code into a ``UserError``.
 
     ``file``: path of the user's code, if it is one file.
@@ -41,7 +41,7 @@ def find_user_line(error: BaseException, file: str | None) -> str:
     frames_in_file = [frame for frame in frames if frame.filename == file]
     user_frames = [frame for frame in frames if not frame.filename.startswith((TORCH, OWN, HERE))]
     frame = (frames_in_file or user_frames or list(frames))[-1]
-    return f"{frame.filename if frames_in_file else short(frame.filename)}:{frame.lineno}"
+    return f"{frame.filename if frames_in_file else shorten_path(frame.filename)}:{frame.lineno}"
 
 
 def _reason(error: Exception) -> str:

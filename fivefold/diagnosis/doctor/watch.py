@@ -63,25 +63,27 @@ class ModuleRecorder(Recorder):
     # Hooks
 
     @contextmanager
-    def following(self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: Iterable[str]) -> Iterator[None]:
+    def install_hooks(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, modules: Iterable[str]
+    ) -> Iterator[None]:
         """Install hooks on all modules, gradients and the optimizer; record the calls of ``modules``."""
         parameters = dict(model.named_parameters())
         with ExitStack() as stack:
-            stack.enter_context(self.places.watching(model))
+            stack.enter_context(self.places.install_hooks(model))
             hooks: list[Any] = [register_module_forward_pre_hook(self._on_module)]
             hooks += [
-                parameter.register_post_accumulate_grad_hook(self._on_gradient(name))
+                parameter.register_post_accumulate_grad_hook(self._make_gradient_hook(name))
                 for name, parameter in parameters.items()
                 if parameter.requires_grad
             ]
             hooks += [
-                optimizer.register_step_pre_hook(self._before_update),
-                optimizer.register_step_post_hook(self._after_update),
+                optimizer.register_step_pre_hook(self._on_update_begin),
+                optimizer.register_step_post_hook(self._on_update_end),
             ]
             for path in modules:
                 part, starts = model.get_submodule(path), list[tuple[int, frozenset[int]]]()
-                hooks.append(part.register_forward_pre_hook(self._before_call(starts), with_kwargs=True))
-                hooks.append(part.register_forward_hook(self._after_call(path, starts), with_kwargs=True))
+                hooks.append(part.register_forward_pre_hook(self._make_begin_hook(starts), with_kwargs=True))
+                hooks.append(part.register_forward_hook(self._make_end_hook(path, starts), with_kwargs=True))
             for hook in hooks:
                 stack.callback(hook.remove)
             yield
@@ -102,27 +104,27 @@ class ModuleRecorder(Recorder):
     def _on_module(self, _module: nn.Module, _inputs: object) -> None:
         self._making_inputs = False
 
-    def _on_gradient(self, name: str) -> Callable[[Tensor], None]:
+    def _make_gradient_hook(self, name: str) -> Callable[[Tensor], None]:
         def on_gradient(parameter: Tensor) -> None:
             if parameter.grad is not None:
                 self.note([(name, parameter.grad)], "gradients")
 
         return on_gradient
 
-    def _before_update(self, *_: object) -> None:
+    def _on_update_begin(self, *_: object) -> None:
         self.updating = True
 
-    def _after_update(self, *_: object) -> None:
+    def _on_update_end(self, *_: object) -> None:
         self.updating = False
 
-    def _before_call(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
+    def _make_begin_hook(self, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
         def on_begin(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self._update_scope()
             starts.append((self.place(), self._storages((args, kwargs))))
 
         return on_begin
 
-    def _after_call(self, path: str, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
+    def _make_end_hook(self, path: str, starts: list[tuple[int, frozenset[int]]]) -> Callable[..., None]:
         def on_end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             begin, inputs = starts.pop()
             if self._phase == "forward":
@@ -208,10 +210,10 @@ class ModuleRecorder(Recorder):
 
     def _line(self) -> str:
         frame = self.places.frame()
-        return f"{short(frame.f_code.co_filename)}:{frame.f_lineno}"
+        return f"{shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def short(file: str) -> str:
+def shorten_path(file: str) -> str:
     """Shorten a path: from the package name on if in site-packages, else relative to the current folder."""
     package = file.rpartition("site-packages/")[2]
     return package.removeprefix(f"{Path.cwd()}/")

@@ -4,7 +4,7 @@ explain(files) → by the contents of each, an Explanation of
 out_of_memory · snapshot · category   a log's message; a memory snapshot and the categories of its blocks
 flight_recorder · stacks · losses     dumps of a hang, by rank; a log of losses
 timeout                               lines of NCCL's watchdog in a log
-against                               comparison with the planner's prediction; the least change that fits
+prediction                            comparison with the planner's prediction; the least change that fits
 frames · safe_pickle                  lines of code in stacks; pickles that contain only data
 """
 
@@ -59,7 +59,7 @@ def explain(paths: Sequence[Path], *, top: int = 12) -> tuple[Explanation, ...]:
     if unknown_files and not (explanations or ranks.dumps or ranks.stacks):
         raise unknown_files[0]
     if ranks.dumps:
-        with _reporting_format_errors(ranks.dump_files[0]):
+        with _convert_format_errors(ranks.dump_files[0]):
             explanations.append(flight_recorder.explain(ranks.dumps, files=tuple(ranks.dump_files)))
     if ranks.stacks:
         explanations.append(stacks.explain(ranks.stacks, files=tuple(ranks.stack_files)))
@@ -117,7 +117,7 @@ def _text(file: BufferedReader) -> str:
 
 
 @contextmanager
-def _reporting_format_errors(file: str) -> Iterator[None]:
+def _convert_format_errors(file: str) -> Iterator[None]:
     """Turn the exceptions that a file of another form raises into a ``UserError`` of one line."""
     try:
         yield
@@ -138,7 +138,7 @@ def _json(text: str) -> Any:
 
 def _explain_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
     if snapshot.is_snapshot(data):
-        with _reporting_format_errors(str(path)):
+        with _convert_format_errors(str(path)):
             return [snapshot.explain(data, files=(str(path),), top=top)]
     if not flight_recorder.is_dump(data):
         key_list = f" of {', '.join(map(str, list(data)[:6]))}" if isinstance(data, dict) else ""

@@ -51,7 +51,7 @@ class Problem(NamedTuple):
     @property
     def name(self) -> str:
         """Return the name of the collective for messages."""
-        return f"collective {self.number}, {next(iter(self.present.values()))}, of {_short(self.group)}"
+        return f"collective {self.number}, {next(iter(self.present.values()))}, of {_shorten_group(self.group)}"
 
 
 def is_dump(data: object) -> bool:
@@ -209,7 +209,7 @@ def _verdict(problem: Problem) -> str:
             + (f" at {same_calls[0].line}" if same_calls[0].line else "")
             for same_calls in sorted(parts.values(), key=len)
         ]
-        return f"collective {problem.number} of {_short(problem.group)} differs: {'; '.join(calls)}"
+        return f"collective {problem.number} of {_shorten_group(problem.group)} differs: {'; '.join(calls)}"
     if problem.kind == "missing":
         waiting = next(iter(problem.present.values()))
         where = f", at {waiting.line}" if waiting.line else ""
@@ -254,11 +254,13 @@ def _rank_at(rank: int, problems: Sequence[Problem], last: Entry | None) -> Rank
         return RankAt(rank=str(rank), state="has called no collective")
     word = "has ended" if last.done else "waits in"
     return RankAt(
-        rank=str(rank), state=f"{word} collective {last.number}, {last}, of {_short(last.group)}", line=last.line
+        rank=str(rank),
+        state=f"{word} collective {last.number}, {last}, of {_shorten_group(last.group)}",
+        line=last.line,
     )
 
 
-def _short(group: str) -> str:
+def _shorten_group(group: str) -> str:
     return group if len(group) < 60 else f"{group[:50]}…)"
 
 

@@ -29,7 +29,7 @@ class Frame(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{short(self.file)}:{self.line} {self.function}" if self.line else self.function
+        return f"{shorten_path(self.file)}:{self.line} {self.function}" if self.line else self.function
 
 
 def frames(raw: object) -> tuple[Frame, ...]:
@@ -46,7 +46,7 @@ def frames(raw: object) -> tuple[Frame, ...]:
 def user_line(stack: Sequence[Frame]) -> str:
     """Return the innermost line outside of torch and Python; else the innermost that has a file; else ""."""
     frames_with_file = [frame for frame in stack if frame.line and frame.file.endswith((".py", ">"))]
-    user_frames = [frame for frame in frames_with_file if not LIBRARY.search(short(frame.file))]
+    user_frames = [frame for frame in frames_with_file if not LIBRARY.search(shorten_path(frame.file))]
     return str(user_frames[0]) if user_frames else str(frames_with_file[0]) if frames_with_file else ""
 
 
@@ -88,7 +88,7 @@ def _runs_backward(frame: Frame, name: str) -> bool:
     return name in ("backward", "_engine_run_backward") or "torch::autograd::Engine" in frame.function
 
 
-def short(file: str) -> str:
+def shorten_path(file: str) -> str:
     """Shorten a path: from the package's name on, or relative to the current folder."""
     package = re.split(r"(?:site|dist)-packages/", file)[-1]
     return package.removeprefix(f"{Path.cwd()}/")

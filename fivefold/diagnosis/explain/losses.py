@@ -117,9 +117,9 @@ def _events(points: Sequence[Point]) -> Iterator[LossEvent]:
         usual_loss[index] = statistics.median(guard.recent) if guard.recent else math.nan
         if guard.judge(point.loss, point.norm if math.isfinite(point.norm) and finite else 0.0) is not None:
             flagged.append((index, finite))
-    runs = list(_runs(flagged))
+    runs = list(_split_runs(flagged))
     for finite, first, last in runs:
-        yield _flagged(points, finite, first, last, usual=usual_loss, window=window)
+        yield _make_event(points, finite, first, last, usual=usual_loss, window=window)
     if any(last == len(points) - 1 for _, _, last in runs):
         return  # no trend can be determined after such an end
     flagged_indices = {index for index, _ in flagged}
@@ -127,7 +127,7 @@ def _events(points: Sequence[Point]) -> Iterator[LossEvent]:
     yield from _trend(unflagged, window)
 
 
-def _runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]]:
+def _split_runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]]:
     """Yield runs of neighbours: whether they are finite, and their first and last index."""
     run: tuple[bool, int, int] | None = None
     for index, finite in flagged:
@@ -141,7 +141,7 @@ def _runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int, int]
         yield run
 
 
-def _flagged(
+def _make_event(
     points: Sequence[Point], finite: bool, first: int, last: int, *, usual: Mapping[int, float], window: int
 ) -> LossEvent:
     begin, end = points[first].step, points[last].step

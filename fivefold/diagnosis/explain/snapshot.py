@@ -48,9 +48,9 @@ def is_snapshot(data: object) -> bool:
 def explain(data: Any, *, files: tuple[str, ...], top: int) -> Explanation:
     """Explain what the GPU with the highest peak of a snapshot held, by category and its ``top`` lines."""
     devices = _devices(data, origin=files[0])
-    peaks = [(device, *_fullest(device)) for device in devices]
-    device, lives, peak_event = max(peaks, key=lambda peak: sum(_alive(peak[1], peak[2]).values()))
-    sizes = _alive(lives, peak_event)
+    peaks = [(device, *_find_peak(device)) for device in devices]
+    device, lives, peak_event = max(peaks, key=lambda peak: sum(_find_live_blocks(peak[1], peak[2]).values()))
+    sizes = _find_live_blocks(lives, peak_event)
     category_by_block = categories(lives)
     parts: Counter[str] = Counter()
     for number, size in sizes.items():
@@ -111,7 +111,7 @@ def _blocks(device: Device) -> Iterator[Life]:
                 yield Life(-1, None, address, size, frames(stack), "")
 
 
-def _fullest(device: Device) -> tuple[list[Life], int]:
+def _find_peak(device: Device) -> tuple[list[Life], int]:
     """Return all blocks with their allocations and frees, and the event at which most memory was held.
 
     If memory ran out, that event is returned instead.
@@ -163,7 +163,7 @@ def _stack(entry: dict[str, Any], known: dict[int, tuple[Frame, ...]]) -> tuple[
     return known[id(raw)]
 
 
-def _alive(lives: Sequence[Life], place: int) -> dict[int, int]:
+def _find_live_blocks(lives: Sequence[Life], place: int) -> dict[int, int]:
     """Return the bytes of the blocks that are held after an event, by their index in ``lives``."""
     return {
         number: life.bytes

@@ -115,7 +115,7 @@ def gpu_attention(module: nn.Module) -> None:
     """
     for layer in (part for part in module.modules() if isinstance(part, GroupedAttention | LatentAttention)):
         differs = isinstance(layer, LatentAttention) or layer.shape.head_dim != layer.shape.value_dim
-        if differs and isinstance(layer.core, Flash) and layer.rule.plain and layer.sinks is None:
+        if differs and isinstance(layer.core, Flash) and layer.rule.is_plain and layer.sinks is None:
             layer.core = GpuFlash(layer.rule)
 
 

@@ -116,7 +116,7 @@ def initial_bytes(tape: Tape, category: int) -> int:
     return int(lives.size[(lives.category == category) & (lives.birth <= begin)].sum())
 
 
-def largest(tape: Tape, n: int) -> list[LiveStorage]:
+def list_largest(tape: Tape, n: int) -> list[LiveStorage]:
     """Return the ``n`` largest storages that are live at the peak."""
     events, lives = list_events(tape), lifetimes(tape)
     begin = _first_event(events)

@@ -54,7 +54,7 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
         trace.frames = frames.setdefault(site, _frames(site))  # also for the segments that the allocation needs
         new_block = allocator.allocate(size)
         if new_block is None:
-            trace.out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
+            trace.add_out_of_memory(size, (capacity_bytes or 0) - allocator.reserved_bytes)
             break
         category = (
             site.category
@@ -91,7 +91,7 @@ class _Trace:
             entry["category"] = category
         self.entries.append(entry)
 
-    def out_of_memory(self, size: int, free: int) -> None:
+    def add_out_of_memory(self, size: int, free: int) -> None:
         """Append the "oom" entry, the last one. ``size``: bytes wanted; ``free``: bytes not reserved."""
         entry = {"action": "oom", "device_free": free, "size": size, "stream": 0, "time_us": len(self.entries)}
         self.entries.append(entry | {"frames": self.frames})

@@ -41,7 +41,7 @@ class CallSites:
         self._lines: dict[tuple[CodeType, int], str] = {}
 
     @contextmanager
-    def watching(self, module: nn.Module) -> Iterator[None]:
+    def install_hooks(self, module: nn.Module) -> Iterator[None]:
         """Install forward hooks on all submodules of ``module``, which track the one that runs."""
         hooks = []
         for path, part in module.named_modules():
@@ -84,7 +84,7 @@ class CallSites:
         self.enter(self.module)
 
     @contextmanager
-    def inside(self, module: str) -> Iterator[None]:
+    def enter_module(self, module: str) -> Iterator[None]:
         """Report ``module`` as the running module within."""
         former, self.module = self.module, module
         try:
@@ -106,9 +106,9 @@ class CallSites:
         if line is None:
             file = frame.f_code.co_filename.removeprefix(ROOT)
             line = self._lines[key] = f"{file}:{frame.f_lineno} {frame.f_code.co_qualname}"
-        return Site(self.where(), line, func.name(), self._categories.get(frame.f_code.co_qualname, ""))
+        return Site(self.find_running_module(), line, func.name(), self._categories.get(frame.f_code.co_qualname, ""))
 
-    def where(self) -> str:
+    def find_running_module(self) -> str:
         """Return the path of the running module, in forward or backward; "" if none."""
         node = torch._C._current_autograd_node()
         if node is None or self.module:  # recomputation runs through modules again

@@ -89,7 +89,7 @@ class Fused:
         self._read: dict[int, dict[Part, int]] = {}  # bytes by storage, and range within it
         self._wrote: dict[int, dict[Part, int]] = {}
 
-    def goes_on(self, frame: FrameType) -> bool:
+    def can_continue(self, frame: FrameType) -> bool:
         """Return whether ``frame`` may be the same call: a new call or iteration is at an earlier instruction."""
         return frame.f_code is self.code and frame.f_lasti > self.last
 
@@ -111,7 +111,7 @@ class Fused:
             key, part = _range_of(tensor, ids)
             self._wrote.setdefault(key, {})[part] = tensor.nbytes
 
-    def moved(self, living: Mapping[int, tuple[int, Site]]) -> int:
+    def count_moved_bytes(self, living: Mapping[int, tuple[int, Site]]) -> int:
         """Return bytes read of older storages plus bytes written to ``living`` ones, at most its size for each."""
 
         def total(parts: dict[int, dict[Part, int]], kept: bool) -> int:

@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids:
                 if storage.nbytes():
-                    self._created(storage, Site("", "", "", category))
+                    self._record_storage(storage, Site("", "", "", category))
                 continue
             key = self._ids[storage._cdata]
             size, site = self._live[key]
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
     # For replay.py, which writes recorded events to the tape
 
     @contextmanager
-    def aside(self) -> Iterator[Tape]:
+    def use_separate_tape(self) -> Iterator[Tape]:
         """Write the events within to a separate tape, which is yielded."""
         self._flush()
         (outer, live), self.tape = (self.tape, self.live_bytes), Tape(self.rank)
@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):
 
     def site_here(self) -> Site:
         """Return a site that names the running module only."""
-        return Site(self.places.where(), "", "")
+        return Site(self.places.find_running_module(), "", "")
 
     def reserve_ids(self, count: int) -> int:
         """Reserve ``count`` consecutive storage ids; return the first."""
@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):
         self.live_bytes += live_bytes
 
     @contextmanager
-    def hiding(self) -> Iterator[None]:
+    def hide_storages(self) -> Iterator[None]:
         """Hide storages created within: neither their ALLOC nor their FREE is recorded."""
         self._hiding, former = True, self._hiding
         try:
@@ -159,7 +159,7 @@ class Recorder(TorchDispatchMode):
     def make(self, tensor: Callable[[], Tensor], *, site: int) -> Tensor:
         """Create a tensor and record its storage at site number ``site`` of the tape."""
         self._flush()
-        with self.hiding():
+        with self.hide_storages():
             created = tensor()
         storage = created.untyped_storage()
         self._ids[storage._cdata] = key = self.reserve_ids(1)
@@ -170,7 +170,7 @@ class Recorder(TorchDispatchMode):
         """Record a FREE of the tensor's storage now, though Python still holds it."""
         address = tensor.untyped_storage()._cdata
         self._flush()
-        self._freed(address)
+        self._record_free(address)
         self._ids[address] = HIDDEN
 
     # Operations
@@ -192,18 +192,18 @@ class Recorder(TorchDispatchMode):
         if self._hiding:
             for tensor in tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
-                    self._created(tensor.untyped_storage(), NOWHERE)
+                    self._record_storage(tensor.untyped_storage(), NOWHERE)
             return out
         if self.silent:
             return out
         frame = self.places.frame()
-        if self._fused is not None and not func.is_view and not self._fused.goes_on(frame):
+        if self._fused is not None and not func.is_view and not self._fused.can_continue(frame):
             self._flush()
         outputs = list(tensors(out))
         for tensor in outputs:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids and storage.nbytes():
-                self._created(storage, self.places.site(func, frame))
+                self._record_storage(storage, self.places.site(func, frame))
         if not func.is_view and func._opname not in NO_WORK:
             self._kernel(func, args, out, outputs, frame)
         return out
@@ -227,7 +227,7 @@ class Recorder(TorchDispatchMode):
         """End the current fused kernel and write its KERNEL event."""
         fused, self._fused = self._fused, None
         if fused is not None and not self.silent:
-            moved = fused.moved(self._live)
+            moved = fused.count_moved_bytes(self._live)
             site = self.tape.site(fused.site)
             kernel = Kernel("moving", (), fused.dtype, 0, moved, fused.operations, site, fused.passed_bytes)
             self.tape.add(KERNEL, self.tape.kernel(kernel))
@@ -251,8 +251,8 @@ class Recorder(TorchDispatchMode):
 
     # Storages
 
-    def _created(self, storage: torch.UntypedStorage, site: Site) -> None:
-        weakref.finalize(storage, self._freed, storage._cdata)
+    def _record_storage(self, storage: torch.UntypedStorage, site: Site) -> None:
+        weakref.finalize(storage, self._record_free, storage._cdata)
         if self._hiding:
             self._ids[storage._cdata] = HIDDEN
             return
@@ -265,7 +265,7 @@ class Recorder(TorchDispatchMode):
         if not self.silent:
             self.tape.add(ALLOC, key, size, self.tape.site(site))
 
-    def _freed(self, address: int) -> None:
+    def _record_free(self, address: int) -> None:
         key = self._ids.pop(address, None)
         if key is not None and key != HIDDEN:
             self.live_bytes -= self._live.pop(key)[0]
@@ -277,7 +277,7 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._ids:
-            self._freed(address)
+            self._record_free(address)
             is_tracked = True
         else:
             is_tracked = storage.nbytes() == 0

@@ -125,7 +125,7 @@ class Chunk:
         self.sizes: dict[int, int] = {}
         self.live_bytes = 0
 
-    def laid(self, *, first_id: int, first_handle: int) -> Events:
+    def renumber(self, *, first_id: int, first_handle: int) -> Events:
         """Return the events with the ids and handles of one micro-batch."""
         out = self.events.copy()
         out[self.ids, 1] += first_id - G - 1
@@ -142,7 +142,7 @@ def plan_steps(events: Events, recording: Recording, part: int, *, tape: Tape, l
     chunk: list[list[int]] = []
     live = 0
 
-    def done() -> Iterator[Chunk]:
+    def finish_chunk() -> Iterator[Chunk]:
         nonlocal live
         if chunk:
             finished = Chunk(np.array(chunk, dtype=np.int64))
@@ -155,7 +155,7 @@ def plan_steps(events: Events, recording: Recording, part: int, *, tape: Tape, l
             kind in (DELIVER, PUT_OFF) or (kind == ALLOC and first == special_storage) or (kind == FREE and first <= G)
         )
         if is_step:
-            yield from done()
+            yield from finish_chunk()
             path = tape.sites[indices.sites[second]].module if kind == DELIVER else ""
             yield kind, indices.sites[third] if kind == ALLOC else first, path
         elif kind == FREE and first in (recording.y[0], recording.dx[0]):
@@ -172,7 +172,7 @@ def plan_steps(events: Events, recording: Recording, part: int, *, tape: Tape, l
             chunk.append([kind, first, indices.messages[second], third])
         else:
             chunk.append([kind, first, second, third])
-    yield from done()
+    yield from finish_chunk()
 
 
 class _TranslatedLists(NamedTuple):

@@ -1,4 +1,4 @@
-"""Repeats micro-batches that are alike: a rank runs a few of them, and its tape gets the events of all.
+"""Repeats equal micro-batches: a rank runs a few of them, and its tape gets the events of all.
 
     schedule   F0 B0 F1 B1 F2 B2 F3 B3 ... F62 B62 F63 B63
     run        F0 B0 F1 B1 F2 B2 F3 B3                          F63 and B63 run with the number 3
@@ -38,7 +38,7 @@ class Repetition(NamedTuple):
     """A shortened row of a schedule: before ``row[cut]``, ``copies`` periods of ``period`` actions are left out.
 
     ``shift``: micro-batches by which a period is later than the one before it. ``run_share``: micro-batches that each
-    stage of the rank runs, and those of the whole row.
+    stage of the rank runs, and those of the full row.
     """
 
     row: tuple[P2PStep, ...]
@@ -50,7 +50,7 @@ class Repetition(NamedTuple):
 
 
 def shorten(row: Sequence[P2PStep]) -> Repetition | None:
-    """Leave out as many actions of a rank's ``row`` as possible; None if too few periods are alike."""
+    """Leave out as many actions of a rank's ``row`` as possible; None if too few periods are equal."""
     codes: dict[Hashable, int] = {}
     code = np.array([codes.setdefault(_move(step, -step.action.micro_batch), len(codes)) for step in row])
     micro_batch = np.array([step.action.micro_batch for step in row])
@@ -301,7 +301,7 @@ def _references(event: Event) -> list[tuple[int, int, int]]:
 def _check_storages(ran: NDArray[np.int64], result: NDArray[np.int64]) -> None:
     """Raise ``NotRepeatable`` unless storages are freed once, after their allocation, and those that stay are equal."""
 
-    def lasting(columns: NDArray[np.int64]) -> list[int]:
+    def list_lasting(columns: NDArray[np.int64]) -> list[int]:
         allocated, freed = (np.flatnonzero(columns[:, 0] == kind) for kind in (ALLOC, FREE))
         allocated = allocated[np.argsort(columns[allocated, 1])]
         places = np.searchsorted(columns[allocated, 1], columns[freed, 1])
@@ -317,5 +317,5 @@ def _check_storages(ran: NDArray[np.int64], result: NDArray[np.int64]) -> None:
         sizes: list[int] = np.delete(columns[allocated, 2], places).tolist()
         return sorted(sizes)
 
-    if lasting(ran) != lasting(result):
+    if list_lasting(ran) != list_lasting(result):
         raise NotRepeatable

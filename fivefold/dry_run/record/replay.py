@@ -130,7 +130,11 @@ class Player:
 
     def _record(self, like: Tensor, rest: Sequence[Any], *, split: bool) -> Recording:
         """Run forward and backward of this block on a separate tape; ``split``: with deferred weight gradients."""
-        with self.recorder.aside() as tape, torch.enable_grad(), self._intercepted_gradients(tape) as gradients:
+        with (
+            self.recorder.use_separate_tape() as tape,
+            torch.enable_grad(),
+            self._intercepted_gradients(tape) as gradients,
+        ):
             spans, ids, y, dx = self._run_once(like, rest, split=split)
         return cut_recording(tape, spans, ids=ids, y=y, dx=dx, gradients=tuple(gradients))
 
@@ -151,7 +155,7 @@ class Player:
         del x, y
         seed = torch.ones_like(end)
         self.wgrad_store.deferring, start = split, recorder.place()
-        with recorder.places.inside(""):
+        with recorder.places.enter_module(""):
             run_backward(end, seed)
         self.wgrad_store.deferring = False
         spans.append((start, noted["place"]))
@@ -161,7 +165,7 @@ class Player:
         works = self.wgrad_store.take()[::-1]
         while works:
             start = recorder.place()
-            with recorder.places.inside(""):
+            with recorder.places.enter_module(""):
                 works.pop()()
             spans.append((start, recorder.place()))
         return spans, {x_id: X, g_id: G}, output, noted["dx"]
@@ -203,13 +207,14 @@ class Player:
         for step in self._steps(played.recording, part):
             if isinstance(step, Chunk):
                 self.recorder.play(
-                    step.laid(first_id=played.first_id, first_handle=played.first_handle), live_bytes=step.live_bytes
+                    step.renumber(first_id=played.first_id, first_handle=played.first_handle),
+                    live_bytes=step.live_bytes,
                 )
                 continue
             kind, argument, path = step
             if kind == DELIVER:
                 name, shapes = played.recording.gradients[argument]
-                with self.recorder.places.inside(path):
+                with self.recorder.places.enter_module(path):
                     self.weights[name].collect(self._dummy(name, shapes))
             elif kind == PUT_OFF:
                 self.wgrad_store.run_or_defer(partial(self.play, played, 3 + argument))
@@ -225,7 +230,7 @@ class Player:
 
     def _dummy(self, name: str, shapes: tuple[Shape, ...]) -> Tensor | Cast:
         if name not in self._dummies:
-            with self.recorder.hiding():
+            with self.recorder.hide_storages():
                 dummies = [shape.empty() for shape in shapes]
                 self._dummies[name] = dummies[0] if len(dummies) == 1 else Cast(*dummies)
         return self._dummies[name]
@@ -282,8 +287,8 @@ class SumPlayer:
         recorder = self.recorder
         if recorder.tape is not self._tape:
             self._tape, self._events = recorder.tape, {}
-        key = index, recorder.places.where()
-        if not self.gradients.holds_sum(index):
+        key = index, recorder.places.find_running_module()
+        if not self.gradients.has_sum(index):
             self.inner(index, gradient)
         elif key in self._events:
             recorder.play(self._events[key], live_bytes=0)

@@ -141,7 +141,7 @@ def _is_update(tape: Tape, at: int) -> bool:
 def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> Played:
     """Simulate a step of some ranks of ``world``, usually one per pipeline rank; raise ``UserError`` on a deadlock."""
     pricer = Pricer(machine=machine, job=job, world=world)
-    streams = Streams(tapes, streams=machine.overlaps, costs=[pricer.costs(tape) for tape in tapes])
+    streams = Streams(tapes, streams=machine.can_overlap, costs=[pricer.costs(tape) for tape in tapes])
     lines = deadlocks(streams)
     if lines:
         raise UserError(lines[0])

@@ -49,7 +49,7 @@ class Pricer:
         self.prices = Prices(machine, ranks=world if machine.calibration else 1, job=job, constants=constants)
         self.network = Network(machine, constants)
         self.nccl = machine.backend == "nccl"
-        share = constants.compiled_launch_share if job.stack.compiles else 1
+        share = constants.compiled_launch_share if job.stack.is_compiled else 1
         self.host = machine.chip.launch_seconds * share if self.nccl else 0.0
         self.apart = self.prices.plain or self.prices.eager  # the host launches elementwise operations one by one
         if job.stack.cuda_graphs == "full":
@@ -80,9 +80,9 @@ class Pricer:
             return self._attention(kernel)
         if self.prices.eager:
             extra_seconds = (kernel.launches - 1) * self.constants.smallest_kernel_seconds
-            return self.prices.moving(max(kernel.moved_bytes, kernel.passed_bytes)) + extra_seconds
+            return self.prices.memory_bound_seconds(max(kernel.moved_bytes, kernel.passed_bytes)) + extra_seconds
         curve = CURVES.get(line.rpartition(" ")[2], "copy")
-        return self.prices.moving(kernel.moved_bytes, kernel=curve)
+        return self.prices.memory_bound_seconds(kernel.moved_bytes, kernel=curve)
 
     def _dtype(self, kernel: Kernel) -> Dtype:
         """Return the dtype of the matrix units: tf32 for fp32 if the job computes in tf32."""

@@ -32,7 +32,7 @@ class Costs(NamedTuple):
     blocking: bool = False  # the host waits for every kernel to end
 
     @classmethod
-    def none(cls, tape: Tape) -> Costs:
+    def zero(cls, tape: Tape) -> Costs:
         """Return zero costs, for checking the order of messages only."""
         kernels, messages = [0.0] * len(tape.kernels), [0.0] * len(tape.messages)
         return cls(kernels, kernels, messages, messages, [False] * len(messages))
@@ -83,7 +83,7 @@ class Streams:
 
     def __init__(self, tapes: Sequence[Tape], *, streams: bool, costs: Sequence[Costs] | None = None) -> None:
         self.tapes, self.streams = tapes, streams
-        self.costs = [Costs.none(tape) for tape in tapes] if costs is None else costs
+        self.costs = [Costs.zero(tape) for tape in tapes] if costs is None else costs
         self.places = {tape.rank: place for place, tape in enumerate(tapes)}
         if len(self.places) < len(tapes):
             raise ValueError(f"ranks {[tape.rank for tape in tapes]}: each must be given once")

@@ -36,7 +36,7 @@ def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
     spans = list(played.spans(rank))
     groups = _groups(tape)
     yield from trace.names(rank, f"rank {rank}", ("scopes", "modules", "compute", *groups.values()))
-    kernels = _longest([span for span in spans if span.kind == KERNEL])
+    kernels = _select_longest([span for span in spans if span.kind == KERNEL])
     for span in spans:
         if span.kind == SCOPE:
             name = str(tape.scopes[span.place])
@@ -55,7 +55,7 @@ def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
         name = site.operation.partition("::")[2] or kernel.kind
         yield trace.event(name, kernel.kind, rank, COMPUTE, start=span.start, end=span.end, known=arguments)
     lines = {group: COMPUTE + 1 + line for line, group in enumerate(groups)}
-    for span in _longest([span for span in spans if span.kind == START]):
+    for span in _select_longest([span for span in spans if span.kind == START]):
         message = tape.messages[span.place]
         arguments = {
             "at": str(tape.sites[message.site]),
@@ -70,7 +70,7 @@ def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
     yield from _memory(tape, played)
 
 
-def _longest(spans: list[TimedSpan]) -> list[TimedSpan]:
+def _select_longest(spans: list[TimedSpan]) -> list[TimedSpan]:
     """Return the ``MOST_SPANS`` longest spans, in their order."""
     if len(spans) <= MOST_SPANS:
         return spans

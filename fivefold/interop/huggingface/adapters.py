@@ -133,7 +133,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
     dropout = values.number(names.dropout[0])
     nested = values[names.nested[0]]
     if in_four and not (names.nested[1] if nested is None else nested):
-        key = names.nested[0] if values.says(names.nested[0]) else names.bits
+        key = names.nested[0] if values.is_set(names.nested[0]) else names.bits
         values.approximate(key, "scales in fp32, 0.05 bytes of a weight more; counted with double quantization")
     return {
         "job.adapter": {

@@ -49,7 +49,7 @@ SIGNS = {"trl": tuple(TABLES["trl"]), "axolotl": ("datasets",), "llamafactory": 
 def read_data(values: Values) -> DataReading | None:
     """Return the table ``[data]``, and what of the config it cannot express; None if the config has no data."""
     software = values.software if values.software in TABLES else "trl"
-    if not any(values.says(key) for key in (*SIGNS[software], "packing")):
+    if not any(values.is_set(key) for key in (*SIGNS[software], "packing")):
         return None
     reader = {"trl": _read_trl, "axolotl": _read_axolotl, "llamafactory": _read_llamafactory}[software]
     remarks: list[str] = []
@@ -62,7 +62,7 @@ Fields = Iterator[tuple[str, Any]]
 
 def _read_trl(values: Values, remarks: list[str]) -> Fields:
     completion = values["completion_only_loss"]
-    if values.says("dataset_text_field") and not values["assistant_only_loss"] and completion is None:
+    if values.is_set("dataset_text_field") and not values["assistant_only_loss"] and completion is None:
         yield "key", values["dataset_text_field"]
         return
     yield "format", "messages" if completion is None else "completions"
@@ -115,7 +115,7 @@ def _read_llamafactory(values: Values, remarks: list[str]) -> Fields:
         return
     remarks.append("dataset_info.json describes the data set there; written as messages")
     yield "format", "messages"
-    if values.says("template"):
+    if values.is_set("template"):
         remarks.append(f"template {values['template']}: {OWN_TEMPLATE}")
     if values["mask_history"]:
         remarks.append("mask_history: the last reply alone is trained there; the run trains every reply")

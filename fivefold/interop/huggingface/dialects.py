@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fivefold.interop.huggingface import adapters, data, effects, harmless
-from fivefold.interop.keys import Table, foreign, idle, part
+from fivefold.interop.keys import Table, ignored_keys, part, unmodelled_key
 
 SEQUENCE = ("max_length", "max_seq_length", "block_size", "sequence_len", "cutoff_len", "model_max_length")
 
@@ -62,21 +62,21 @@ AXOLOTL = Dialect(
     table={
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
         "fsdp_version": part("the stack: FSDP1 where fsdp_config is given, else no FSDP", None),  # off
-        "rl": foreign("another objective than the next token", None),
-        "unfrozen_parameters": foreign("some weights are frozen", None),
-        "fp8": foreign("fp8 matmuls", None),
-        "expert_parallel_size": foreign("experts over several ranks: counted as on each", 1),
-        "experts_implementation": foreign("the kernels of experts: counted as grouped matmuls", "grouped_mm"),
-        "chunked_cross_entropy": foreign("the loss in chunks", False),
-        "tiled_mlp": foreign("an MLP in tiles of the sequence", False),
-        "activation_offloading": foreign("kept activations in host memory", False),
-        "batch_size": foreign("a batch said twice", None),
-        "lisa_n_layers": foreign("some layers are frozen", None),
+        "rl": unmodelled_key("another objective than the next token", None),
+        "unfrozen_parameters": unmodelled_key("some weights are frozen", None),
+        "fp8": unmodelled_key("fp8 matmuls", None),
+        "expert_parallel_size": unmodelled_key("experts over several ranks: counted as on each", 1),
+        "experts_implementation": unmodelled_key("the kernels of experts: counted as grouped matmuls", "grouped_mm"),
+        "chunked_cross_entropy": unmodelled_key("the loss in chunks", False),
+        "tiled_mlp": unmodelled_key("an MLP in tiles of the sequence", False),
+        "activation_offloading": unmodelled_key("kept activations in host memory", False),
+        "batch_size": unmodelled_key("a batch said twice", None),
+        "lisa_n_layers": unmodelled_key("some layers are frozen", None),
         "gradient_checkpointing": part("layout.ac", False),
-        "sparse_attention": foreign("another attention", None),
+        "sparse_attention": unmodelled_key("another attention", None),
         "pad_to_sequence_len": part("job.documents: sequences are filled", None),
         **effects.AXOLOTL,
-        **idle(*harmless.AXOLOTL.split()),
+        **ignored_keys(*harmless.AXOLOTL.split()),
         **adapters.TABLES["axolotl"],
         **data.TABLES["axolotl"],
     },
@@ -106,18 +106,18 @@ LLAMAFACTORY = Dialect(
     unsaid={"finetuning_type": "lora"},
     table={
         "stage": part("the objective: sft and pt train the next token", "sft"),
-        "use_galore": foreign("another optimizer", False),
-        "use_apollo": foreign("another optimizer", False),
-        "use_badam": foreign("another optimizer", False),
-        "use_muon": foreign("another optimizer", False),
-        "use_unsloth": foreign("other kernels", False),
-        "use_v1_kernels": foreign("other kernels", False),
-        "mixture_of_depths": foreign("another model", None),
-        "freeze_vision_tower": foreign("images", True),
-        "fp8": foreign("fp8 matmuls", False),
-        "cp_size": foreign("a sequence over several ranks", 1),
+        "use_galore": unmodelled_key("another optimizer", False),
+        "use_apollo": unmodelled_key("another optimizer", False),
+        "use_badam": unmodelled_key("another optimizer", False),
+        "use_muon": unmodelled_key("another optimizer", False),
+        "use_unsloth": unmodelled_key("other kernels", False),
+        "use_v1_kernels": unmodelled_key("other kernels", False),
+        "mixture_of_depths": unmodelled_key("another model", None),
+        "freeze_vision_tower": unmodelled_key("images", True),
+        "fp8": unmodelled_key("fp8 matmuls", False),
+        "cp_size": unmodelled_key("a sequence over several ranks", 1),
         **effects.LLAMAFACTORY,
-        **idle(*harmless.LLAMAFACTORY.split()),
+        **ignored_keys(*harmless.LLAMAFACTORY.split()),
         **adapters.TABLES["llamafactory"],
         **data.TABLES["llamafactory"],
     },

@@ -121,7 +121,7 @@ def emit_accelerate(plan: Plan) -> Written:
             f"layout {str(layout)!r}: FSDP2 gathers weights for every micro-batch; take zero3, with --set "
             "reshard=backward for one gather of each"
         )
-    half_recipe = recipe("bf16").reduced(in_fp32=False)
+    half_recipe = recipe("bf16").with_reduce_dtype(in_fp32=False)
     if job.precision not in (half_recipe, recipe("fp32"), recipe("tf32"), recipe("fp16")):
         raise UserError(
             f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; take {half_recipe.name} or fp32"
@@ -168,7 +168,7 @@ def emit_deepspeed(plan: Plan) -> Written:
         raise UserError(
             f"layout {str(layout)!r}: written for transformers' models, DeepSpeed has dp, and cp=ulysses; take these"
         )
-    recipes = (recipe("bf16"), recipe("bf16").reduced(in_fp32=False), recipe("fp16"), recipe("fp32"))
+    recipes = (recipe("bf16"), recipe("bf16").with_reduce_dtype(in_fp32=False), recipe("fp16"), recipe("fp32"))
     if job.precision not in recipes:
         raise UserError(
             f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; take one of them"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fivefold.interop.huggingface import adapters, data, effects, harmless
-from fivefold.interop.keys import Table, field, foreign, idle, part
+from fivefold.interop.keys import Table, field, ignored_keys, part, unmodelled_key
 
 VERSIONS = {"accelerate": "1.15.0, transformers 5.23.0", "deepspeed": "0.19.8, transformers 5.23.0"}
 
@@ -55,16 +55,16 @@ ARGUMENTS: Table = {
     "cut_cross_entropy": part("job.stack.loss: never makes all logits", False),
     "plugins": part("job.stack.kernels and job.stack.loss, of Axolotl", None),
     "sequence_parallel_degree": part("layout.cp, of Axolotl", None),
-    "load_in_8bit": foreign("weights in 8 bits", False),
-    "auto_find_batch_size": foreign("a smaller batch where memory ends", False),
-    "neftune_noise_alpha": foreign("noise on the embeddings", None),
-    "ddp_bucket_cap_mb": foreign("buckets of another size", None),
-    "torch_empty_cache_steps": foreign("the allocator is emptied between steps", None),
+    "load_in_8bit": unmodelled_key("weights in 8 bits", False),
+    "auto_find_batch_size": unmodelled_key("a smaller batch where memory ends", False),
+    "neftune_noise_alpha": unmodelled_key("noise on the embeddings", None),
+    "ddp_bucket_cap_mb": unmodelled_key("buckets of another size", None),
+    "torch_empty_cache_steps": unmodelled_key("the allocator is emptied between steps", None),
     "fsdp_config.activation_checkpointing": part("layout.ac", False),
     "torch_dtype": part("the type in which weights are loaded, and under DDP trained", None),
     "dtype": part("the type in which weights are loaded, and under DDP trained", None),
     **effects.TRAINER,
-    **idle(*harmless.TRAINER.split()),
+    **ignored_keys(*harmless.TRAINER.split()),
     **adapters.TABLES["trl"],
     **data.TABLES["trl"],
 }
@@ -78,12 +78,12 @@ ACCELERATE: Table = {
     f"{FSDP}version": part("FSDP1 or FSDP2", 1),
     f"{FSDP}reshard_after_forward": part(f"{ZERO} and job.stack.reshard", True),
     f"{FSDP}sharding_strategy": part(f"{ZERO} and its shard group, of FSDP1", "FULL_SHARD"),
-    f"{FSDP}offload_params": foreign("weights, gradients and optimizer in host memory: not counted", False),
+    f"{FSDP}offload_params": unmodelled_key("weights, gradients and optimizer in host memory: not counted", False),
     f"{FSDP}activation_checkpointing": part("layout.ac", False),
     f"{FSDP}auto_wrap_policy": part("blocks are FSDP's units", "NO_WRAP"),
-    f"{FSDP}backward_prefetch": foreign("another order of gathers", "BACKWARD_PRE"),
-    f"{FSDP}forward_prefetch": foreign("gathers ahead in the forward", False),
-    f"{FSDP}min_num_params": foreign("units of another size", None),
+    f"{FSDP}backward_prefetch": unmodelled_key("another order of gathers", "BACKWARD_PRE"),
+    f"{FSDP}forward_prefetch": unmodelled_key("gathers ahead in the forward", False),
+    f"{FSDP}min_num_params": unmodelled_key("units of another size", None),
     "accelerate.parallelism_config.parallelism_config_dp_replicate_size": part("layout.dp and its shard group", 1),
     "accelerate.parallelism_config.parallelism_config_dp_shard_size": part("layout.dp and its shard group", 1),
     "accelerate.parallelism_config.parallelism_config_tp_size": field("layout.tp", 1),
@@ -95,10 +95,10 @@ ACCELERATE: Table = {
     "accelerate.deepspeed_config.gradient_accumulation_steps": part("job.global_batch", 1),
     "accelerate.deepspeed_config.gradient_clipping": part("job.optimizer.clip", None),
     "accelerate.deepspeed_config.offload_optimizer_device": part("job.offload", "none"),
-    "accelerate.deepspeed_config.offload_param_device": foreign("weights in host memory", "none"),
+    "accelerate.deepspeed_config.offload_param_device": unmodelled_key("weights in host memory", "none"),
     "accelerate.deepspeed_config.deepspeed_config_file": part("a DeepSpeed config", None),
     **effects.ACCELERATE,
-    **idle(*(f"accelerate.{name}" for name in harmless.ACCELERATE.split())),
+    **ignored_keys(*(f"accelerate.{name}" for name in harmless.ACCELERATE.split())),
 }
 
 DS = "deepspeed."
@@ -109,29 +109,29 @@ DEEPSPEED: Table = {
     f"{DS}gradient_accumulation_steps": part("job.global_batch", None),
     f"{DS}gradient_clipping": part("job.optimizer.clip", None),
     f"{DS}bf16.enabled": part(PRECISION, False),
-    f"{DS}bf16.bf16_master_weights_and_grads": foreign("masters and gradients in bf16", False),
-    f"{DS}bf16.bf16_optimizer_states": foreign("moments in bf16", False),
+    f"{DS}bf16.bf16_master_weights_and_grads": unmodelled_key("masters and gradients in bf16", False),
+    f"{DS}bf16.bf16_optimizer_states": unmodelled_key("moments in bf16", False),
     f"{DS}fp16.enabled": part(PRECISION, False),
-    f"{DS}fp16.fp16_master_weights_and_grads": foreign("masters and gradients in fp16", False),
+    f"{DS}fp16.fp16_master_weights_and_grads": unmodelled_key("masters and gradients in fp16", False),
     f"{DS}data_types.grad_accum_dtype": part(
         f"{PRECISION}: dtype of gradient accumulation; default: that of the weights", None
     ),
-    f"{DS}communication_data_type": foreign("gradients travel in another width", None),
+    f"{DS}communication_data_type": unmodelled_key("gradients travel in another width", None),
     f"{DS}zero_optimization.stage": part(ZERO, 0),
     f"{DS}zero_optimization.overlap_comm": part("job.stack.overlap; default: true under stage 3", None),
     f"{DS}zero_optimization.offload_optimizer.device": part("job.offload", "none"),
-    f"{DS}zero_optimization.offload_param.device": foreign("weights in host memory", "none"),
+    f"{DS}zero_optimization.offload_param.device": unmodelled_key("weights in host memory", "none"),
     f"{DS}zero_optimization.cpu_offload": part("job.offload, of old files", False),
-    f"{DS}zero_optimization.zero_hpz_partition_size": foreign("ZeRO++: a second copy within the node", 1),
-    f"{DS}zero_optimization.zero_quantized_weights": foreign("ZeRO++: gathers in 8 bits", False),
-    f"{DS}zero_optimization.zero_quantized_gradients": foreign("ZeRO++: reductions in 4 bits", False),
+    f"{DS}zero_optimization.zero_hpz_partition_size": unmodelled_key("ZeRO++: a second copy within the node", 1),
+    f"{DS}zero_optimization.zero_quantized_weights": unmodelled_key("ZeRO++: gathers in 8 bits", False),
+    f"{DS}zero_optimization.zero_quantized_gradients": unmodelled_key("ZeRO++: reductions in 4 bits", False),
     f"{DS}zero_optimization.mics_shard_size": part("layout.shard_group", -1),
     f"{DS}zero_optimization.reduce_bucket_size": part("job.stack.reduce_bucket", 500_000_000),
     f"{DS}zero_optimization.stage3_prefetch_bucket_size": part("job.stack.prefetch_bucket_size", 50_000_000),
     f"{DS}zero_optimization.stage3_param_persistence_threshold": part("job.stack.param_persistence_threshold", 100_000),
     f"{DS}zero_optimization.stage3_max_live_parameters": part("job.stack.max_live_parameters", 1_000_000_000),
     f"{DS}zero_optimization.stage3_max_reuse_distance": part("job.stack.max_reuse_distance", 1_000_000_000),
-    f"{DS}zero_optimization.sub_group_size": foreign("the update in parts", 1_000_000_000),
+    f"{DS}zero_optimization.sub_group_size": unmodelled_key("the update in parts", 1_000_000_000),
     f"{DS}optimizer.type": part("job.optimizer.kind; default: the trainer's", None),
     f"{DS}optimizer.params.lr": part("job.learning_rate.peak", None),
     f"{DS}optimizer.params.betas": part("job.optimizer.betas", None),
@@ -139,9 +139,9 @@ DEEPSPEED: Table = {
     f"{DS}optimizer.params.weight_decay": part("job.optimizer.weight_decay", None),
     f"{DS}tensor_parallel.autotp_size": part("layout.tp", 1),
     f"{DS}sequence_parallel_size": part("layout.cp, Ulysses", 1),
-    f"{DS}fp8.enabled": foreign("fp8 by DeepSpeed", False),
+    f"{DS}fp8.enabled": unmodelled_key("fp8 by DeepSpeed", False),
     **effects.DEEPSPEED,
-    **idle(*(f"{DS}{name}" for name in harmless.DEEPSPEED.split())),
+    **ignored_keys(*(f"{DS}{name}" for name in harmless.DEEPSPEED.split())),
 }
 
 TABLE: Table = {**ARGUMENTS, **ACCELERATE, **DEEPSPEED}

@@ -13,7 +13,7 @@ from fivefold.interop.files import document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
 from fivefold.interop.huggingface.keys import FILLED, OF_WIDTH, TABLE, VERSIONS
-from fivefold.interop.keys import Values, flat
+from fivefold.interop.keys import Values, flatten
 from fivefold.interop.shell.launch import keys
 from fivefold.record import UserError
 
@@ -101,7 +101,7 @@ def _parse_words(document: Document) -> CollectedKeys:
     given |= {key: value for key, value in line_keys.items() if key not in ("config", "config_file")}
     options = document.options
     if file_name := options.get("config_file"):
-        given |= flat({"accelerate": dict(_load(file_name, document).values)}, origin=document.origin)
+        given |= flatten({"accelerate": dict(_load(file_name, document).values)}, origin=document.origin)
     if "use_fsdp" in options:
         given["accelerate.distributed_type"] = "FSDP"
     if "use_deepspeed" in options:
@@ -114,13 +114,13 @@ def _parse_words(document: Document) -> CollectedKeys:
 def _parse_file(document: Document) -> CollectedKeys:
     values, origin = dict(document.values), document.origin
     if "distributed_type" in values:
-        return CollectedKeys(flat({"accelerate": values}, origin=origin))
+        return CollectedKeys(flatten({"accelerate": values}, origin=origin))
     if values.keys() & DEEPSPEED_SIGNS and not values.keys() & {"per_device_train_batch_size"}:
         return CollectedKeys(_deepspeed(values, origin))
     dialect = next((known_dialect for known_dialect in DIALECTS if len(values.keys() & known_dialect.signs) >= 2), None)
     if dialect is None:
         nested = values.pop("deepspeed", None) if isinstance(values.get("deepspeed"), dict) else None
-        given = {_argument(key): value for key, value in flat(values, origin=origin).items()}
+        given = {_argument(key): value for key, value in flatten(values, origin=origin).items()}
         return CollectedKeys(given | (_deepspeed(nested, origin) if nested else {}))
     return CollectedKeys(translate(values, dialect, origin=origin), dialect)
 
@@ -130,12 +130,12 @@ def translate(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[
     translated_values: dict[str, Any] = dict(dialect.unsaid)
     fsdp = values.pop("fsdp_config", None)
     version = values.pop("fsdp_version", None)
-    for key, value in flat(values, origin=origin).items():
+    for key, value in flatten(values, origin=origin).items():
         if value is None and (key, None) not in dialect.words:  # an empty key counts as left out
             continue
-        name, value = dialect.words.get((key, value) if _hashable(value) else ("", None), (key, value))
+        name, value = dialect.words.get((key, value) if _is_hashable(value) else ("", None), (key, value))
         name = dialect.names.get(name, name)
-        name, value = dialect.words.get((name, value) if _hashable(value) else ("", None), (name, value))
+        name, value = dialect.words.get((name, value) if _is_hashable(value) else ("", None), (name, value))
         translated_values[name] = value
     if version is not None and not version:  # off, as Axolotl reads it: with or without fsdp_config
         translated_values["fsdp_version"] = version
@@ -148,7 +148,7 @@ def translate(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[
     return translated_values
 
 
-def _hashable(value: Any) -> bool:
+def _is_hashable(value: Any) -> bool:
     return isinstance(value, str | int | float | bool | type(None))
 
 
@@ -170,7 +170,7 @@ def _deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     Of keys that no trainer fills, DeepSpeed takes its default for ``auto`` in the section of ZeRO (its
     ``DeepSpeedConfigModel`` drops the value), and does not start with it elsewhere, which is a ``UserError``.
     """
-    nested = flat({"deepspeed": dict(values)}, origin=origin)
+    nested = flatten({"deepspeed": dict(values)}, origin=origin)
     given = {
         key: value
         for key, value in nested.items()

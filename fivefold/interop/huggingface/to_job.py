@@ -100,7 +100,7 @@ def check_strategy(values: Values) -> None:
     if values["accelerate.deepspeed_config.offload_optimizer_device"] == "nvme":
         values.doubt("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
     for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
-        if values["use_liger_kernel"] and values.says(name):
+        if values["use_liger_kernel"] and values.is_set(name):
             if values[name]:
                 values.approximate(name, "is one of Liger's kernels, which are counted all together")
             else:
@@ -163,7 +163,7 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
         fields["layout.cp_kind"] = "ulysses"
     if kind == "deepspeed":
         shard_size = values["deepspeed.zero_optimization.mics_shard_size"]
-        if values.says("deepspeed.zero_optimization.mics_shard_size"):
+        if values.is_set("deepspeed.zero_optimization.mics_shard_size"):
             values.approximate(
                 "deepspeed.zero_optimization.mics_shard_size", "was removed in 0.19.8; read as a shard group"
             )
@@ -181,7 +181,7 @@ def _degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, 
 
 def _zero_stage(values: Values) -> int:
     key = "accelerate.deepspeed_config.zero_stage"
-    if values.says(key):
+    if values.is_set(key):
         return values.to_int(key, least=0)
     if any(name.startswith("deepspeed.") for name in values.given):
         return values.to_int("deepspeed.zero_optimization.stage", least=0)
@@ -201,7 +201,7 @@ def _fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
         strategy = strategy_words[0].upper()
         if "offload" in strategy_words:
             values.doubt("fsdp", "weights, gradients and optimizer in host memory: not counted")
-    elif version == 1 and isinstance(policy, str) and values.says(f"{FSDP}reshard_after_forward"):
+    elif version == 1 and isinstance(policy, str) and values.is_set(f"{FSDP}reshard_after_forward"):
         strategy = policy.upper()
     names = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
     strategy = names.get(strategy, strategy)
@@ -232,7 +232,7 @@ def _units(values: Values, model: Model) -> dict[str, Any]:
     """
     fsdp_value, policy = values["fsdp"], f"{FSDP}auto_wrap_policy"
     version = values["fsdp_config.version"] if fsdp_value else values[f"{FSDP}version"]
-    if values.says(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
+    if values.is_set(policy) and str(values[policy]).upper() not in ("TRANSFORMER_BASED_WRAP", "TRANSFORMER_AUTO_WRAP"):
         values.doubt(policy, "units of another size; counted as blocks")
     stays_gathered = version == 1 or model.tied_embeddings
     return {"job.stack.backward_all_gather": "root"} if stays_gathered else {}
@@ -241,17 +241,17 @@ def _units(values: Values, model: Model) -> dict[str, Any]:
 def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return micro-batch and global batch; raise ``UserError`` if two files give different numbers."""
     dp = fields["layout.dp"]
-    mbs = _one(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
+    mbs = _read_agreeing_integer(values, "per_device_train_batch_size", "deepspeed.train_micro_batch_size_per_gpu")
     deepspeed_key = "deepspeed.gradient_accumulation_steps"
     accelerate_key = "accelerate.deepspeed_config.gradient_accumulation_steps"
-    accumulated = _one(
+    accumulated = _read_agreeing_integer(
         values,
         "gradient_accumulation_steps",
-        deepspeed_key if values.says(deepspeed_key) or not values.says(accelerate_key) else accelerate_key,
+        deepspeed_key if values.is_set(deepspeed_key) or not values.is_set(accelerate_key) else accelerate_key,
     )
     global_batch = values["deepspeed.train_batch_size"]
     if global_batch is not None and kind == "deepspeed":
-        if not values.says("gradient_accumulation_steps") and values["deepspeed.gradient_accumulation_steps"] is None:
+        if not values.is_set("gradient_accumulation_steps") and values["deepspeed.gradient_accumulation_steps"] is None:
             accumulated = max(1, global_batch // (mbs * dp))
         if global_batch != mbs * accumulated * dp:
             raise UserError(
@@ -263,11 +263,11 @@ def _batch(values: Values, fields: dict[str, Any], kind: str) -> dict[str, Any]:
     return batch_fields | ({"job.steps": steps} if isinstance(steps, int) and steps > 0 else {})
 
 
-def _one(values: Values, ours: str, theirs: str) -> int:
+def _read_agreeing_integer(values: Values, ours: str, theirs: str) -> int:
     """Return the number that the trainer's key and DeepSpeed's key set; raise ``UserError`` if they differ."""
-    if values[theirs] is None or not values.says(theirs):
+    if values[theirs] is None or not values.is_set(theirs):
         return values.to_int(ours)
-    if values.says(ours) and values[ours] != values[theirs]:
+    if values.is_set(ours) and values[ours] != values[theirs]:
         raise UserError(
             f'{values.origin}: {ours}={values[ours]}, but {theirs}={values[theirs]}; set DeepSpeed\'s to "auto"'
         )
@@ -320,7 +320,7 @@ def _precision(values: Values, kind: str) -> Recipe:
     mixed_precision = "no" if trainer_sets else str(values["accelerate.mixed_precision"])
     bf16 = values["bf16"] is True or mixed_precision == "bf16" or values["deepspeed.bf16.enabled"] is True
     fp16 = values["fp16"] is True or mixed_precision == "fp16" or values["deepspeed.fp16.enabled"] is True
-    if values["fp16"] is True and values["bf16"] is True and not values.says("bf16"):  # Axolotl's default
+    if values["fp16"] is True and values["bf16"] is True and not values.is_set("bf16"):  # Axolotl's default
         values.approximate("fp16", "bf16 is on without bf16: false, and goes before fp16; counted as bf16")
         fp16 = False
     if bf16 and fp16:
@@ -338,7 +338,7 @@ def _precision(values: Values, kind: str) -> Recipe:
     if kind == "deepspeed" and values["deepspeed.data_types.grad_accum_dtype"] == "fp32":
         return recipe("bf16") if bf16 else recipe("fp16").replace(name="fp16-grad32", accumulated_bytes=4)
     if bf16:
-        return recipe("bf16").reduced(in_fp32=False)
+        return recipe("bf16").with_reduce_dtype(in_fp32=False)
     return recipe("fp16")
 
 

@@ -61,15 +61,15 @@ def list_changes(record: Record, usual: Record) -> dict[str, Any]:
         if value == default or value is None:
             continue
         both_records = isinstance(value, Record) and isinstance(default, Record)
-        differences[name] = list_changes(value, default) if both_records else _plain(value)
+        differences[name] = list_changes(value, default) if both_records else _to_builtin(value)
     return differences
 
 
-def _plain(value: Any) -> Any:
+def _to_builtin(value: Any) -> Any:
     if isinstance(value, Record):
         return value.model_dump(mode="json", exclude_none=True)
     if isinstance(value, tuple | list):
-        return [_plain(element) for element in value]
+        return [_to_builtin(element) for element in value]
     return value
 
 
@@ -82,7 +82,7 @@ def text(plan: Plan, *, model: str) -> str:
     )
     recipe = plan.job.precision
     if "precision" in job:
-        job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else _plain(recipe)
+        job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else _to_builtin(recipe)
     values = {
         "model": model,
         "machine": machine(plan),

@@ -181,7 +181,7 @@ def precision(asked: Recipe) -> dict[str, Any]:
         for theirs, ours in FP8.items()
         if theirs != "delayed"
     }
-    if base not in recipes or asked != recipe(base).reduced(in_fp32=not reduces_in_bf16):
+    if base not in recipes or asked != recipe(base).with_reduce_dtype(in_fp32=not reduces_in_bf16):
         raise UserError(f"precision {asked.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
     return reduced | recipes[base]
 

@@ -23,23 +23,23 @@ SIGNS = ("tensor-model-parallel-size", "num-layers", "micro-batch-size", "num-at
 
 def is_megatron(document: Document) -> bool:
     """Return whether the words, or a YAML's keys, are Megatron's arguments."""
-    return sum(sign in _plain(document) for sign in SIGNS) >= 2
+    return sum(sign in _list_keys(document) for sign in SIGNS) >= 2
 
 
-def _plain(document: Document) -> set[str]:
+def _list_keys(document: Document) -> set[str]:
     if document.kind == "words":
         return {key.replace("_", "-") for key in keys(document.words)}
     if document.kind not in ("yaml", "json"):
         return set()
-    return {name.lstrip("-").replace("_", "-") for name in _flat(document.values)}
+    return {name.lstrip("-").replace("_", "-") for name in _flatten(document.values)}
 
 
-def _flat(values: Any) -> dict[str, Any]:
+def _flatten(values: Any) -> dict[str, Any]:
     """Return all keys of a YAML, whatever group they are in; lists are values."""
     flattened: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            flattened |= _flat(value)
+            flattened |= _flatten(value)
         else:
             flattened[str(key)] = value
     return flattened
@@ -47,7 +47,7 @@ def _flat(values: Any) -> dict[str, Any]:
 
 def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of the arguments."""
-    given = keys(document.words) if document.kind == "words" else _flat(document.values)
+    given = keys(document.words) if document.kind == "words" else _flatten(document.values)
     environment = document.values if document.kind == "words" else given
     segments = "expandable_segments:True" in str(environment.get(SEGMENTS[0], ""))
     arguments = {name: value for name, value in given.items() if not name.isupper()}

@@ -13,7 +13,7 @@ from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, buil
 from fivefold.interop.keys import Values
 from fivefold.interop.megatron.keys import ACTIVATIONS
 from fivefold.job import Recipe, recipe
-from fivefold.layout.schedule.pipeline_schedule import usual_schedule
+from fivefold.layout.schedule.pipeline_schedule import get_1f1b_name
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
 from fivefold.model import catalog
@@ -134,7 +134,7 @@ def read_model(values: Values, asked: Overrides) -> tuple[Model | None, tuple[st
         "mlp_bias": biased,
         "mla": _latent(values),
         "moe": _experts(values, ffn, layers),
-        "mtp": _further(values),
+        "mtp": _read_mtp(values),
     }
     fields["positions"] = fields.get("positions") or values["seq_length"] or 4096
     return Model.read(fields, origin=values.origin), ()
@@ -149,7 +149,7 @@ def _mark_differences(values: Values, model: Model) -> None:
         "num_experts": model.moe.experts if model.moe else None,
     }
     for name, size in sizes.items():
-        if values.says(name) and values[name] != size:
+        if values.is_set(name) and values[name] != size:
             values.approximate(
                 name, f"is {size} in {model.name}, which was taken; a config.json of your own says other sizes"
             )
@@ -168,7 +168,7 @@ def _latent(values: Values) -> MLA | None:
     return MLA.read(sizes | {"q_rank": values["q_lora_rank"]}, origin=values.origin)
 
 
-def _further(values: Values) -> MTP | None:
+def _read_mtp(values: Values) -> MTP | None:
     depth = values.optional("mtp_num_layers")
     fields = {"depth": depth, "coefficient": values["mtp_loss_scaling_factor"]}
     return MTP.read(fields, origin=values.origin) if depth else None
@@ -186,7 +186,7 @@ def _experts(values: Values, ffn: int, layers: int) -> MoE | None:
         "ffn": values["moe_ffn_hidden_size"] or ffn,
         "shared_experts": 1 if shared else 0,
         "shared_ffn": shared or None,
-        "dense_layers": dense_layers(values["moe_layer_freq"], layers, origin=values.origin),
+        "dense_layers": count_dense_layers(values["moe_layer_freq"], layers, origin=values.origin),
         "score": score,
         "balance": "free" if values["moe_router_enable_expert_bias"] else "none" if kind == "none" else "aux",
         "aux_coefficient": values["moe_aux_loss_coeff"],
@@ -202,7 +202,7 @@ def _experts(values: Values, ffn: int, layers: int) -> MoE | None:
 PATTERN = re.compile(r"\(?\s*(?:\[0\]\s*\*\s*(\d+)\s*\+\s*)?\[1\]\s*\*\s*(\d+)\s*\)?")
 
 
-def dense_layers(said: Any, layers: int, *, origin: str) -> int:
+def count_dense_layers(said: Any, layers: int, *, origin: str) -> int:
     """Return how many layers at the start have no experts, from ``1`` or ``([0]*3+[1]*58)``."""
     text = str(said)
     if text == "1":
@@ -278,7 +278,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         raise UserError(
             f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers are not {model.layers}, one or more each"
         )
-    fields: dict[str, Any] = {"layout.v": v, "layout.schedule": usual_schedule(v)}
+    fields: dict[str, Any] = {"layout.v": v, "layout.schedule": get_1f1b_name(v)}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": fields["layout.schedule"]}, origin=values.origin)
     even_sizes = tuple(map(len, stage_layers(model.layers, even_layout)))
     return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
@@ -293,7 +293,7 @@ def _stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]
         if min(sizes) < 1:
             values.doubt("pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all")
             v = len(sizes) // pp
-            even_layout = Layout(pp=pp, v=v, schedule=usual_schedule(v))
+            even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))
             sizes = tuple(map(len, stage_layers(layers, even_layout)))
         return len(sizes) // pp, sizes
     per_stage, v = (
@@ -409,11 +409,11 @@ def precision(values: Values) -> Recipe:
                     name=f"{precision_recipe.name}-param", weights_bytes=1, gathers="fp8"
                 )
     if values["grad_reduce_in_bf16"]:
-        precision_recipe = precision_recipe.reduced(in_fp32=False)
-    return _aware(values, precision_recipe)
+        precision_recipe = precision_recipe.with_reduce_dtype(in_fp32=False)
+    return _apply_state_dtypes(values, precision_recipe)
 
 
-def _aware(values: Values, base_recipe: Recipe) -> Recipe:
+def _apply_state_dtypes(values: Values, base_recipe: Recipe) -> Recipe:
     """Return the recipe with other data types of the optimizer's states.
 
     The precision-aware optimizer allows them.

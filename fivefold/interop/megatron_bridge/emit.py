@@ -6,7 +6,7 @@ from fivefold.interop.format import Plan, Written
 from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.megatron.keys import TABLE
 from fivefold.interop.megatron_bridge.keys import BRIDGE, NAMES, NOT, PLACES
-from fivefold.interop.render import append_comment, literal
+from fivefold.interop.render import append_comment, format_literal
 from fivefold.model.activations import ActivationName
 
 SKIPPED = (
@@ -56,16 +56,16 @@ def emit(plan: Plan) -> Written:
         )
         section = next((place for place, names in PLACES.items() if field in names), "model")
         means = TABLE[name].means if name in TABLE else ""
-        sections.setdefault(section, []).append(append_comment(f"  {field}: {literal(field_value)}", means))
+        sections.setdefault(section, []).append(append_comment(f"  {field}: {format_literal(field_value)}", means))
     gated, is_fp32 = model.mlp == "gated", not (given.get("bf16") or given.get("fp16"))
     dtype = "torch.float32" if is_fp32 else "torch.float16" if given.get("fp16") else "torch.bfloat16"
-    sections["model"].append(f"  gated_linear_unit: {literal(gated)}")
+    sections["model"].append(f"  gated_linear_unit: {format_literal(gated)}")
     if model.activation in FUNCTIONS:  # if it is missing, reading the file back names the difference
         sections["model"] += _function("activation_func", FUNCTIONS[model.activation])
     sections["model"] += [*_function("params_dtype", dtype), *_function("pipeline_dtype", dtype)]
     sections["model"] += [f"  {name}: true" for name in ("bf16", "fp16") if given.get(name)]
     sections["optimizer"] += _function("params_dtype", dtype)
-    sections["ddp"].append(f"  use_distributed_optimizer: {literal(bool(given['use_distributed_optimizer']))}")
+    sections["ddp"].append(f"  use_distributed_optimizer: {format_literal(bool(given['use_distributed_optimizer']))}")
     return Written({"run_config.yaml": _file(plan, sections)})
 
 

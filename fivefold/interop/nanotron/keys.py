@@ -6,7 +6,7 @@ src/nanotron/config/parallelism_config.py, config.py (context_parallel_size, rec
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, approximate_keys, field, foreign, idle, part
+from fivefold.interop.keys import Table, approximate_keys, field, ignored_keys, part, unmodelled_key
 
 VERSION = "0.4"
 
@@ -50,9 +50,9 @@ WITHOUT_EFFECT = (
 TABLE: Table = {
     **{f"{MODEL}{name}": part(f"model: {name} of a Hugging Face config", None) for name in OF_MODEL},
     f"{MODEL}rope_scaling.*": part("model: rope_scaling of a Hugging Face config", None),
-    f"{MODEL}z_loss_enabled": foreign("another loss", False),
-    f"{MODEL}_use_doc_masking": foreign("attention within documents", False),
-    f"{MODEL}flex_attention_mask": foreign("another mask", None),
+    f"{MODEL}z_loss_enabled": unmodelled_key("another loss", False),
+    f"{MODEL}_use_doc_masking": unmodelled_key("attention within documents", False),
+    f"{MODEL}flex_attention_mask": unmodelled_key("another mask", None),
     **approximate_keys(
         "another kernel", f"{MODEL}_fused_rms_norm", f"{MODEL}_fused_rotary_emb", f"{MODEL}_use_qkv_packed"
     ),
@@ -69,7 +69,7 @@ TABLE: Table = {
     "parallelism.tp_linear_async_communication": field("job.stack.async_tp", False),
     "parallelism.recompute_layer": part("layout.ac", False),
     "parallelism.recompute_granularity": part("layout.ac, of old files", None),
-    "parallelism.tp_recompute_allgather": foreign("inputs gathered again in the backward: counted as so", True),
+    "parallelism.tp_recompute_allgather": unmodelled_key("inputs gathered again in the backward: counted as so", True),
     "tokens.sequence_length": field("job.sequence", None),
     "tokens.micro_batch_size": field("layout.mbs", None),
     "tokens.batch_accumulation_per_replica": part("job.global_batch: micro-batches of a replica", None),
@@ -82,7 +82,7 @@ TABLE: Table = {
     f"{F}adam_eps": field("job.optimizer.epsilon", 1e-8),
     f"{F}adam_beta1": part("job.optimizer.betas", 0.9),
     f"{F}adam_beta2": part("job.optimizer.betas", 0.999),
-    f"{F}torch_adam_is_fused": foreign("the optimizer's kernels: counted as fused", True),
+    f"{F}torch_adam_is_fused": unmodelled_key("the optimizer's kernels: counted as fused", True),
     f"{R}learning_rate": field("job.learning_rate.peak", None),
     f"{R}lr_warmup_steps": field("job.learning_rate.warmup_steps", 0),
     f"{R}lr_decay_style": part("job.learning_rate.kind", None),
@@ -90,18 +90,19 @@ TABLE: Table = {
     f"{R}lr_decay_starting_step": part("job.learning_rate: when the decay begins; default: after warm-up", None),
     f"{R}min_decay_lr": part("job.learning_rate.floor", None),
     "general.seed": part("job.seed", None),
-    "optimizer.weight_decay_exclude_named_params": idle("x")["x"],
-    "parallelism.moe_layer_recompute": foreign("experts run again in the backward", False),
-    "doremi.*": foreign("the weights of domains are learnt beside another model", None),
-    f"{MODEL}moe_config": foreign("experts: say the model by --model", None),
-    f"{MODEL}_attn_implementation": foreign("another attention kernel", "flash_attention_2"),
-    f"{MODEL}sliding_window_size": foreign("attention within a window", None),
-    f"{MODEL}no_rope_layer": foreign("layers without rotary positions", None),
-    "model.ddp_bucket_cap_mb": foreign("buckets of another size, whose memory is not counted", 25),
+    "optimizer.weight_decay_exclude_named_params": ignored_keys("x")["x"],
+    "parallelism.moe_layer_recompute": unmodelled_key("experts run again in the backward", False),
+    "doremi.*": unmodelled_key("the weights of domains are learnt beside another model", None),
+    f"{MODEL}moe_config": unmodelled_key("experts: say the model by --model", None),
+    f"{MODEL}_attn_implementation": unmodelled_key("another attention kernel", "flash_attention_2"),
+    f"{MODEL}sliding_window_size": unmodelled_key("attention within a window", None),
+    f"{MODEL}no_rope_layer": unmodelled_key("layers without rotary positions", None),
+    "model.ddp_bucket_cap_mb": unmodelled_key("buckets of another size, whose memory is not counted", 25),
     **approximate_keys("checks of every step", "general.ignore_sanity_checks", default=True),
-    **idle("general.*", "checkpoints.*", "data.*", "data_stages", "logging.*", "lighteval.*", "profiler.*"),
-    **idle("model.init_method.*", f"{R}*", *TOKENS, "s3_upload.*", "metrics_logging.*", "profiler"),
-    "metrics_logging": idle("x")["x"],
-    **idle("tokenizer.*", "lighteval", "s3_upload", "data_stages.*", "logging", "data", "tokenizer", "checkpoints"),
-    **idle(*(f"{MODEL}{name}" for name in WITHOUT_EFFECT)),
+    **ignored_keys("general.*", "checkpoints.*", "data.*", "data_stages", "logging.*", "lighteval.*", "profiler.*"),
+    **ignored_keys("model.init_method.*", f"{R}*", *TOKENS, "s3_upload.*", "metrics_logging.*", "profiler"),
+    "metrics_logging": ignored_keys("x")["x"],
+    **ignored_keys("tokenizer.*", "lighteval", "s3_upload", "data_stages.*", "logging", "data", "tokenizer",
+                   "checkpoints"),
+    **ignored_keys(*(f"{MODEL}{name}" for name in WITHOUT_EFFECT)),
 }  # fmt: skip

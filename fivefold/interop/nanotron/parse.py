@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.interop.format import Document, Overrides, ParsedConfig
-from fivefold.interop.keys import Values, flat
+from fivefold.interop.keys import Values, flatten
 from fivefold.interop.nanotron.keys import FACTORY, OPTIMIZER, TABLE, VERSION, F
 
 TABLES = {"parallelism", "tokens", "optimizer", "model", "general"}
@@ -20,12 +20,12 @@ def is_nanotron(document: Document) -> bool:
 
 def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of a YAML's keys."""
-    given = {_now(key): value for key, value in flat(document.values, origin=document.origin).items()}
+    given = {_rename_key(key): value for key, value in flatten(document.values, origin=document.origin).items()}
     values = Values(TABLE, given, origin=document.origin, software="nanotron", version=VERSION)
     return ParsedConfig(document, values, model=asked.model)
 
 
-def _now(key: str) -> str:
+def _rename_key(key: str) -> str:
     """Return the main branch's name of a key of 0.4."""
     name = key.removeprefix(OPTIMIZER)
     return f"{F}{name}" if key.startswith(OPTIMIZER) and name in FACTORY else key

@@ -26,28 +26,34 @@ def evaluate_condition(condition: str, known: Variables) -> bool | None:
         if words[0] not in ("[", "[[") or "]" + "]" * (len(words[0]) - 1) not in words:
             return None
         end = words.index("]" + "]" * (len(words[0]) - 1))
-        result = _any(words[1:end], known)
-        holds = result if not connective else _and(holds, result) if connective == "&&" else _or(holds, result)
+        result = _evaluate_words(words[1:end], known)
+        holds = (
+            result
+            if not connective
+            else _combine_and(holds, result)
+            if connective == "&&"
+            else _combine_or(holds, result)
+        )
         connective, words = words[end + 1], words[end + 2 :]
         if connective not in ("||", "&&"):
             return holds if not words else None
     return None
 
 
-def _and(left: bool | None, right: bool | None) -> bool | None:
+def _combine_and(left: bool | None, right: bool | None) -> bool | None:
     return False if False in (left, right) else None if None in (left, right) else True
 
 
-def _or(left: bool | None, right: bool | None) -> bool | None:
+def _combine_or(left: bool | None, right: bool | None) -> bool | None:
     return True if True in (left, right) else None if None in (left, right) else False
 
 
-def _any(words: list[str], known: Variables) -> bool | None:
+def _evaluate_words(words: list[str], known: Variables) -> bool | None:
     """Evaluate the words within brackets: ``a || b && c``."""
-    for sign, combine in (("||", _or), ("&&", _and)):
+    for sign, combine in (("||", _combine_or), ("&&", _combine_and)):
         if sign in words:
             position = words.index(sign)
-            return combine(_any(words[:position], known), _any(words[position + 1 :], known))
+            return combine(_evaluate_words(words[:position], known), _evaluate_words(words[position + 1 :], known))
     negated = words[:1] == ["!"]
     holds = _evaluate_test(words[1:] if negated else words, known)
     return None if holds is None else holds != negated

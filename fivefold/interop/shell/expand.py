@@ -69,10 +69,10 @@ def expand(word: str, known: Variables) -> list[str]:
                 words[-1:] = [words[-1] + elements[0], *elements[1:]] if elements else words[-1:]
                 has_word = has_word or bool(elements)
             else:
-                words[-1] += substitute(re.sub(r"\\([\"\\$`])", _hidden, inner), known)
+                words[-1] += substitute(re.sub(r"\\([\"\\$`])", _hide_character, inner), known)
                 has_word = True
         else:
-            text = substitute(re.sub(r"\\(.)", _hidden, part), known)
+            text = substitute(re.sub(r"\\(.)", _hide_character, part), known)
             split_words = text.split()
             if text[:1].isspace() and words[-1]:
                 words.append("")
@@ -91,7 +91,7 @@ BEHIND = 0xF0000  # offset that marks escaped characters until variables are rep
 HIDDEN = re.compile("[\U000f0000-\U000fffff]")
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _hide_character(match: re.Match[str]) -> str:
     return chr(BEHIND + ord(match[1])) if ord(match[1]) < 0x10000 else match[1]
 
 

@@ -70,7 +70,7 @@ def _follow(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[S
     for statement in statements(text):
         word = first_word(statement.text)
         if skipped_blocks:
-            if outermost_skipped and _matters(statement.text):
+            if outermost_skipped and _has_effect(statement.text):
                 remarks.append(_open(outermost_skipped))
                 outermost_skipped = None
             if word in OPENING or is_function(statement.text):
@@ -102,7 +102,7 @@ def _follow(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[S
             yield statement
 
 
-def _matters(text: str) -> bool:
+def _has_effect(text: str) -> bool:
     """Return whether a statement of a block does more than print, copy or exit."""
     word = first_word(text)
     while word in ("then", "else", "do"):

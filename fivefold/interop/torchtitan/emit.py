@@ -90,7 +90,7 @@ def emit(plan: Plan) -> Written:
 def _converters(plan: Plan) -> str | None:
     """Return the call of a float8 converter, as source text."""
     precision_recipe = plan.job.precision
-    if not precision_recipe.narrow:
+    if not precision_recipe.is_low_precision:
         return None
     if plan.model.moe:
         raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
@@ -107,7 +107,7 @@ def _converters(plan: Plan) -> str | None:
 
 def _sizes(model: Model) -> dict[str, Any]:
     """Return the sizes of a Llama of any size; raise ``UserError`` if the model has another architecture."""
-    from fivefold.model.huggingface.write import differs
+    from fivefold.model.huggingface.write import find_difference
 
     if model.position != "rope" or model.head_dim * model.heads != model.width:
         raise UserError(
@@ -116,7 +116,7 @@ def _sizes(model: Model) -> dict[str, Any]:
         )
     numbers = (model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab, model.tied_embeddings)
     llama_spec = llama(model.name, numbers)
-    difference_text = differs(
+    difference_text = find_difference(
         llama_spec,
         model.replace(
             rope_scaling=llama_spec.rope_scaling,

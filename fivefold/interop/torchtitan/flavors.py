@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import cache
 
 from fivefold.model.catalog import build_model
-from fivefold.model.huggingface.write import differs
+from fivefold.model.huggingface.write import find_difference
 from fivefold.model.shape import MLA, MoE, RopeScaling
 from fivefold.model.spec import Model
-from fivefold.record import UserError, nearest
+from fivefold.record import UserError, make_unknown_name_error
 
 LLAMA: dict[str, tuple[int, int, int, int, int, int, bool]] = {  # layers, width, heads, kv heads, ffn, vocab, tied
     "debugmodel": (6, 256, 16, 16, 768, 2048, False),
@@ -90,16 +90,18 @@ def flavors(family: str) -> dict[str, Model]:
     if family == "llama3":
         return {flavor: llama(f"llama3-{flavor.lower()}", sizes) for flavor, sizes in LLAMA.items()}
     if family == "qwen3":
-        sizes = {flavor: _free(build_model(f"qwen3-{flavor.lower()}")) for flavor in QWEN}
+        sizes = {flavor: _balance_by_bias(build_model(f"qwen3-{flavor.lower()}")) for flavor in QWEN}
         return sizes | {"debugmodel": _qwen_debug(experts=False), "debugmodel_moe": _qwen_debug(experts=True)}
     if family == "deepseek_v3":
-        return {"debugmodel": _deepseek_debug()} | {key: _free(build_model(name)) for key, name in DEEPSEEK.items()}
+        return {"debugmodel": _deepseek_debug()} | {
+            key: _balance_by_bias(build_model(name)) for key, name in DEEPSEEK.items()
+        }
     if family == "gpt_oss":
-        return {key: _free(build_model(name)) for key, name in GPT_OSS.items()}
+        return {key: _balance_by_bias(build_model(name)) for key, name in GPT_OSS.items()}
     raise UserError(f"unknown model of torchtitan {family!r}; known: {', '.join(MODULES)}; or add --model NAME")
 
 
-def _free(model: Model) -> Model:
+def _balance_by_bias(model: Model) -> Model:
     """Return the model with experts balanced by router biases, without an auxiliary loss (``load_balance_coeff``)."""
     return model.replace(moe=model.moe.replace(balance="free")) if model.moe else model
 
@@ -111,7 +113,7 @@ def resolve_flavor(family: str, flavor: str) -> Model:
     for suffix in ("_flex_attn", "_varlen_attn", "_flex", "_varlen", "_non_fused_qkv"):  # kernels, not sizes
         base = base.removesuffix(suffix)
     if base not in known:
-        message = str(nearest(flavor, list(known), kind=f"flavor of torchtitan's {family}")).rstrip("?")
+        message = str(make_unknown_name_error(flavor, list(known), kind=f"flavor of torchtitan's {family}")).rstrip("?")
         raise UserError(f"{message}; or add --model NAME")
     return known[base]
 
@@ -123,13 +125,13 @@ def find_flavor(model: Model) -> tuple[str, str] | None:
     """
     for family in MODULES:
         for flavor, known in flavors(family).items():
-            adapted = _free(model).replace(rope_scaling=known.rope_scaling, norm_epsilon=known.norm_epsilon)
-            if differs(adapted, known) is None:
+            adapted = _balance_by_bias(model).replace(rope_scaling=known.rope_scaling, norm_epsilon=known.norm_epsilon)
+            if find_difference(adapted, known) is None:
                 return family, flavor
     return None
 
 
-def nearest_flavor(model: Model) -> str:
+def find_nearest_flavor(model: Model) -> str:
     """Return the flavor whose number of parameters is nearest."""
     candidates = [(family, flavor, known) for family in MODULES for flavor, known in flavors(family).items()]
     family, flavor, known = min(candidates, key=lambda candidate: abs(candidate[2].parameters / model.parameters - 1))
@@ -139,6 +141,6 @@ def nearest_flavor(model: Model) -> str:
 def make_unknown_error(model: Model) -> UserError:
     """Return the error that no flavor is the model."""
     return UserError(
-        f"model {model.name!r}: it is not a flavor of torchtitan; the nearest is {nearest_flavor(model)}; a dense "
+        f"model {model.name!r}: it is not a flavor of torchtitan; the nearest is {find_nearest_flavor(model)}; a dense "
         "Llama of any size is written by --to torchtitan (its Python config)"
     )

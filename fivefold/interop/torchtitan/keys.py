@@ -6,7 +6,7 @@ distributed/pipeline_parallel.py, parallel_dims.py, models/*/__init__.py.
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Table, approximate_keys, field, foreign, idle, part
+from fivefold.interop.keys import Table, approximate_keys, field, ignored_keys, part, unmodelled_key
 
 VERSION = "0.3.0"
 
@@ -49,8 +49,10 @@ SHARED: Table = {
     "training.max_norm": field("job.optimizer.clip", 1.0),
     "training.dtype": part(f"{PRECISION}: of weights and optimizer", "float32"),
     "training.mixed_precision_param": part(f"{PRECISION}: of gathered weights and matmuls", "bfloat16"),
-    "training.mixed_precision_reduce": foreign("gradients reduced in 16 bits: counted as fp32", "float32"),
-    "training.enable_cpu_offload": foreign("weights, gradients and optimizer in host memory: not counted", False),
+    "training.mixed_precision_reduce": unmodelled_key("gradients reduced in 16 bits: counted as fp32", "float32"),
+    "training.enable_cpu_offload": unmodelled_key(
+        "weights, gradients and optimizer in host memory: not counted", False
+    ),
     "parallelism.data_parallel_replicate_degree": part(f"layout.dp and {ZERO}", 1),
     "parallelism.data_parallel_shard_degree": part(f"layout.dp and {ZERO}; -1: all ranks that are left", -1),
     "parallelism.fsdp_reshard_after_forward": part("layout.zero and job.stack.reshard", "default"),
@@ -64,8 +66,10 @@ SHARED: Table = {
     "parallelism.pipeline_parallel_last_stage_less_layers": part(STAGES, 1),
     "parallelism.pipeline_parallel_layers_per_stage": part(STAGES, None),
     "parallelism.module_fqns_per_model_part": part(STAGES, None),
-    "parallelism.pipeline_parallel_schedule_csv": foreign("a schedule of one's own: give it to --schedule", ""),
-    "parallelism.context_parallel_load_balancer": foreign("how a sequence is cut: counted as headtail", "headtail"),
+    "parallelism.pipeline_parallel_schedule_csv": unmodelled_key("a schedule of one's own: give it to --schedule", ""),
+    "parallelism.context_parallel_load_balancer": unmodelled_key(
+        "how a sequence is cut: counted as headtail", "headtail"
+    ),
     "lr_scheduler.warmup_steps": field("job.learning_rate.warmup_steps", 200),
     "lr_scheduler.decay_ratio": part(RATE, None),
     "lr_scheduler.decay_type": part(RATE, "linear"),
@@ -76,14 +80,16 @@ SHARED: Table = {
     ),
     "debug.seed": part("job.seed; None: any", None),
     "debug.moe_force_load_balance": part("job.imbalance: every expert gets as many tokens, as is counted", False),
-    "debug.batch_invariant": foreign("kernels of a fixed order of summation", False),
-    "comm.mode": foreign("messages that are not sent", "default"),
+    "debug.batch_invariant": unmodelled_key("kernels of a fixed order of summation", False),
+    "comm.mode": unmodelled_key("messages that are not sent", "default"),
     **approximate_keys("another backend of the compiler", "compile.backend", default="inductor"),
-    "debug.detect_anomaly": foreign("autograd's anomaly detection, which slows every operation", False),
-    "debug.deterministic": foreign("deterministic kernels, which may be slower", False),
-    **idle("training.gc_freq", "training.gc_debug", "lr_scheduler.total_steps", "debug.deterministic_warn_only"),
-    **idle("metrics.*", "checkpoint.*", *COMM, "activation_checkpoint.debug"),
-    **idle("activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check"),
+    "debug.detect_anomaly": unmodelled_key("autograd's anomaly detection, which slows every operation", False),
+    "debug.deterministic": unmodelled_key("deterministic kernels, which may be slower", False),
+    **ignored_keys(
+        "training.gc_freq", "training.gc_debug", "lr_scheduler.total_steps", "debug.deterministic_warn_only"
+    ),
+    **ignored_keys("metrics.*", "checkpoint.*", *COMM, "activation_checkpoint.debug"),
+    **ignored_keys("activation_checkpoint.preserve_rng_state", "activation_checkpoint.determinism_check"),
 }
 
 PYTHON_ONLY = (
@@ -101,12 +107,12 @@ PYTHON: Table = {
     "model_spec.converters": part(PRECISION, []),
     "model_spec.num_mtp_layers": part("model.mtp", 0),
     "model_spec.moe_comm_backend": part("job.stack.dispatcher", "standard"),
-    "model_spec.non_blocking_capacity_factor": foreign("tokens over a capacity are dropped", None),
+    "model_spec.non_blocking_capacity_factor": unmodelled_key("tokens over a capacity are dropped", None),
     "model_spec.tp_gemm_backend": part("job.stack.overlap: tp communication overlaps compute", "default"),
     **SHARED,
     "training.disable_cuda_graphs": part("job.stack.cuda_graphs", False),
     "parallelism.enable_sequence_parallel": field("layout.sp", True),
-    "parallelism.enable_fsdp_symm_mem": foreign("gathers through symmetric memory", False),
+    "parallelism.enable_fsdp_symm_mem": unmodelled_key("gathers through symmetric memory", False),
     "compile.enable_async_tensor_parallel": part("job.stack.overlap: tp communication overlaps compute", False),
     "activation_checkpoint": part(f"{AC}: FullAC, SelectiveAC, or None", "SelectiveAC"),
     "activation_checkpoint.memory_budget": part("what the compiler may keep, under MemoryBudgetAC", 0.5),
@@ -119,13 +125,13 @@ PYTHON: Table = {
     "optimizer.betas": field("job.optimizer.betas", (0.9, 0.95)),
     "optimizer.eps": field("job.optimizer.epsilon", 1e-8),
     "optimizer.weight_decay": field("job.optimizer.weight_decay", 0.1),
-    "optimizer.implementation": foreign("the optimizer's kernels: counted as fused", "fused"),
-    "override": foreign("replaces parts of the model by others", None),
-    **idle(*PYTHON_ONLY, "loss.*"),
+    "optimizer.implementation": unmodelled_key("the optimizer's kernels: counted as fused", "fused"),
+    "override": unmodelled_key("replaces parts of the model by others", None),
+    **ignored_keys(*PYTHON_ONLY, "loss.*"),
     **approximate_keys("another way to cut a model over ranks", "parallelism.spmd_backend", default="spmd_types"),
-    **idle("optimizer.*", "profiler.*", "dataloader.*", "tokenizer.*", "hf_assets_path", "dump_folder"),
-    **idle("parallelism.context_parallel_ptrr_mask_key", "metrics", "checkpoint", "dataloader", "tokenizer"),
-    **idle(
+    **ignored_keys("optimizer.*", "profiler.*", "dataloader.*", "tokenizer.*", "hf_assets_path", "dump_folder"),
+    **ignored_keys("parallelism.context_parallel_ptrr_mask_key", "metrics", "checkpoint", "dataloader", "tokenizer"),
+    **ignored_keys(
         "validator",
         "validator.*",
         "optimizer",
@@ -152,5 +158,5 @@ INNER = ("tok_embeddings", "norm", "lm_head", "layers")
 TABLE: Table = {
     **PYTHON,
     **{f"{BELOW}.{key}": part(f"model.{field}, of a Llama that is no flavor", None) for key, field in SIZES.items()},
-    **idle(BELOW, *(f"{BELOW}.{key}" for key in INNER), *(f"{BELOW}.{key}.*" for key in INNER)),
+    **ignored_keys(BELOW, *(f"{BELOW}.{key}" for key in INNER), *(f"{BELOW}.{key}.*" for key in INNER)),
 }

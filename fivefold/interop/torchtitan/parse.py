@@ -19,7 +19,7 @@ from fivefold.interop.torchtitan.flavors import MODULES, llama, resolve_flavor
 from fivefold.interop.torchtitan.keys import BELOW, SIZES, TABLE, VERSION
 from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
-from fivefold.record import UserError, nearest
+from fivefold.record import UserError, make_unknown_name_error
 from fivefold.results.reading import ParsedKey
 
 DROPPED = ("model_spec.0", "optimizer.0", "optimizer.name")
@@ -155,7 +155,7 @@ def config(text: str, name: str, *, origin: str, depth: int = 0) -> ConfigFuncti
     """Return the keys that the function ``name`` sets; raise ``UserError`` if there is none."""
     known = functions(text, origin=origin)
     if name not in known:
-        raise nearest(name, list(known), kind=f"config of {origin}")
+        raise make_unknown_name_error(name, list(known), kind=f"config of {origin}")
     values: dict[str, Any] = {}
     local: dict[str, Any] = {}
     remarks: list[ParsedKey] = []

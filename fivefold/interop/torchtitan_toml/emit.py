@@ -61,7 +61,7 @@ def emit(plan: Plan) -> Written:
 
 def _converters(plan: Plan) -> dict[str, Any]:
     precision_recipe = plan.job.precision
-    if not precision_recipe.narrow:
+    if not precision_recipe.is_low_precision:
         return {}
     if plan.model.moe:
         raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")

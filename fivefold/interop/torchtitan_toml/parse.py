@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.interop.format import Document, Overrides, ParsedConfig
-from fivefold.interop.keys import Values, flat
+from fivefold.interop.keys import Values, flatten
 from fivefold.interop.torchtitan_toml.keys import OLD, TOML, VERSION
 
 TABLES = {"training", "parallelism", "activation_checkpoint", "lr_scheduler", "model", "job", "optimizer"}
@@ -20,7 +20,7 @@ def is_torchtitan_toml(document: Document) -> bool:
 def parse(document: Document, asked: Overrides) -> ParsedConfig:
     """Return the values of a TOML file's keys."""
     origin = document.origin
-    given = {OLD.get(key, key): value for key, value in flat(document.values, origin=origin).items()}
+    given = {OLD.get(key, key): value for key, value in flatten(document.values, origin=origin).items()}
     for key in [key for key in given if key == "model.converters" or key.endswith("fqns")]:
         if isinstance(names := given[key], str):
             given[key] = [name.strip() for name in names.split(",") if name.strip()]

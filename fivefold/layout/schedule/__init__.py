@@ -30,16 +30,16 @@ def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> Tabl
 
     Tables are cached: equal arguments return the same object, so its ``order`` is computed once.
     """
-    return _generated(name, pp, v, micro_batches)
+    return _generate(name, pp, v, micro_batches)
 
 
 @lru_cache(maxsize=1024)
-def _generated(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table:
+def _generate(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table:
     pipeline = PIPELINE_SCHEDULES[name]
     reason = _reason(pipeline, pp=pp, v=v, micro_batches=micro_batches)
     if reason:
         raise UserError(f"{name} {reason}")
-    extra = {"v": v} if pipeline.interleaves else {}
+    extra = {"v": v} if pipeline.is_interleaved else {}
     return pipeline.generate(pp=pp, micro_batches=micro_batches, **extra)
 
 

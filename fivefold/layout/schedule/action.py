@@ -49,7 +49,7 @@ def parts(action: Action) -> tuple[Part, ...]:
     return ((kind, stage, micro_batch),)
 
 
-def needs(action: Action, *, stages: int) -> tuple[Part, ...]:
+def list_dependencies(action: Action, *, stages: int) -> tuple[Part, ...]:
     """Return the parts that must have run before an action starts.
 
     F needs F of the previous stage, B its own F and B of the next stage, W its own B.
@@ -61,7 +61,9 @@ def needs(action: Action, *, stages: int) -> tuple[Part, ...]:
         return (("B", stage, micro_batch),)
     if kind == "FB":
         backward = Action("BW", backward_stage, backward_micro_batch)
-        return needs(Action("F", stage, micro_batch), stages=stages) + needs(backward, stages=stages)
+        return list_dependencies(Action("F", stage, micro_batch), stages=stages) + list_dependencies(
+            backward, stages=stages
+        )
     later = (("B", stage + 1, micro_batch),) if stage + 1 < stages else ()
     return ("F", stage, micro_batch), *later
 

@@ -66,7 +66,7 @@ def build_columns(rows: Sequence[Row]) -> Columns:
 
 
 def build_dependencies(columns: Columns, *, stages: int) -> Needs:
-    """Return the dependencies of all actions at once, as ``action.needs`` has them; no action waits for a W."""
+    """Return the dependencies of all actions, as ``action.list_dependencies`` has them; no action waits for a W."""
     import numpy as np
 
     _, kind, stage, micro_batch, backward_stage, backward_micro_batch = columns

@@ -24,7 +24,7 @@ class Task(NamedTuple):
     stage: int
     backward_stage: int
 
-    def on_stages(self, stages: Sequence[int]) -> Task:
+    def with_stages(self, stages: Sequence[int]) -> Task:
         """Return the task with each of its stages replaced by the one that ``stages`` names for it."""
         kind, stage, back = self
         return Task(kind, stages[stage], stages[back] if back >= 0 else -1)
@@ -59,7 +59,7 @@ def order(columns: Columns, *, stages: int) -> Order:
     import numpy as np
 
     needs = build_dependencies(columns, stages=stages)
-    turns = np.array(_turns(columns, needs, stages), np.int64)
+    turns = np.array(_sort_actions(columns, needs, stages), np.int64)
     places = np.empty_like(turns)
     places[turns] = np.arange(len(turns))
     rank, producers = columns.rank[turns], needs.maker[needs.parts[turns]]
@@ -70,10 +70,10 @@ def order(columns: Columns, *, stages: int) -> Order:
     links = np.stack([first, second], axis=1)
     is_sent = links >= 0
     hop_numbers, hop = np.zeros_like(links), (columns.rank[links] * pp + rank[:, None])[is_sent]
-    hops, hop_numbers[is_sent] = _distinct(hop)
+    hops, hop_numbers[is_sent] = _factorize(hop)
     width = stages + 1
     kinds = (columns.kind[turns] * width + columns.stage[turns]) * width + columns.backward_stage[turns] + 1
-    tasks, task = _distinct(kinds)
+    tasks, task = _factorize(kinds)
     targets = np.where(is_sent, places[links], -1)
     return Order(
         tuple(Task(KINDS[code // width**2], code // width % width, code % width - 1) for code in tasks.tolist()),
@@ -88,7 +88,7 @@ def order(columns: Columns, *, stages: int) -> Order:
     )
 
 
-def _turns(columns: Columns, needs: Needs, stages: int) -> list[int]:
+def _sort_actions(columns: Columns, needs: Needs, stages: int) -> list[int]:
     """Return the indices of the actions in order."""
     import numpy as np
 
@@ -125,7 +125,7 @@ def _turns(columns: Columns, needs: Needs, stages: int) -> list[int]:
     return turns
 
 
-def _distinct(codes: Ints) -> tuple[Ints, Ints]:
+def _factorize(codes: Ints) -> tuple[Ints, Ints]:
     """Return the distinct codes in order of first occurrence, and for each code its index among them."""
     import numpy as np
 
@@ -140,10 +140,10 @@ def _distinct(codes: Ints) -> tuple[Ints, Ints]:
 def _deadlock(columns: Columns, needs: Needs, stuck: list[int], done: bytearray, stages: int) -> UserError:
     """Describe the deadlock of a table; ``stuck``: the actions at which ranks wait."""
 
-    def waits(at: int) -> str:
+    def describe_wait(at: int) -> str:
         part = next(part for part in needs.parts[at].tolist() if not done[needs.maker[part]])
         return format_part(("FB"[part % 2], part // 2 % stages, part // 2 // stages))
 
-    lines = sorted(f"rank {columns.rank[at]} at {columns.action(at)} waits for {waits(at)}" for at in stuck)
+    lines = sorted(f"rank {columns.rank[at]} at {columns.action(at)} waits for {describe_wait(at)}" for at in stuck)
     suffix = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
     return UserError(f"deadlock: {', '.join(lines[:3])}{suffix}; reorder one of them")

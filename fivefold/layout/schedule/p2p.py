@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.layout.schedule.action import Action, Part, needs, parts
+from fivefold.layout.schedule.action import Action, Part, list_dependencies, parts
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
@@ -52,10 +52,10 @@ def links(table: Table) -> tuple[tuple[str, int, int], ...]:
 def p2p_steps(table: Table, *, rank: int) -> tuple[P2PStep, ...]:
     """Return the actions of ``rank`` with its messages; ``UserError`` if the table deadlocks."""
     row = table.rows[rank]
-    return tuple(map(P2PStep, row, _receives_to_post(table, rank=rank), _sends_to_wait(table, rank=rank)))
+    return tuple(map(P2PStep, row, _list_receives(table, rank=rank), _list_sends(table, rank=rank)))
 
 
-def _receives_to_post(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
+def _list_receives(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     """Return for each action the receives to post before it: those of the next one, and earlier ones of that sender."""
     queues: dict[tuple[str, int], list[Part]] = defaultdict(list)  # messages from each rank, in sending order
     for source, row in enumerate(table.rows):
@@ -65,14 +65,14 @@ def _receives_to_post(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     waiting = {part: queue for queue in queues.values() for part in queue}
     by_action: list[list[Part]] = [[] for _ in table.rows[rank]]
     for index, action in enumerate(table.rows[rank]):
-        for dependency in needs(action, stages=table.stages):
+        for dependency in list_dependencies(action, stages=table.stages):
             queue = waiting.get(dependency, [])
             while dependency in queue:
                 by_action[max(0, index - 1)].append(queue.pop(0))
     return list(map(tuple, by_action))
 
 
-def _sends_to_wait(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
+def _list_sends(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     """Return for each action the sends to wait for before it: those whose receivers are done, in unit time."""
     spans = play(table, seconds=_unit_time).spans
     ends = {part: span.end for row in spans for span in row for part in parts(span.action)}

@@ -18,7 +18,7 @@ from fivefold.layout.schedule.one_f_one_b import gpipe, interleaved, one_f_one_b
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.schedule.v_shaped import dualpipe, dualpipev, zbv
 from fivefold.layout.schedule.zero_bubble import zb1p, zb2p
-from fivefold.record import nearest
+from fivefold.record import make_unknown_name_error
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PipelineSchedule:
     weight_lag: int = 1  # if W is separate: rank r runs each W after weight_lag·r more backwards
 
     @property
-    def interleaves(self) -> bool:
+    def is_interleaved(self) -> bool:
         """Tell whether the layout sets the number of stages per rank."""
         return self.stages_per_rank is None
 
@@ -134,7 +134,7 @@ DEFAULT_SCHEDULE = "1f1b"  # for a layout that names none, and for one without a
 
 def _check_known(name: str) -> str:
     if name not in PIPELINE_SCHEDULES:
-        raise ValueError(str(nearest(name, list(PIPELINE_SCHEDULES), kind="pipeline schedule")))
+        raise ValueError(str(make_unknown_name_error(name, list(PIPELINE_SCHEDULES), kind="pipeline schedule")))
     return name
 
 
@@ -143,7 +143,7 @@ ScheduleName = Annotated[
 ]
 
 
-def usual_schedule(v: int) -> ScheduleName:
+def get_1f1b_name(v: int) -> ScheduleName:
     """Return the name of 1F1B for ``v`` stages per rank."""
     return "interleaved" if v > 1 else DEFAULT_SCHEDULE
 

@@ -49,7 +49,7 @@ class Played:
         return tuple(map(tuple, rows))
 
     @cached_property
-    def busy(self) -> tuple[float, ...]:
+    def busy_seconds(self) -> tuple[float, ...]:
         """Return the seconds that each rank computes; ``seconds`` minus these is its bubble."""
         busy_seconds = [0.0] * self.table.pp
         for rank, task in zip(self.table.order.rank, self.table.order.task, strict=True):
@@ -57,7 +57,7 @@ class Played:
         return tuple(busy_seconds)
 
     @property
-    def longest(self) -> float:
+    def longest_rank_seconds(self) -> float:
         """Return the longest time of a rank from its first start to its last end: the step time without a barrier."""
         first: dict[int, float] = {}
         last: dict[int, float] = {}

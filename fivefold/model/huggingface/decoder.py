@@ -13,7 +13,7 @@ from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
 
 
-def same(keys: str) -> dict[str, str]:
+def map_same_names(keys: str) -> dict[str, str]:
     """Map keys to fields of ``Config`` with the same name."""
     return {key: key for key in keys.split()}
 
@@ -23,7 +23,7 @@ def drop_keys(keys: Mapping[str, str], *left_out: str) -> dict[str, str]:
     return {key: field for key, field in keys.items() if key not in left_out}
 
 
-SIZES = same(
+SIZES = map_same_names(
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads max_position_embeddings "
     "tie_word_embeddings attention_dropout"
 )
@@ -39,19 +39,25 @@ GPT_KEYS = drop_keys(SIZES, "intermediate_size", "attention_dropout") | {  # of 
     "resid_pdrop": "hidden_dropout",
     "embd_pdrop": "embedding_dropout",
 }
-ROTARY = same("rope_theta rope_scaling rope_parameters original_max_position_embeddings")
+ROTARY = map_same_names("rope_theta rope_scaling rope_parameters original_max_position_embeddings")
 # Stored with the rotary parameters of every family, but used only by families that rotate a part of the head.
 UNREAD_ROTARY_FACTOR = {"partial_rotary_factor": "unread_rotary_factor"}
 GROUPED = (
-    SIZES | ROTARY | UNREAD_ROTARY_FACTOR | same("num_key_value_heads head_dim") | {"rms_norm_eps": "norm_epsilon"}
+    SIZES
+    | ROTARY
+    | UNREAD_ROTARY_FACTOR
+    | map_same_names("num_key_value_heads head_dim")
+    | {"rms_norm_eps": "norm_epsilon"}
 )
-KEYS = GROUPED | same("hidden_act")
+KEYS = GROUPED | map_same_names("hidden_act")
 LAYER_NORM_KEYS = drop_keys(KEYS, "rms_norm_eps")
-EXPERT_KEYS = same("num_experts num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
-BIASED_EXPERT_KEYS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"} | same(
+EXPERT_KEYS = map_same_names("num_experts num_experts_per_tok router_aux_loss_coef") | {
+    "num_local_experts": "num_experts"
+}
+BIASED_EXPERT_KEYS = {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"} | map_same_names(
     "num_experts_per_tok moe_intermediate_size n_shared_experts routed_scaling_factor n_group topk_group norm_topk_prob"
 )
-LATENT_KEYS = same(
+LATENT_KEYS = map_same_names(
     "attention_bias q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim rope_interleave"
 )
 MTP_KEYS = dict.fromkeys(("num_mtp_layers", "num_nextn_predict_layers"), "num_nextn_predict_layers")
@@ -140,7 +146,7 @@ def write_latent(model: Model) -> dict[str, Any]:
 def write_layer_types(model: Model) -> dict[str, Any]:
     """Return the kinds of all layers, for a family in which a missing key means that some slide."""
     kinds = {True: "sliding_attention", False: "full_attention"}
-    return {"layer_types": [kinds[model.slides(layer)] for layer in range(model.layers)]}
+    return {"layer_types": [kinds[model.has_window(layer)] for layer in range(model.layers)]}
 
 
 def write_dense_layers(model: Model) -> dict[str, Any]:

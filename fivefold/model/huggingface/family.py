@@ -69,7 +69,7 @@ class Family:
     block_tensors: Mapping[str, Names] = field(default_factory=dict)
     # Names that differ in a checkpoint that holds all experts of a layer in one tensor.
     stacked_tensors: Names = field(default_factory=dict)
-    # Numbers that a checkpoint holds in each block beside the weights, by their name relative to the block.
+    # Numbers that a checkpoint holds in each block in addition to the weights, by their name relative to the block.
     constants: Mapping[str, float] = field(default_factory=dict)
     # Whether the two rows of a rotary pair are adjacent in the checkpoint; ours are half a rotary dim apart.
     interleaved_rotary: bool = False

@@ -59,7 +59,7 @@ def remark(config: dict[str, Any], *, name: str) -> str | None:
     return f"{name}: {'; '.join(warnings)}" if warnings else None
 
 
-def interleaves(config: dict[str, Any], *, name: str) -> bool:
+def is_rope_interleaved(config: dict[str, Any], *, name: str) -> bool:
     """Tell whether the rotary pairs of latent attention are interleaved in the file, as in all published ones."""
     text = text_of(config, name=name)
     return bool(read_config(text.values, family=text.family, name=name).rope_interleave)
@@ -122,7 +122,7 @@ def _model_type(config: dict[str, Any], *, name: str) -> str:
         known = list(_list_names(by_class=by_class))
         raise UserError(
             f"{name}: architecture {reprlib.repr(wanted)} is not known; the nearest of {len(FAMILIES) + len(WRAPPERS)} "
-            f"is {_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
+            f"is {_find_nearest(wanted, known)}; or write its shape as in examples/models/mixture.toml"
         )
     of_given, of_family = _find_record(str(given)), _find_record(family)
     assert of_family is not None
@@ -161,7 +161,7 @@ def _list_names(*, by_class: bool) -> Iterator[str]:
         yield wrapper.architecture if by_class else model_type
 
 
-def _nearest(wanted: str, known: Iterable[str]) -> str:
+def _find_nearest(wanted: str, known: Iterable[str]) -> str:
     """Return the known name most similar to ``wanted``, ignoring suffixes such as ForCausalLM."""
     name_by_stem = {re.sub("For[A-Z].*|LMHead.*", "", name).lower(): name for name in known}
     stem = re.sub("For[A-Z].*|LMHead.*", "", wanted).lower()

@@ -64,7 +64,7 @@ def read_rope(config: Config, *, partly: bool = False, kinds: dict[str, str] = K
     rotary = Rotary.read(given, origin=f"{config.name}: rope_scaling")
     scaling = _scaling(config, rotary, kinds=kinds, original=config.original_max_position_embeddings)
     if not partly:
-        return {"rope_theta": rotary.rope_theta or config.rope_theta, **_whole_heads(config, rotary, scaling)}
+        return {"rope_theta": rotary.rope_theta or config.rope_theta, **_read_full_heads(config, rotary, scaling)}
     fraction = rotary.partial_rotary_factor
     return {
         "rope_theta": rotary.rope_theta or config.rope_theta,
@@ -113,7 +113,7 @@ def read_rope_by_layers(config: Config) -> dict[str, Any]:
     return {
         "rope_theta": theta,
         "rope_theta_sliding": None if scaling is None and local_theta == theta else local_theta,
-        **_whole_heads(config, full, scaling),
+        **_read_full_heads(config, full, scaling),
     }
 
 
@@ -170,7 +170,7 @@ def read_rope_tables(
     return fields
 
 
-def _whole_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
+def _read_full_heads(config: Config, given: Rotary, scaling: dict[str, Any] | None) -> dict[str, Any]:
     """Return the fields of a family that rotates full heads; ``UserError`` for a partial factor with scaling."""
     fraction = given.partial_rotary_factor
     fraction = config.unread_rotary_factor if fraction is None else fraction

@@ -11,7 +11,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Supported
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
@@ -31,7 +31,7 @@ KEYS = {  # of Bamba and Granite 4
     "mamba_chunk_size": "ssm_chunk",
     "mamba_conv_bias": "conv_bias",
     "mamba_proj_bias": "ssm_bias",
-} | same("time_step_limit")
+} | map_same_names("time_step_limit")
 DEFAULTS = {
     "ssm_heads": 128,
     "ssm_head_dim": "auto",

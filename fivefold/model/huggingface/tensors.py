@@ -17,7 +17,7 @@ from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Fused, Names
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_name, get_layer, weights
-from fivefold.record import nearest
+from fivefold.record import make_unknown_name_error
 
 
 class Part(NamedTuple):
@@ -46,7 +46,7 @@ class Part(NamedTuple):
         return prod(self.shape)
 
     @property
-    def alone(self) -> bool:
+    def is_plain_copy(self) -> bool:
         """Tell whether the tensor equals our weight, with no other weights, reordering or transposition."""
         return self.rows in (None, self.shape[self.dim]) and not (self.transposed or self.head or self.filters)
 
@@ -81,7 +81,7 @@ def parts(
     modules of multi-token prediction, which share them. Raises ``UserError`` for a family whose names are unknown.
     """
     if family not in FAMILIES:
-        raise nearest(family, list(FAMILIES), kind="family of weights")
+        raise make_unknown_name_error(family, list(FAMILIES), kind="family of weights")
     record = FAMILIES[family]
     names = {
         **record.tensors,
@@ -93,19 +93,19 @@ def parts(
     for weight in weight_by_name.values():
         for part in _parts_of(weight, model, names, weight_by_name, reordered=reordered):
             yield part._replace(swapped=record.swapped_rotary)
-    for layer in range(model.layers, model.layers + model.predicted) if copies else ():
+    for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
         for inner, ours in COPIES.items():
             weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])
             yield Part(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     if model.moe is not None and model.moe.balance == "free" and "moe.bias" in names:
-        for layer in filter(model.is_moe, range(model.layers + model.predicted)):
+        for layer in filter(model.is_moe, range(model.layers + model.mtp_depth)):
             tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
             shape = (1, model.moe.experts) if record.bias_is_row else (model.moe.experts,)
             yield Part(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
 
 
 def constants(model: Model, *, family: str) -> dict[str, float]:
-    """Return the numbers that a folder of ``family`` holds beside the weights, by the names of their tensors."""
+    """Return the numbers that a folder of ``family`` holds in addition to weights, by the names of their tensors."""
     record = FAMILIES[family]
     block = str(record.tensors["blocks"])
     return {
@@ -137,7 +137,9 @@ def _parts_of(
         siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
         groups = _count_groups(place, model, layer=layer)
         head = _rotary_rows(stem, model, layer=layer) if reordered else None
-        yield _fused(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")._replace(head=head)
+        yield _make_fused_part(weight, siblings, place._replace(groups=groups), f"{prefix}{place.name}{leaf}")._replace(
+            head=head
+        )
     elif "{}" in place:
         for expert in range(weight.shape[0]):
             yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
@@ -156,7 +158,7 @@ def _count_groups(place: Fused, model: Model, *, layer: int) -> int:
     return by_name[place.groups] if isinstance(place.groups, str) else place.groups
 
 
-def _fused(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Part:
+def _make_fused_part(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Part:
     """Return the part of ``weight`` in a tensor that holds all weights in ``beside``."""
     shape = list(weight.shape)
     stacked = weight.kind.startswith("expert")

@@ -35,7 +35,7 @@ def to_config(model: Model) -> dict[str, Any]:
         except UserError as refusal:
             nearest = nearest or f"; the nearest, {family.model_type}, has {refusal}"
             continue
-        field_difference = differs(written_model, model)
+        field_difference = find_difference(written_model, model)
         if field_difference is None:
             return config
         if fewest is None or _count_differences(written_model, model) < fewest:
@@ -55,7 +55,7 @@ def _list_candidates(model: Model) -> Iterator[Family]:
 
 def _count_differences(there: Model, here: Model) -> int:
     """Count the fields, including those of nested records, in which two models compute differently."""
-    flat_models = [_flatten(_normalized(model).model_dump()) for model in (there, here)]
+    flat_models = [_flatten(_normalize(model).model_dump()) for model in (there, here)]
     return sum(flat_models[0].get(field) != flat_models[1].get(field) for field in flat_models[0] | flat_models[1])
 
 
@@ -74,18 +74,18 @@ def write_config(model: Model, family: Family) -> dict[str, Any]:
     return {"architectures": [family.architecture], "model_type": family.model_type} | keys | family.write(model)
 
 
-def differs(there: Model, here: Model) -> str | None:
+def find_difference(there: Model, here: Model) -> str | None:
     """Return the first field in which two models compute differently, with both values; None if there is none.
 
     Settings of training (auxiliary loss, capacity, dropout), names and the maximum sequence length are ignored.
     """
-    there, here = _normalized(there), _normalized(here)
+    there, here = _normalize(there), _normalize(here)
     if there.moe and here.moe and "free" not in (there.moe.balance, here.moe.balance):
         there = there.replace(moe=there.moe.replace(balance=here.moe.balance))
     return difference(there, here)
 
 
-def _normalized(model: Model) -> Model:
+def _normalize(model: Model) -> Model:
     """Return ``model`` with neutral values in fields that do not change the logits."""
     default_scale = model.head_dim**-0.5
     if model.mla is not None:
@@ -97,10 +97,10 @@ def _normalized(model: Model) -> Model:
         capacity=None,
         shared_ffn=(model.moe.shared_ffn or model.moe.ffn) if model.moe.shared_experts else None,
     )
-    rotates = [model.rotates(layer) for layer in range(model.layers)]
-    slides = [model.slides(layer) for layer in range(model.layers)]
+    rotates = [model.has_rope(layer) for layer in range(model.layers)]
+    slides = [model.has_window(layer) for layer in range(model.layers)]
     # a layer without attention rotates nothing, whatever the pattern says of it
-    patterned = tuple(rotates[layer] or not model.attends(layer) for layer in range(model.layers))
+    patterned = tuple(rotates[layer] or not model.has_attention(layer) for layer in range(model.layers))
     if not any(rotates):
         default_fields = {field: ModelShape.model_fields[field].default for field in ROTARY}
         model = model.replace(position="none" if model.position == "rope" else model.position, **default_fields)
@@ -116,7 +116,7 @@ def _normalized(model: Model) -> Model:
         mamba2=model.mamba2 and model.mamba2.replace(chunk=1),
         norm_bias=NORMS[model.norm].has_bias and model.norm_bias and model.norm_weight,
         window_kind=model.window_kind if any(slides) else "sliding",
-        temperature=model.temperature if any(map(model.tempers, range(model.layers))) else None,
+        temperature=model.temperature if any(map(model.has_temperature, range(model.layers))) else None,
         positions=model.positions if model.position == "learned" else 1,
         mtp=model.mtp and MTP(depth=model.mtp.depth),
         rope_pattern=() if all(patterned) or not any(rotates) else patterned,
@@ -131,7 +131,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
     layers, scale = range(model.layers), model.attention_scale or model.head_dim**-0.5
     rates = model.dropout_rates
     scaling = model.rope_scaling
-    slides = tuple(model.slides(layer) for layer in layers)
+    slides = tuple(model.has_window(layer) for layer in layers)
     return {
         "num_hidden_layers": model.layers,
         "hidden_size": model.width,
@@ -164,7 +164,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "residual_multiplier": model.residual_scale,
         "logits_scaling": _round_to_int(1 / model.logit_scale) if model.logit_scale else None,
         "logit_scale": model.logit_scale,
-        "no_rope_layers": [int(model.rotates(layer)) for layer in layers],
+        "no_rope_layers": [int(model.has_rope(layer)) for layer in layers],
         "rope_theta": model.rope_theta,
         "layer_rope_theta": [_theta_of(model, layer) for layer in layers],
         "rotary_dim": model.rope_dim,
@@ -183,7 +183,7 @@ def _list_fields(model: Model) -> dict[str, Any]:
         "query_pre_attn_scalar": _round_to_int(scale**-2),
         "attn_logit_softcapping": model.attention_softcap,
         "final_logit_softcapping": model.logit_softcap,
-        "num_nextn_predict_layers": model.predicted,
+        "num_nextn_predict_layers": model.mtp_depth,
         **(_list_latent_fields(model.mla) if model.mla else {}),
         **(_list_expert_fields(model, model.moe) if model.moe else {}),
     }
@@ -191,8 +191,8 @@ def _list_fields(model: Model) -> dict[str, Any]:
 
 def _theta_of(model: Model, layer: int) -> float:
     """Return the rotary base of ``layer``; 0 if it does not rotate."""
-    theta = model.rope_theta_sliding if model.slides(layer) and model.rope_theta_sliding else model.rope_theta
-    return theta if model.rotates(layer) else 0.0
+    theta = model.rope_theta_sliding if model.has_window(layer) and model.rope_theta_sliding else model.rope_theta
+    return theta if model.has_rope(layer) else 0.0
 
 
 def _list_latent_fields(mla: MLA) -> dict[str, Any]:

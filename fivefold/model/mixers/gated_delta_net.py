@@ -31,7 +31,7 @@ class GatedDeltaNet(Record):
     taps: Taps = 4  # tokens that the convolution of q, k and v reads
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.value_heads % self.key_heads:
             raise ValueError(f"value_heads={self.value_heads} is not divisible by key_heads={self.key_heads}")
         return self

@@ -32,7 +32,7 @@ class Mamba(Record):
     norm_epsilon: Positive | None = None  # of these norms; None: that of the model
 
     @property
-    def selected(self) -> tuple[int, int, int]:
+    def selected_widths(self) -> tuple[int, int, int]:
         """Return the widths of dt, B and C."""
         return self.rank, self.state, self.state
 
@@ -44,9 +44,9 @@ class Mamba(Record):
         yield Weight("mixer.conv.weight", (self.inner, self.taps), "conv")
         if self.conv_bias:
             yield Weight("mixer.conv.bias", (self.inner,), "bias")
-        yield Weight("mixer.select.weight", (sum(self.selected), self.inner), "column")
+        yield Weight("mixer.select.weight", (sum(self.selected_widths), self.inner), "column")
         if self.norms == "weighted":
-            for name, size in zip(("dt", "b", "c"), self.selected, strict=True):
+            for name, size in zip(("dt", "b", "c"), self.selected_widths, strict=True):
                 yield Weight(f"mixer.{name}_norm.weight", (size,), "norm", initial="ones")
         yield Weight("mixer.step.weight", (self.inner, self.rank), "column")
         yield Weight("mixer.step.bias", (self.inner,), "bias", initial="steps")

@@ -39,7 +39,7 @@ class Mamba2(Record):
     max_step: Seconds | None = None  # largest Δ; None: unlimited
 
     @model_validator(mode="after")
-    def _legal(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.heads % self.groups:
             raise ValueError(f"heads={self.heads} is not divisible by groups={self.groups}")
         return self

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.sharding import Unit as Sharded
-from fivefold.layout.sharding import reduces_each
+from fivefold.layout.sharding import reduces_every_micro_batch
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
 from fivefold.model.spec import Model
@@ -32,7 +32,7 @@ from fivefold.planner.counts.memory.liveness import (
 from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, shard_unit
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
 from fivefold.planner.counts.operations.layer import Kind, get_kind
-from fivefold.planner.counts.operations.linear import sums_itself
+from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op, scratch_tensor
 from fivefold.planner.counts.operations.recompute import Unit
@@ -58,7 +58,7 @@ class UnitGroup(NamedTuple):
         """Return True if the unit holds routed experts."""
         return self.name.moe if isinstance(self.name, Kind) else self.further
 
-    def called(self, index: int) -> str:
+    def unit_name(self, index: int) -> str:
         """Return the name for reports of the unit at ``index`` in the group: ``embed``, ``head``, or ``block N``."""
         return self.name if isinstance(self.name, str) else f"block {self.first + index}"
 
@@ -92,20 +92,20 @@ class Counts:
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
         self._built = Built(model, job, self.example)
 
-    def local(self, part: LocalDegrees) -> Local:
+    def get_local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
-        return self._built.local(part)
+        return self._built.get_local(part)
 
     def unit(self, part: LocalDegrees, name: Name) -> Unit:
         """Return the operations of a unit."""
         return self._built.unit(part, name)
 
-    def in_order(self, part: LocalDegrees, name: Name) -> tuple[Op, ...]:
+    def list_ops(self, part: LocalDegrees, name: Name) -> tuple[Op, ...]:
         """Return the operations of a unit without its own tensor names.
 
         Equal operations of two units may be one object.
         """
-        return self._built.in_order(part, name)
+        return self._built.list_ops(part, name)
 
     def profile(self, part: LocalDegrees, name: Name, sums: Sums = NO_SUMS) -> Profile:
         """Return the live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
@@ -138,7 +138,7 @@ class Counts:
         return entered
 
     def _enter_unit(self, part: LocalDegrees, name: Name) -> EnteredUnit:
-        local, width = self.local(part), self.job.precision.gradients_bytes
+        local, width = self.get_local(part), self.job.precision.gradients_bytes
         entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
         fuses = self.job.stack.kernel_facts.fuses_linears and (self.job.adapter is None or name == "head")
@@ -150,10 +150,10 @@ class Counts:
         key = part, name
         if key not in self._shapes:
             ops = () if isinstance(name, str) else self.unit(part, name).ops
-            self._shapes[key] = frozenset((op.shape[1], op.shape[2]) for op in ops if sums_itself(op))
+            self._shapes[key] = frozenset((op.shape[1], op.shape[2]) for op in ops if has_fused_wgrad_accumulation(op))
         return self._shapes[key]
 
-    def largest(self, part: LocalDegrees, name: Name) -> list[int]:
+    def largest_tensors(self, part: LocalDegrees, name: Name) -> list[int]:
         """Return the bytes of the two largest tensors that one unit makes: activations, weight gradients, scratch."""
         key = part, name
         if key not in self._largest:
@@ -221,7 +221,7 @@ class Counts:
             self._parts[key] = part_states_bytes
         return part_states_bytes
 
-    def adds(self, layout: Layout) -> bool:
+    def adds_table_gradient(self, layout: Layout) -> bool:
         """Return True if the head adds its gradient of a tied table directly to the embedding's, on the same rank."""
         return (
             self.model.shares_table
@@ -229,14 +229,14 @@ class Counts:
             and self.job.stack.kernel_facts.adds_to_table
         )
 
-    def reduces_each(self, layout: Layout, name: Name = "") -> bool:
+    def reduces_every_micro_batch(self, layout: Layout, name: Name = "") -> bool:
         """Return True if the gradients of the unit ``name`` are reduced after every backward.
 
         A tied table whose ends are two stages of one rank has other passes between its two gradients, and is reduced
         after the last.
         """
         waits = name == "embed" and layout.pp > 1 and self.model.shares_table and not ends_on_different_ranks(layout)
-        return reduces_each(layout, self.job) and not waits
+        return reduces_every_micro_batch(layout, self.job) and not waits
 
     def states_key(self, layout: Layout) -> tuple[object, ...]:
         """Return the values of a layout that states depend on."""
@@ -256,7 +256,9 @@ class Counts:
 
     def stage_key(self, layout: Layout) -> tuple[object, ...]:
         """Return the values of a layout that the units of its stages depend on."""
-        recomputed = bool(layout.recomputed) if layout.recompute_ranks == layout.pp else recomputed_stages(layout)
+        recomputed = (
+            bool(layout.recomputed_operations) if layout.recompute_ranks == layout.pp else recomputed_stages(layout)
+        )
         return layout.pp * layout.v, layout.stages, layout.recompute_every, recomputed
 
     def weights(self, layout: Layout, name: Name) -> list[Weight]:
@@ -305,7 +307,7 @@ class Counts:
             self._work[key] = tuple(stage_units)
         return self._work[key]
 
-    def alike_work(self, layout: Layout) -> tuple[int, ...]:
+    def equal_stages(self, layout: Layout) -> tuple[int, ...]:
         """Return, for each of the pp·v stages, the first stage with an equal ``stage_work``."""
         key = self.stage_key(layout)
         if key not in self._alike:
@@ -330,13 +332,13 @@ class Counts:
     def head(self, layout: Layout) -> UnitGroup:
         """Return the head as a group of one unit; its multi-token prediction blocks are recomputed if its stage is."""
         is_recomputed = recomputed_stages(layout)[-1] and self.model.mtp is not None
-        return UnitGroup("head", 0, 1, is_recomputed, self.routed("head") > 0)
+        return UnitGroup("head", 0, 1, is_recomputed, self.count_moe_layers("head") > 0)
 
-    def routed(self, name: Name) -> int:
+    def count_moe_layers(self, name: Name) -> int:
         """Return the number of mixture-of-experts layers in a unit."""
         if name == "head":
             first = self.model.layers  # a pattern may make some multi-token prediction modules dense
-            return sum(map(self.model.is_moe, range(first, first + self.model.predicted)))
+            return sum(map(self.model.is_moe, range(first, first + self.model.mtp_depth)))
         return int(isinstance(name, Kind) and name.moe)
 
 

@@ -33,30 +33,30 @@ class Gradient(NamedTuple):
     replicas: int
 
 
-def joins_reductions(counts: Counts) -> bool:
+def coalesces_reductions(counts: Counts) -> bool:
     """Return True if gradients are reduced in buckets, not unit by unit."""
     return counts.job.stack.wgrad_accumulation == "ddp_buckets" or counts.job.stack.reduce_bucket > 0
 
 
-def joins_gathers(counts: Counts, layout: Layout) -> bool:
+def coalesces_gathers(counts: Counts, layout: Layout) -> bool:
     """Return True if weights are gathered all at once or weight by weight, not unit by unit."""
     if policy(layout, counts.job).weights_stay:
         return counts.job.stack.reduce_bucket > 0
     return counts.job.stack.zero3_gather == "weights"
 
 
-def joined_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
     """Yield the joined messages of a rank that holds the stages ``chunks``; they replace those of its units."""
-    if joins_reductions(counts):
+    if coalesces_reductions(counts):
         yield from _reductions(counts, layout, chunks=chunks)
-    if joins_gathers(counts, layout):
+    if coalesces_gathers(counts, layout):
         if not policy(layout, counts.job).weights_stay:
             yield from fetch_messages(counts, layout, chunks=chunks)
         elif layout.shards > 1:
             recipe = counts.job.precision
             units = [select_trained(unit, counts.job) for unit, *_ in _parts(counts, layout, chunks)]
             weights_bytes = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit in units)
-            alignment = ALIGNED * layout.shards * recipe.wide_bytes
+            alignment = ALIGNED * layout.shards * recipe.high_precision_bytes
             yield Message("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
 
 
@@ -105,7 +105,7 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
         sizes: Iterable[int] = [gradient.numel for gradient in reduced]
     else:
         sizes = [gradient.numel for gradient in reversed(reduced)]
-    times = layout.micro_batches(job) if counts.reduces_each(layout) else 1
+    times = layout.micro_batches(job) if counts.reduces_every_micro_batch(layout) else 1
     collective = "reduce_scatter" if layout.zero == 3 else "all_reduce"
     group = "replica" if layout.shards == 1 else "shard"
     for elements in buckets(sizes, most=bucket_elements):

@@ -39,7 +39,7 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
     counts, part = Counts(model, job.replace(imbalance=1.0)), get_local_degrees(layout)
     rank_flops = sum(
-        times * (_extra_backward(op) + (_both_passes(op) + op.recomputed) * _count_executed(op, part))
+        times * (_extra_backward(op) + (_count_passes(op) + op.recomputed) * _count_executed(op, part))
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
@@ -61,7 +61,7 @@ def _count_executed(op: Op, part: LocalDegrees) -> int:
     return op.flops * part.cp
 
 
-def _both_passes(op: Op) -> int:
+def _count_passes(op: Op) -> int:
     """Return the forwards that the FLOPs of an operation's forward and backward equal: 3, less where weights stay."""
     return 1 + op.backward_products
 
@@ -74,8 +74,9 @@ def _count_sequence(model: Model, job: Job) -> tuple[int, int]:
     ops_by_unit = {name: counts.unit(part, name).ops for name in names}
     tally = Counter[Name](("embed", *counts.kinds, "head"))
     return (
-        sum(times * sum(_both_passes(op) * op.flops for op in ops_by_unit[name]) for name, times in tally.items()),
+        sum(times * sum(_count_passes(op) * op.flops for op in ops_by_unit[name]) for name, times in tally.items()),
         sum(
-            times * sum(_both_passes(op) * op.causal_flops for op in ops_by_unit[name]) for name, times in tally.items()
+            times * sum(_count_passes(op) * op.causal_flops for op in ops_by_unit[name])
+            for name, times in tally.items()
         ),
     )

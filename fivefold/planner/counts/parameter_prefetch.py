@@ -62,7 +62,7 @@ class Fetches(NamedTuple):
 def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
     """Yield the all-gathers of a step."""
     element_bytes, ranks, micro_batches = (
-        counts.job.precision.wide_bytes,
+        counts.job.precision.high_precision_bytes,
         layout.shards,
         layout.micro_batches(counts.job),
     )
@@ -200,7 +200,7 @@ class _Player:
         self._gather_ahead()
         live = self.live
         for number in weights:
-            if number not in self.small and self.until[number] <= step + 1 and not self._recurs(number, step + 1):
+            if number not in self.small and self.until[number] <= step + 1 and not self._is_reused(number, step + 1):
                 self.here.discard(number)
                 self.live -= self.padded[number]
                 self.counted -= self.sizes[number]
@@ -225,7 +225,7 @@ class _Player:
                 total += self.sizes[number]
         self._gather(sorted(ahead))
 
-    def _recurs(self, number: int, step: int) -> bool:
+    def _is_reused(self, number: int, step: int) -> bool:
         """Return True if a weight is used again, from ``step`` on, before ``reuse`` elements have been used."""
         following = next((following_step for following_step in self.steps[number] if following_step >= step), None)
         return following is not None and self.before[following] - self.before[step] < self.limits.reuse

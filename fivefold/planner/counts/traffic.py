@@ -16,8 +16,8 @@ from fivefold.layout.mesh import group
 from fivefold.layout.sharding import (
     extra_reduce_axis,
     frozen_bytes,
+    is_gemm_weight,
     joins_ends,
-    multiplies,
     needs_backward_gather,
     padded_numel,
     policy,
@@ -27,7 +27,7 @@ from fivefold.layout.sharding import (
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
-from fivefold.planner.counts.ddp_buckets import joined_messages, joins_gathers, joins_reductions
+from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
 from fivefold.planner.counts.message import Message
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
@@ -41,13 +41,13 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
     """Return every message of a step of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
     rank_messages = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
-    rank_messages += joined_messages(counts, layout, chunks=chunks)
-    joined = {"all_gather"} if joins_gathers(counts, layout) else set()
-    joined |= {"all_reduce", "reduce_scatter"} if joins_reductions(counts) else set()
+    rank_messages += list_coalesced_messages(counts, layout, chunks=chunks)
+    joined = {"all_gather"} if coalesces_gathers(counts, layout) else set()
+    joined |= {"all_reduce", "reduce_scatter"} if coalesces_reductions(counts) else set()
     for chunk in chunks:
         for run, times in stages[chunk]:
             unit_messages_once = [
-                sent for sent in _own_messages(counts, layout, run.name) if sent.collective not in joined
+                sent for sent in _list_sent_messages(counts, layout, run.name) if sent.collective not in joined
             ]
             unit_messages_once += copy_messages(counts, layout, run.name)
             rank_messages += [message._replace(times=message.times * times) for message in unit_messages_once]
@@ -55,7 +55,7 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
             for op in ops:
                 if op.message is not None:
                     rank_messages += _op_messages(op, op.message, layout, times=times * micro_batches)
-            if routed := counts.routed(run.name):
+            if routed := counts.count_moe_layers(run.name):
                 rank_messages += routing_messages(counts, layout, run, times=times * micro_batches * routed)
         rank_messages += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
     return rank_messages
@@ -73,7 +73,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
     Where a message joins several units (``ddp_buckets.py``), this is the unit's share, which it is charged for.
     """
     recipe, micro_batches = counts.job.precision, passes(layout, counts.job)
-    reduces_every_backward = counts.reduces_each(layout, name)
+    reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     for whole_unit, shards, replicas in counts.local_parts(layout, name):
         unit, stay = select_trained(whole_unit, counts.job), policy(layout, counts.job).weights_stay
         padded = padded_numel(unit, shards=shards)
@@ -104,7 +104,7 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
 
 
-def _own_messages(counts: Counts, layout: Layout, name: Name) -> list[Message]:
+def _list_sent_messages(counts: Counts, layout: Layout, name: Name) -> list[Message]:
     """Return ``unit_messages`` as they are sent: if embedding and head are one unit, the head sends for both."""
     messages_of_unit = list(unit_messages(counts, layout, name))
     if name not in ("embed", "head") or not joins_ends(layout, counts.job):
@@ -132,7 +132,7 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         per_weight = (
             counts.job.stack.replicated_grad_reduce == "weight"
         )  # reduced as they are made, before ZeRO shards them
-        times = passes(layout, counts.job) if per_weight and counts.reduces_each(layout) else 1
+        times = passes(layout, counts.job) if per_weight and counts.reduces_every_micro_batch(layout) else 1
         for weight in select_trained(unit, counts.job).weights:
             if kind := extra_reduce_axis(weight, model=model, layout=layout):
                 sizes[kind].append(weight.numel if per_weight else shard_numel(weight, shards=shards))
@@ -154,7 +154,7 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     """
     part, moe = run_part(get_local_degrees(layout), run), counts.model.moe
     assert moe is not None
-    local = counts.local(part)
+    local = counts.get_local(part)
     plan_times = times * (
         2 if "layer" in part.recomputed else 1
     )  # the dispatch is planned again only under full recomputation
@@ -195,7 +195,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     stages = counts.stage_work(layout)
     ends = {0, len(stages) - 1} & set(chunks)
     if layout.world > 1:
-        yield Message("world", "all_reduce", 1, 12 + 4 * counts.model.predicted, layout.world, "world")
+        yield Message("world", "all_reduce", 1, 12 + 4 * counts.model.mtp_depth, layout.world, "world")
     if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.job.adapter is None:
         (unit, shards, _), *_ = counts.local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
@@ -205,7 +205,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     moe = counts.model.moe
     if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
         runs = (work for chunk in chunks for work in stages[chunk])
-        payload = 8 * moe.experts * sum(times * counts.routed(run.name) for run, times in runs)
+        payload = 8 * moe.experts * sum(times * counts.count_moe_layers(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:
             yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
         if payload and layout.pipeline.enters_both_ends:
@@ -219,7 +219,7 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
         for run, times in (work for chunk in chunks for work in counts.stage_work(layout)[chunk]):
             for unit, shards, _ in counts.local_parts(layout, run.name):
                 group = "expert_shard" if unit.name == "experts" else "shard"
-                scales = sum(count_scales(weight, recipe) for weight in unit.weights if multiplies(weight))
+                scales = sum(count_scales(weight, recipe) for weight in unit.weights if is_gemm_weight(weight))
                 sizes[group, shards] = sizes.get((group, shards), 0) + times * scales
     for (group, shards), scales_count in sizes.items():
         if shards > 1 and scales_count:
@@ -253,7 +253,7 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
     sends = micro_batches * ((chunk < last and chunk != turn_stage) + (chunk > 0 and chunk - 1 != turn_stage))
     if not sends:
         return
-    size, tp = counts.local(get_local_degrees(layout)).entry_bytes, layout.tp
+    size, tp = counts.get_local(get_local_degrees(layout)).entry_bytes, layout.tp
     if counts.job.stack.scatter_gather_tensors and tp > 1 and not layout.sp:
         yield Message("pp", "p2p", sends, size // tp, 2, "pp")
         yield Message("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends

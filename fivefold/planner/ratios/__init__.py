@@ -15,8 +15,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Link, Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.local_shapes import activation_width
@@ -126,7 +126,7 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     moe = model.moe
     if moe is None or not model.is_moe(model.layers - 1):
         raise UserError(f"{model.name} has no experts to size; name a mixture of experts such as qwen3-30b-a3b")
-    layer = exchanges.commonest_layer(model, job, routed=True)
+    layer = exchanges.most_common_layer(model, job, routed=True)
     rest = (layer.flops - layer.expert_flops) / job.sequence
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
     row = exchanges.gathered_width(job) + activation_width(job)

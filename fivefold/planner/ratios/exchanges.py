@@ -60,13 +60,13 @@ class Layer(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
+def most_common_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     """Return the most common layer: 2 FLOPs per token and active matmul weight. Flash attention skips masked pairs.
 
     ``routed``: the most common one with experts; the model must have some.
     """
     kinds = [
-        (model.slides(layer), model.is_moe(layer), model.mixer_name(layer) == "attention")
+        (model.has_window(layer), model.is_moe(layer), model.mixer_name(layer) == "attention")
         for layer in range(model.layers)
     ]
     layer = kinds.index(Counter(kind for kind in kinds if kind[1] or not routed).most_common(1)[0][0])
@@ -76,7 +76,7 @@ def commonest_layer(model: Model, job: Job, *, routed: bool = False) -> Layer:
     dense = [weight.shape for weight in weights if not weight.kind.startswith("expert")]
     expert_flops = round(2 * job.sequence * share * sum(prod(shape) for shape in experts if len(shape) == 3))
     dense_flops = 2 * job.sequence * sum(prod(shape) for shape in dense if len(shape) == 2)
-    causal, attends = job.stack.attention != "unfused", model.attends(layer)
+    causal, attends = job.stack.attention != "unfused", model.has_attention(layer)
     pairs = attended_pairs(model, job, layer=layer, causal=causal) if attends else 0
     shape = model.attention(layer)
     attention = 2 * shape.heads * (shape.head_dim + shape.value_dim) * pairs
@@ -113,8 +113,8 @@ def context(model: Model, job: Job, layout: Layout) -> Exchange:
     shape = model.attention_shapes[0]
     heads, kv_heads = (max(1.0, N / layout.tp) for N in (shape.heads, shape.kv_heads))
     head_bytes = _tokens(job, layout) * (shape.head_dim + shape.value_dim) * activation_width(job)
-    flops = layout.mbs * commonest_layer(model, job).attention_flops / (layout.tp * n)
-    dtype: Dtype = "bf16" if job.precision.narrow else job.precision.compute  # attention stays in 16 bits
+    flops = layout.mbs * most_common_layer(model, job).attention_flops / (layout.tp * n)
+    dtype: Dtype = "bf16" if job.precision.is_low_precision else job.precision.compute  # attention stays in 16 bits
     if layout.cp_kind == "ulysses":
         return Exchange(flops, (_transfer(head_bytes * (heads + kv_heads) * (n - 1) / n, layout, "cp"),), dtype)
     return Exchange(flops / n, (_transfer(head_bytes * kv_heads, layout, "cp"),), dtype)
@@ -144,18 +144,18 @@ def gradients_step(model: Model, job: Job, layout: Layout) -> Exchange:
 
 def experts_alone(model: Model, job: Job, layout: Layout) -> Exchange:
     """Return both all-to-alls of a layer overlapped with its routed experts; top-k cancels."""
-    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).expert_flops)
+    return _dispatch(model, job, layout, flops=most_common_layer(model, job, routed=True).expert_flops)
 
 
 def experts_layer(model: Model, job: Job, layout: Layout) -> Exchange:
     """Return both all-to-alls overlapped with a full layer of another micro-batch, as DualPipe arranges it."""
-    return _dispatch(model, job, layout, flops=commonest_layer(model, job, routed=True).flops)
+    return _dispatch(model, job, layout, flops=most_common_layer(model, job, routed=True).flops)
 
 
 def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
     """Return the activations of one stage boundary, overlapped with the forward of the layers of one stage."""
     layers = model.layers / (layout.pp * layout.v)
-    flops = layout.mbs * commonest_layer(model, job).flops * layers / (layout.cp * layout.tp)
+    flops = layout.mbs * most_common_layer(model, job).flops * layers / (layout.cp * layout.tp)
     sent = _tokens(job, layout) * model.width * activation_width(job) / (layout.tp if layout.sp else 1)
     return Exchange(flops, (_transfer(sent, layout, "pp"),), job.precision.compute)
 
@@ -193,7 +193,7 @@ def _states(model: Model, job: Job, layout: Layout, *, forwards: int, width: int
 
     ``width``: bytes per element of a weight.
     """
-    layer, cut = commonest_layer(model, job), layout.ep * layout.etp
+    layer, cut = most_common_layer(model, job), layout.ep * layout.etp
     dense = layer.dense_weights / layout.tp * width * (1 - 1 / (layout.dp * layout.cp))
     experts = layer.expert_weights / cut * width * (1 - 1 / layout.expert_replicas)
     transfers = (

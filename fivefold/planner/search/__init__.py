@@ -3,7 +3,7 @@
 space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
 bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
 branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
-simplest · why · robust · scenarios   the simplest of the best; its alternatives; what loses least
+simplest · alternatives · robust · scenarios   the simplest of the best; its alternatives; what loses least
 layout_changes · neighbours   single changes of a layout; all of them, and the walk that takes the best each time
 rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
@@ -16,24 +16,24 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fivefold.job import Job, Recipe
-from fivefold.layout.legal import validate_job
 from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.validity import validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
+from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
 from fivefold.planner.search.columns import concatenate
-from fivefold.planner.search.constraints import tightest, uneven_batch
+from fivefold.planner.search.constraints import describe_uneven_batch, find_binding_constraint
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents
-from fivefold.planner.search.rejections import near_miss
+from fivefold.planner.search.rejections import make_near_miss
 from fivefold.planner.search.robust import RegretEvaluator
 from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.warm_start import sweep_from_likely
-from fivefold.planner.search.why import explain_choices
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Aim, By
@@ -74,18 +74,18 @@ def search(
     default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. ``improved``:
     called with each better layout and its score; ``fitted``: with every evaluated layout that fits. ``risk``: the
     probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight layouts beyond
-    it is returned too, if it beats those that fit. ``using``: the same as in ``fitting``. If it is interrupted after it
-    has a layout, it returns the best so far. Raises ``UserError`` if no layout is legal.
+    it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. If it is interrupted once
+    it has a layout, it returns the best so far. Raises ``UserError`` if no layout is legal.
     """
     begin = time.perf_counter()
-    spaces = _all_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
+    spaces = _list_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
     total = sum(space.layouts for _, space in spaces)
     proposes, timed = (within is not None and by != "memory") or by == "robust", by != "memory" or levels > 0
     score: By = "time" if by == "robust" else by
     looks = tight and by in ("time", "cost")
-    largest_tight = _largest_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks else 0
+    largest_tight = _max_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks else 0
     known = Incumbents(
-        _largest_peak(spaces, risk, model=model, machine=machine),
+        _max_peak(spaces, risk, model=model, machine=machine),
         by=score,
         top=top,
         levels=levels,
@@ -104,12 +104,14 @@ def search(
         by=by,
         proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
         best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in known.best),
-        front=tuple(_front(known.fitting)),
+        front=tuple(_pareto_front(known.fitting)),
         risk=risk,
         tight=_find_tight(known),
         reasons=known.rejections.reasons(machine, known.best[0].estimate if known.best else None, risk=risk),
-        misses=() if known.best else tuple(_misses(spaces, planners, model=model, machine=machine, risk=risk)),
-        binding_constraint="" if known.best else _tightest(model, machine, job, where=where, risk=risk),
+        misses=()
+        if known.best
+        else tuple(_list_near_misses(spaces, planners, model=model, machine=machine, risk=risk)),
+        binding_constraint="" if known.best else _find_binding_constraint(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,
         stopped=not planners,
         evaluated=known.evaluated,
@@ -120,7 +122,7 @@ def search(
     return result.replace(seconds=time.perf_counter() - begin)
 
 
-def _all_spaces(
+def _list_spaces(
     model: Model,
     machine: Machine,
     job: Job,
@@ -137,7 +139,7 @@ def _all_spaces(
     worlds = worlds or (divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_spaces(jobs, reduces, model=model, worlds=worlds, **narrowed))
     if not any(space.layouts for _, space in spaces):
-        raise UserError(_no_layout(model, machine, job, worlds=worlds, **narrowed))
+        raise UserError(_describe_no_layout(model, machine, job, worlds=worlds, **narrowed))
     return spaces
 
 
@@ -191,7 +193,7 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
         similar_layouts=sum(entry.seconds <= simplest.limit for entry in simplest.known.values()),
         choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
         why=tuple(explain_choices(chosen, where=where, planners=alike)),
-        remark=uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
+        remark=describe_uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
     )
 
 
@@ -223,7 +225,7 @@ def _rank_by_regret(
     )
 
 
-def _largest_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
+def _max_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
     """Return the predicted peak that no layout of ``spaces`` exceeds at a risk of at most ``risk``."""
     return max(
         MemoryRisk(model=model, machine=machine, job=job).largest_peak(space.world, risk=risk) for job, space in spaces
@@ -246,14 +248,14 @@ def _find_tight(known: Incumbents) -> TightLayout | None:
     )
 
 
-def fits_any(
+def has_fitting_layout(
     *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
 ) -> bool:
-    """Return whether any layout over all ranks fits; ``using`` has the same meaning as in ``fitting``."""
-    return fitting(ANY, model=model, machine=machine, job=job, risk=risk, using=using) is not None
+    """Return whether any layout over all ranks fits; ``using`` has the same meaning as in ``find_fitting_layout``."""
+    return find_fitting_layout(ANY, model=model, machine=machine, job=job, risk=risk, using=using) is not None
 
 
-def fitting(
+def find_fitting_layout(
     where: Where, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, using: Planner | None = None
 ) -> Layout | None:
     """Return a layout over all ranks that fits and that ``where`` admits.
@@ -263,20 +265,22 @@ def fitting(
     ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused.
     """
     spaces = [(job, Space(model, job, world=machine.ranks, where=where))]
-    largest = _largest_peak(spaces, risk, model=model, machine=machine)
+    largest = _max_peak(spaces, risk, model=model, machine=machine)
     known = Incumbents(largest, by="memory", top=1, levels=0, any_will_do=True)
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=False)
     _search_spaces(solver, spaces, {job: using} if using else None, model=model, machine=machine, risk=risk)
     return known.best[0].estimate.layout if known.best else None
 
 
-def _tightest(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:
+def _find_binding_constraint(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:
     """Return the constraint to relax when no layout fits, and a layout that fits without it."""
 
-    def passing(admitted: Where) -> Layout | None:
-        return fitting(admitted, model=model, machine=machine, job=job, risk=risk)
+    def find_passing(admitted: Where) -> Layout | None:
+        return find_fitting_layout(admitted, model=model, machine=machine, job=job, risk=risk)
 
-    binding = tightest(where, passing=passing, model=model, world=machine.ranks) if where.terms else None
+    binding = (
+        find_binding_constraint(where, passing=find_passing, model=model, world=machine.ranks) if where.terms else None
+    )
     return f"nothing that meets {str(where)!r} fits; {binding}" if binding else ""
 
 
@@ -321,7 +325,7 @@ def _search_spaces(
     return planners
 
 
-def _misses(
+def _list_near_misses(
     spaces: Sequence[tuple[Job, Space]],
     planners: Mapping[Job, Planner],
     *,
@@ -336,10 +340,12 @@ def _misses(
     _search_spaces(solver, spaces, planners, model=model, machine=endless, risk=risk)
     for candidate in known.best:
         job, counts = candidate.planner.job, candidate.planner.counts
-        yield near_miss(candidate.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk))
+        yield make_near_miss(
+            candidate.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
+        )
 
 
-def _front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
+def _pareto_front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
     """Yield the Pareto front of time and memory, from the fastest layout to the smallest."""
     smallest = None
     for candidate in sorted(evaluated, key=lambda candidate: (candidate.seconds, candidate.peak_bytes)):
@@ -364,18 +370,18 @@ def _rank(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
     return Ranked(step=step, gpu_hours=hours, dollars=dollars, reduce=reduce)
 
 
-def _no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **narrowed: Any) -> str:
+def _describe_no_layout(model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **narrowed: Any) -> str:
     where: Where = narrowed.pop("where", ANY)
 
-    def legal(admitted: Where) -> Layout | None:
+    def find_legal(admitted: Where) -> Layout | None:
         for space in (Space(model, job, world=world, where=admitted, **narrowed) for world in worlds):
             for stems in space.blocks if space.layouts else ():
                 if len(some := space.candidates_of(stems).nonzero()[0]):
-                    return space.any_layout(stems, int(some[0]))
+                    return space.pick_layout(stems, int(some[0]))
         return None
 
     ranks = machine.ranks
-    if where.terms and (binding := tightest(where, passing=legal, model=model, world=ranks)):
+    if where.terms and (binding := find_binding_constraint(where, passing=find_legal, model=model, world=ranks)):
         return f"no layout of {model.name} on {ranks} ranks of {machine.name} meets {str(where)!r}; {binding}"
     near = -(-job.global_batch // ranks) * ranks
     return (

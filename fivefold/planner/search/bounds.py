@@ -29,7 +29,7 @@ from fivefold.planner.search.shapes import (
     sum_units,
 )
 from fivefold.planner.search.space import Space
-from fivefold.planner.time.unit_overlap import reduces_beside_forward
+from fivefold.planner.time.unit_overlap import overlaps_next_forward
 from fivefold.planner.time.update_time import elementwise_seconds
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
@@ -46,15 +46,15 @@ class Bounds:
         self.partials = partials
         self.micro_batches = space.micro_batches(partials)
         samples = [Layout(ac=ac) for ac in space.recomputations]
-        self.every = np.array([sample.recompute_every if sample.recomputed else NEVER for sample in samples])
+        self.every = np.array([sample.recompute_every if sample.recomputed_operations else NEVER for sample in samples])
         self._pipelines: dict[tuple[int, int], PipelineUnits] = {}
         self._memory = MemoryBounds(planner.counts, space.shapes)
         self.update_slope = _update_slope(planner)
 
-    def over(self, partials: PartialLayouts) -> Bounds:
+    def restrict_to(self, partials: PartialLayouts) -> Bounds:
         """Return the bounds of other partial layouts, which reuse what is known already."""
         restricted = copy(self)
-        restricted.estimates, restricted.partials = self.estimates.over(partials), partials
+        restricted.estimates, restricted.partials = self.estimates.restrict_to(partials), partials
         restricted.micro_batches = self.space.micro_batches(partials)
         return restricted
 
@@ -77,15 +77,17 @@ class Bounds:
             bare=bare,
         )
 
-    def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> tuple[Floats, Floats]:
-        """Return a lower bound like ``without_zero`` that also holds for every order; ``most`` as in ``Estimates``.
+    def seconds_of_any_order(
+        self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False
+    ) -> tuple[Floats, Floats]:
+        """Return a lower bound like ``seconds_of_any_zero`` for every order; ``most`` as in ``Estimates``.
 
         With ``bare`` the bound also holds for every recomputation.
         """
-        unit = self.estimates.nearest(candidates, most=most, bare=bare)
+        unit = self.estimates.adjacent_units(candidates, most=most, bare=bare)
         return self._seconds(candidates, unit, bare=bare)
 
-    def without_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
+    def seconds_of_any_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return a lower bound like ``seconds`` for every ZeRO stage: data-parallel messages are not counted."""
         return self._seconds(candidates, self.estimates.units(candidates), placed=True)
 
@@ -122,13 +124,13 @@ class Bounds:
             paired_candidates = candidates.take(paired)
             halves = self.estimates.pairs(paired_candidates) if placed else None
             shown = np.stack([ahead[paired], behind[paired]])
-            busy = self._paired(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
+            busy = self._paired_seconds(mine, m[paired], unit[paired], halves, sent=sent[:, paired], shown=shown)
             work[paired] = busy / share[paired]
         way, back = sum_units(pipe.before, forward), sum_units(pipe.before, backward)
         back += np.where(split | dual, 0.0, sum_units(pipe.before, weight))
         hops = np.zeros_like(way)
         if placed:
-            delay, sending = self.estimates.between_stages(candidates).T[:, :, None]
+            delay, sending = self.estimates.stage_message_seconds(candidates).T[:, :, None]
             way, back = way + pipe.first * (delay + sending), back + pipe.first * (delay + sending)
             hops = 2 * pipe.chunks * sending
         own = way + share * (work + hops) + ends + update
@@ -148,24 +150,24 @@ class Bounds:
     def data_parallel(
         self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None
     ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return ``_exposed``, ``_each_way``, ``_ends``, and seconds [n, 3] of the update.
+        """Return ``_exposed_seconds``, ``_data_parallel_seconds``, ``_end_seconds``, and seconds [n, 3] of the update.
 
         Without ``parallel`` only the update is counted.
         """
-        states = self.estimates.lightest(candidates) if parallel is None else self.estimates.states(candidates)
+        states = self.estimates.min_states(candidates) if parallel is None else self.estimates.states(candidates)
         update = sum_units(pipe.held, states[:, 4]) * self.update_slope
         if parallel is None:
             nothing = np.zeros((2, len(unit), unit.shape[2]))
             return nothing, nothing, np.zeros_like(update), update
-        sent = self._each_way(candidates, parallel)
-        return self._exposed(sent, unit), sent, self._ends(pipe, candidates, unit, parallel), update
+        sent = self._data_parallel_seconds(candidates, parallel)
+        return self._exposed_seconds(sent, unit), sent, self._end_seconds(pipe, candidates, unit, parallel), update
 
-    def _paired(
+    def _paired_seconds(
         self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
     ) -> Floats:
         """Return the busy seconds [n, 3] of ranks under a schedule with FB: pairs, and the passes that remain unpaired.
 
-        ``halves``: of ``Estimates.pairs``; ``sent``, ``shown``: of ``_each_way`` and ``_exposed``.
+        ``halves``: of ``Estimates.pairs``; ``sent``, ``shown``: of ``_data_parallel_seconds`` and ``_exposed_seconds``.
         """
         exposed = unit[:, 3:6].sum(axis=1)
         front, back = unit[:, 0] - unit[:, 6], unit[:, 1] + unit[:, 2] - (exposed - unit[:, 6])
@@ -205,7 +207,7 @@ class Bounds:
             busy += pairs * both + (bound - pairs) * alone
         return busy
 
-    def _each_way(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
+    def _data_parallel_seconds(self, candidates: CandidateLayouts, parallel: Floats) -> Floats:
         """Return the seconds [2, n, units] of ZeRO-3's gathers and of reductions in every micro-batch.
 
         The first axis is the forward and the backward of each unit.
@@ -219,14 +221,14 @@ class Bounds:
         behind[:, 0] = 0  # may overlap with the next forward
         return np.stack([gather, gather * twice + behind])
 
-    def _exposed(self, sent: Floats, unit: Floats) -> Floats:
-        """Return the exposed seconds of ``_each_way``, and the seconds by which overlapped messages slow compute."""
+    def _exposed_seconds(self, sent: Floats, unit: Floats) -> Floats:
+        """Return exposed seconds of ``_data_parallel_seconds``, and those by which overlap slows compute."""
         if not self.planner.units.overlaps:
             return sent
         hidden = np.minimum(sent, np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
         return np.asarray(sent - (1 - self.planner.units.contention) * hidden)
 
-    def _ends(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
+    def _end_seconds(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
         """Return the exposed seconds [n, 3] at the ends of a step.
 
         They are reductions after the last backward, and gathers before the first forward.
@@ -246,7 +248,7 @@ class Bounds:
         first, last, part = (np.take_along_axis(some, pipe.start, axis=1) for some in (gather, reduce, parallel[:, 1]))
         # Of reductions in every micro-batch the last one comes after its own backward, which is as long or hides it.
         room = unit[:, 1] + unit[:, 2] - (unit[:, 3:6].sum(axis=1) - unit[:, 6])
-        if reduces_beside_forward("embed", self.planner.job):
+        if overlaps_next_forward("embed", self.planner.job):
             room[:, 0] = np.inf
         often = self.estimates.reduces_often(candidates)[:, None]
         copies += np.where(often, np.minimum(part, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
@@ -258,25 +260,25 @@ class Bounds:
         hidden = gathers + reduces - early - late
         return np.asarray(early + late + copies + self.planner.units.contention * np.maximum(0.0, hidden))
 
-    def resting(self) -> Floats:
+    def resting_bytes(self) -> Floats:
         """Return the bytes of every partial layout for any recomputation, schedule, ZeRO stage and order.
 
         The rank with the highest peak holds at least 1/pp of all states and gradients.
         """
-        return np.asarray(self.estimates.resting(self._any()) / self.partials.pp)
+        return np.asarray(self.estimates.resting_bytes(self._first_candidates()) / self.partials.pp)
 
     def floor(self, *, most: int, whole: bool = True) -> Floats:
-        """Return a lower bound in seconds like ``resting``; ``most`` and ``whole`` have the meaning of ``Estimates``.
+        """Return a lower bound in seconds like ``resting_bytes``; ``most`` and ``whole`` as in ``Estimates``.
 
         The busiest rank does at least 1/pp of the work.
         """
-        s, m, some = self.partials, self.micro_batches, self._any()
+        s, m, some = self.partials, self.micro_batches, self._first_candidates()
         seconds = self.estimates.model_seconds(some, most=most, whole=whole)
         alone, paired = seconds[:, :, 0].T
         pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
         return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)
 
-    def _any(self) -> CandidateLayouts:
+    def _first_candidates(self) -> CandidateLayouts:
         """Return one candidate of each partial layout."""
         number, zeros = np.arange(len(self.partials.dp)), np.zeros(len(self.partials.dp), np.int64)
         return CandidateLayouts(number, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)

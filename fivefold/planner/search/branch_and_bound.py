@@ -60,7 +60,7 @@ class BranchAndBound:
         """Search all layouts of what ``floors`` returned of a space."""
         opened, rows = list[ExpandedCandidates](), 0
         for floor in floors:
-            for expanded in self.opened(bounds, self._narrowed(bounds, floor)):
+            for expanded in self.expand_best_first(bounds, self._prune(bounds, floor)):
                 opened, rows = [*opened, expanded], rows + len(expanded.seconds)
                 if rows > MAX_BATCH:
                     self._finish(bounds, opened)
@@ -72,46 +72,46 @@ class BranchAndBound:
         stems, none = block.take(bounds.space.candidates_of(block) > 0), np.zeros(0)
         if not len(stems.dp):
             return BoundedSpace(stems, none, none)
-        size = bounds.over(stems).resting()
+        size = bounds.restrict_to(stems).resting_bytes()
         large = size > self.incumbents.capacity
-        self._too_large(bounds.over(stems.take(large)), size[large])
+        self._count_too_large(bounds.restrict_to(stems.take(large)), size[large])
         stems = stems.take(~large)
         timed = self.timed and len(stems.dp)
         return BoundedSpace(
             stems,
             size[~large],
-            bounds.over(stems).floor(most=LARGE_MICRO_BATCH, whole=False) if timed else np.zeros(len(stems.dp)),
+            bounds.restrict_to(stems).floor(most=LARGE_MICRO_BATCH, whole=False) if timed else np.zeros(len(stems.dp)),
         )
 
-    def _narrowed(self, bounds: Bounds, floor: BoundedSpace) -> BoundedSpace:
+    def _prune(self, bounds: Bounds, floor: BoundedSpace) -> BoundedSpace:
         """Return ``floor`` without partial layouts that can no longer win, by their bounds and by tighter ones."""
         for tight in (False, True) if self.timed else (False,):
             if tight and len(floor.size):
-                floor = floor._replace(seconds=bounds.over(floor.stems).floor(most=FEWEST))
+                floor = floor._replace(seconds=bounds.restrict_to(floor.stems).floor(most=FEWEST))
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
-            self._slower(bounds.over(floor.stems.take(~worth)), floor.seconds[~worth])
+            self._count_slower(bounds.restrict_to(floor.stems.take(~worth)), floor.seconds[~worth])
             floor = BoundedSpace(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
         return floor
 
-    def opened(self, bounds: Bounds, floor: BoundedSpace) -> Iterator[ExpandedCandidates]:
+    def expand_best_first(self, bounds: Bounds, floor: BoundedSpace) -> Iterator[ExpandedCandidates]:
         """Yield all schedules of partial layouts, the most promising first."""
         best = np.lexsort((floor.size, self.incumbents.score(floor.seconds, floor.size, bounds.space)))
         for start in range(0, len(best), STEMS):
-            yield self._open_up(bounds.over(floor.stems.take(best[start : start + STEMS])))
+            yield self._open_up(bounds.restrict_to(floor.stems.take(best[start : start + STEMS])))
 
-    def _too_large(self, bounds: Bounds, size: Floats) -> None:
+    def _count_too_large(self, bounds: Bounds, size: Floats) -> None:
         """Count partial layouts, without their recomputation, that are too large whatever their schedule."""
         space, partials = bounds.space, bounds.partials
         count = space.candidates_of(partials) * len(space.recomputations)
-        self.incumbents.rejections.too_large(count, size, lambda at: space.any_layout(partials, at))
+        self.incumbents.rejections.add_too_large(count, size, lambda at: space.pick_layout(partials, at))
         self.report_done(int(count.sum()))
 
-    def _slower(self, bounds: Bounds, seconds: Floats) -> None:
+    def _count_slower(self, bounds: Bounds, seconds: Floats) -> None:
         """Count partial layouts, without their recomputation, that are slower whatever their schedule."""
         if len(seconds):
             count = int(bounds.space.candidates_of(bounds.partials).sum()) * len(bounds.space.recomputations)
-            nearest = bounds.space.any_layout(bounds.partials, int(seconds.argmin()))
-            self.incumbents.rejections.slower("compute", count, nearest)
+            nearest = bounds.space.pick_layout(bounds.partials, int(seconds.argmin()))
+            self.incumbents.rejections.add_slower("compute", count, nearest)
             self.report_done(count)
 
     def wait(self, bounds: Bounds, some: CandidateLayouts, size: Floats, seconds: Floats) -> None:
@@ -132,32 +132,34 @@ class BranchAndBound:
             self.timed and bool(self.incumbents.best) and not self.few_fit
         )  # else no bound of time excludes a layout: memory first
         if rival and len(seconds):
-            bound = bounds.nearest(candidates, most=FEWEST, bare=True)
-            candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order ac")
+            bound = bounds.seconds_of_any_order(candidates, most=FEWEST, bare=True)
+            candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order ac")
         if not rival and len(seconds) and "activations" not in bounds.planner.job.offload:
-            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=True, bare=True)
-            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order ac")
-            candidates, size, seconds = self._fast(bounds, candidates, size, (seconds, None), left="zero order ac")
-        bounds = bounds.over(space.recomputed(stems))
+            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates), limit=True, bare=True)
+            candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order ac")
+            candidates, size, seconds = self._select_fast(
+                bounds, candidates, size, (seconds, None), left="zero order ac"
+            )
+        bounds = bounds.restrict_to(space.expand_recomputations(stems))
         partials, size, seconds = bounds.partials, np.repeat(size, kinds), np.repeat(seconds, kinds)
         candidates = candidates.take(np.repeat(np.arange(len(candidates.partial)), kinds))
         number = np.tile(np.arange(kinds), len(candidates.partial) // kinds)
         candidates = candidates._replace(partial=candidates.partial * kinds + number)
         if rival and len(seconds):
-            bound = bounds.nearest(candidates, most=LARGE_MICRO_BATCH)
-            candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
+            bound = bounds.seconds_of_any_order(candidates, most=LARGE_MICRO_BATCH)
+            candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
         if len(seconds):
-            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates), limit=True)
-            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
+            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates), limit=True)
+            candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order")
         if self.timed and not rival and len(seconds):
-            seconds, _ = bounds.nearest(candidates, most=LARGE_MICRO_BATCH)
+            seconds, _ = bounds.seconds_of_any_order(candidates, most=LARGE_MICRO_BATCH)
         used, place = np.unique(candidates.partial, return_inverse=True)
         return ExpandedCandidates(partials.take(used), candidates._replace(partial=place), size, seconds)
 
     def _finish(self, bounds: Bounds, opened: list[ExpandedCandidates]) -> None:
         """Explore what was opened, best bound first."""
         offsets = np.cumsum([0, *(len(branch.partials.dp) for branch in opened)])
-        bounds = bounds.over(concatenate([branch.partials for branch in opened]))
+        bounds = bounds.restrict_to(concatenate([branch.partials for branch in opened]))
         moved = [
             branch.candidates._replace(partial=branch.candidates.partial + offset)
             for branch, offset in zip(opened, offsets, strict=False)
@@ -169,7 +171,7 @@ class BranchAndBound:
         order, room = np.lexsort((size, self.incumbents.score(seconds, size, bounds.space))), FIRST_BATCH
         while len(order):
             worth = self.incumbents.can_win(seconds[order], size[order], bounds.space)
-            self._unworthy(bounds, candidates.take(order[~worth]))
+            self._count_losers(bounds, candidates.take(order[~worth]))
             order = order[worth]
             self._explore(bounds, candidates.take(order[:room]))
             self.evaluate_waiting(bounds, most=EAGER)
@@ -177,10 +179,10 @@ class BranchAndBound:
         self.evaluate_waiting(bounds)
         self.waiting = []
 
-    def _unworthy(self, bounds: Bounds, losers: CandidateLayouts) -> None:
+    def _count_losers(self, bounds: Bounds, losers: CandidateLayouts) -> None:
         if len(losers.partial):
             times = int(self._times(bounds, losers, "zero order").sum())
-            self.incumbents.rejections.slower("bound", times, bounds.space.layout(bounds.partials, losers, 0))
+            self.incumbents.rejections.add_slower("bound", times, bounds.space.layout(bounds.partials, losers, 0))
             self.report_done(times)
 
     def _explore(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
@@ -193,27 +195,27 @@ class BranchAndBound:
         rival = bool(self.incumbents.best)
         for most, bare in ((1, True), (FEWEST, False), (1, False)) if rival else ():
             if len(seconds):
-                bound = bounds.nearest(candidates, most=most, bare=bare)
-                candidates, size, seconds = self._fast(bounds, candidates, size, bound, left="zero order")
+                bound = bounds.seconds_of_any_order(candidates, most=most, bare=bare)
+                candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
         if len(seconds):
-            size = bounds.memory(candidates, states=bounds.estimates.lightest(candidates))
-            candidates, size, seconds = self._fitting(bounds, candidates, size, seconds, left="zero order")
+            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates))
+            candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order")
         if not len(seconds):
             return
-        candidates, index = space.placed(partials, candidates)
-        candidates, size, seconds = self._fast(
-            bounds, candidates, size[index], bounds.without_zero(candidates), left="zero"
+        candidates, index = space.expand_orders(partials, candidates)
+        candidates, size, seconds = self._select_fast(
+            bounds, candidates, size[index], bounds.seconds_of_any_zero(candidates), left="zero"
         )
         for part in _parts(candidates):
             some = space.shard(partials, candidates.take(part))
             least = bounds.memory(some)
-            some, least, seconds = self._fitting(bounds, some, least, np.zeros(len(least)), left="")
+            some, least, seconds = self._select_fitting(bounds, some, least, np.zeros(len(least)), left="")
             if not len(least):
                 continue
-            some, least, seconds = self._fast(bounds, some, least, bounds.seconds(some), left="")
+            some, least, seconds = self._select_fast(bounds, some, least, bounds.seconds(some), left="")
             if not len(least):
                 continue
-            one = bounds.estimates.distinct(some)
+            one = bounds.estimates.find_distinct(some)
             self.wait(bounds, some.take(one), least[one], seconds[one])
             self.evaluate_waiting(bounds, most=EAGER)
 
@@ -226,8 +228,8 @@ class BranchAndBound:
             for limit in (True, False):
                 if len(size):
                     size = bounds.memory(some, limit=limit)
-                    some, size, none = self._fitting(bounds, some, size, none, left="order")
-                    some, size, none = self._fast(bounds, some, size, (none, None), left="order")
+                    some, size, none = self._select_fitting(bounds, some, size, none, left="order")
+                    some, size, none = self._select_fast(bounds, some, size, (none, None), left="order")
             if self.timed:
                 self._place_fitting(bounds, some, size)
             elif len(size):
@@ -238,22 +240,22 @@ class BranchAndBound:
         """Queue every order of candidates that can win by time and that fit. Their memory is counted once."""
         seconds = np.zeros(len(size))
         if self.incumbents.best and len(size):
-            some, size, seconds = self._fast(bounds, some, size, bounds.nearest(some), left="order")
+            some, size, seconds = self._select_fast(bounds, some, size, bounds.seconds_of_any_order(some), left="order")
         first = bounds.space.placed_first(bounds.partials, some)
         layouts = (bounds.space.layout(bounds.partials, first, at) for at in range(len(size)))
-        peaks = np.array([self.incumbents.excess(bounds.planner, layout) for layout in layouts], float)
+        peaks = np.array([self.incumbents.excess_bytes(bounds.planner, layout) for layout in layouts], float)
         large = peaks > 0
         losers, times = some.take(large), self._times(bounds, some.take(large), "order")
         self.report_done(int(times.sum()))
-        self.incumbents.rejections.too_large(
+        self.incumbents.rejections.add_too_large(
             times, peaks[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
         )
         some, size = some.take(~large), size[~large]
-        placed, index = bounds.space.placed(bounds.partials, some)
+        placed, index = bounds.space.expand_orders(bounds.partials, some)
         if len(index):
-            placed, size, seconds = self._fast(bounds, placed, size[index], bounds.seconds(placed), left="")
+            placed, size, seconds = self._select_fast(bounds, placed, size[index], bounds.seconds(placed), left="")
         if len(size):
-            one = bounds.estimates.distinct(placed)
+            one = bounds.estimates.find_distinct(placed)
             self.wait(bounds, placed.take(one), size[one], seconds[one])
             self.evaluate_waiting(bounds, most=EAGER)
 
@@ -270,7 +272,7 @@ class BranchAndBound:
         order = np.lexsort((size, score))
         while len(order) and most != 0:
             at = int(order[0])
-            if self.incumbents.may_win(score[at], size[at], seconds[at]):
+            if self.incumbents.can_candidate_win(score[at], size[at], seconds[at]):
                 mine = order[unplayed[order] == unplayed[at]] if unplayed[at] >= 0 else order[:0]
                 mine = mine[:TOGETHER]
                 unplayed[mine] = -1
@@ -283,7 +285,7 @@ class BranchAndBound:
                 order, most = order[1:], most if most is None else most - 1
             else:
                 worth = self.incumbents.can_win(seconds[order], size[order], space)
-                self.incumbents.rejections.slower(
+                self.incumbents.rejections.add_slower(
                     "bound", int((~worth).sum()), space.layout(bounds.partials, candidates, at)
                 )
                 order = order[worth]
@@ -296,9 +298,9 @@ class BranchAndBound:
             times *= len(bounds.space.recomputations)
         if "zero" in left:
             times = times * bounds.space.zeros_each(partials)
-        return times * bounds.space.orders_each(partials) if "order" in left else times
+        return times * bounds.space.count_orders(partials) if "order" in left else times
 
-    def _fitting(
+    def _select_fitting(
         self, bounds: Bounds, candidates: CandidateLayouts, size: Floats, seconds: Floats, *, left: str
     ) -> tuple[CandidateLayouts, Floats, Floats]:
         """Return the candidates whose bytes fit. The others are counted as too large."""
@@ -306,12 +308,12 @@ class BranchAndBound:
         losers = candidates.take(large)
         times = self._times(bounds, losers, left)
         self.report_done(int(times.sum()))
-        self.incumbents.rejections.too_large(
+        self.incumbents.rejections.add_too_large(
             times, size[large], lambda at: bounds.space.layout(bounds.partials, losers, at)
         )
         return candidates.take(~large), size[~large], seconds[~large]
 
-    def _fast(
+    def _select_fast(
         self,
         bounds: Bounds,
         candidates: CandidateLayouts,
@@ -337,7 +339,9 @@ class BranchAndBound:
             for part in np.unique(most):
                 at = np.flatnonzero(most == part)
                 nearest = at[seconds[~worth][at].argmin()]
-                rejections.slower(TIME_PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest)))
+                rejections.add_slower(
+                    TIME_PARTS[part], int(times[at].sum()), space.layout(partials, losers, int(nearest))
+                )
         return candidates.take(worth), size[worth], seconds[worth]
 
     def report_done(self, more: int) -> None:

@@ -102,11 +102,11 @@ def split(rows: Ints, column: int, sizes: Iterable[int]) -> Ints:
 
 def map_distinct(column: Ints, value: Callable[[int], int]) -> Ints:
     """Return ``value`` of each element. It is called once per distinct element."""
-    values, _, inverse = distinct(column)
+    values, _, inverse = factorize(column)
     return np.array([value(int(entry)) for entry in values], np.int64)[inverse]
 
 
-def distinct(column: Ints) -> tuple[Ints, Ints, Ints]:
+def factorize(column: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the distinct values of a column in order, the first row of each, and the index into them of each row.
 
     As ``numpy.unique``, which sorts; small numbers are looked up instead.

@@ -41,7 +41,7 @@ class BindingConstraint(NamedTuple):
         return f"the tightest is {which}: with {self.instead} there is {str(self.layout)!r}"
 
 
-def tightest(where: Where, *, passing: Passing, model: Model, world: int) -> BindingConstraint | None:
+def find_binding_constraint(where: Where, *, passing: Passing, model: Model, world: int) -> BindingConstraint | None:
     """Return the fewest terms of ``where`` to relax, and of these the closest.
 
     Returns None if nothing passes at all.
@@ -51,10 +51,10 @@ def tightest(where: Where, *, passing: Passing, model: Model, world: int) -> Bin
     for count in range(1, len(where.terms) + 1):
         without = [(some, _drop_terms(where, some, passing)) for some in combinations(where.terms, count)]
         enough = [(some, layout) for some, layout in without if layout is not None]
-        options = ([list(_gives_way(term, model=model, world=world)) for term in some] for some, _ in enough)
+        options = ([list(_list_relaxations(term, model=model, world=world)) for term in some] for some, _ in enough)
         ways = sorted(chain(*(product(*step) for step in options)), key=lambda way: sum(step[0] for step in way))
         for way in ways[:TRIED]:
-            if (binding := _instead(where, [step[1] for step in way], passing)) is not None:
+            if (binding := _relax(where, [step[1] for step in way], passing)) is not None:
                 return binding
         for some, layout in enough:
             return BindingConstraint(
@@ -67,7 +67,7 @@ def _drop_terms(where: Where, some: Sequence[Term], passing: Passing) -> Layout 
     return passing(Where(tuple(term for term in where.terms if term not in some)))
 
 
-def _instead(where: Where, ways: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
+def _relax(where: Where, ways: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
     """Return a constraint with some terms relaxed; None if that is not enough."""
     changed = {way.term: way.instead for way in ways}
     kept = tuple(other for term in where.terms if (other := changed.get(term, term)) is not None)
@@ -76,7 +76,7 @@ def _instead(where: Where, ways: Sequence[Relaxation], passing: Passing) -> Bind
     return None if layout is None else BindingConstraint(tuple(changed), said, layout)
 
 
-def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Relaxation]]:
+def _list_relaxations(term: Term, *, model: Model, world: int) -> Iterator[tuple[float, Relaxation]]:
     """Return the octaves by which a term must be relaxed, and the value that it is relaxed to."""
     if term.field not in NUMBERS:
         yield NAME, Relaxation(term, None)
@@ -88,12 +88,12 @@ def _gives_way(term: Term, *, model: Model, world: int) -> Iterator[tuple[float,
         "mbs": [2**power for power in range(10)],
     }.get(term.field, divisors(world))
     for value in values:
-        if not term.admits(value):
+        if not term.is_satisfied_by(value):
             ratios = [abs(log2((value + 1) / (int(limit) + 1))) for limit in term.values]
             yield min(ratios), Relaxation(term, Term(term.field, "=", (str(value),)))
 
 
-def uneven_batch(layout: Layout, *, batch: int) -> str:
+def describe_uneven_batch(layout: Layout, *, batch: int) -> str:
     """Return a note that the global batch shares few divisors with the ranks; "" if another rule limits dp.
 
     dp divides both.

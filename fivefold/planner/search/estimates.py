@@ -13,17 +13,17 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.layout.sharding import policy, regathers
+from fivefold.layout.sharding import gathers_for_backward, policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, run_part
 from fivefold.planner.counts.memory.liveness import Sums
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
-from fivefold.planner.search.optimistic_times import figures, kernels, nearest
+from fivefold.planner.search.optimistic_times import adjacent_figures, figures, kernels
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
-from fivefold.planner.time.stage_time import between_stages
+from fivefold.planner.time.stage_time import stage_message_seconds
 from fivefold.planner.time.unit_time import AXES
 
 FIRST_BLOCK = 2  # index of the first kind of block among the units, without and with recomputation
@@ -58,7 +58,7 @@ class Estimates(Tables):
         self.tally = np.array([1.0, 1.0, *number])  # of each unit in the model, without recomputation
         shapes = [Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule) for shape in space.shapes]
         self._apart = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
-        self._hides = np.array([self.counts.job.stack.hides_p2p(shape.schedule) for shape in space.shapes], np.int64)
+        self._hides = np.array([self.counts.job.stack.overlaps_p2p(shape.schedule) for shape in space.shapes], np.int64)
         self._dual = np.array([shape.pipeline.enters_both_ends for shape in shapes], np.int64)
 
     def reduces_often(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
@@ -99,7 +99,7 @@ class Estimates(Tables):
         Gradients of experts that are already reduced are not counted.
         """
         s = self.partials.take(candidates.partial)
-        predicted = self.counts.model.predicted > 0
+        predicted = self.counts.model.mtp_depth > 0
         stack = self.counts.job.stack
         at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
 
@@ -108,7 +108,7 @@ class Estimates(Tables):
             for run in self.runs:
                 name = self._representative_unit(run.name)
                 parts = self.counts.parts(layout.replace(zero=0, shard_group=None), name)
-                experts = parts[-1].sums if self.counts.routed(name) else 0
+                experts = parts[-1].sums if self.counts.count_moe_layers(name) else 0
                 dense = sum(entry.sums for entry in parts) - experts
                 if birth == AllocatedGradients.HELD:
                     sums = Sums(held=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings)
@@ -168,7 +168,7 @@ class Estimates(Tables):
         scale = s.mbs / many * cp / s.cp
         return np.asarray(totals * np.where((many == s.mbs) & (cp == s.cp), 1.0, scale * ROUNDED)[:, None, None])
 
-    def lightest(self, candidates: CandidateLayouts) -> Floats:
+    def min_states(self, candidates: CandidateLayouts) -> Floats:
         """Return the minimum of ``states`` over ZeRO stages and shard groups."""
         s = self.partials.take(candidates.partial)
         replicas = s.dp * s.cp
@@ -178,7 +178,7 @@ class Estimates(Tables):
         smallest[:, [3, 5, 6, 7]] = 0
         return smallest
 
-    def resting(self, candidates: CandidateLayouts) -> Floats:
+    def resting_bytes(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes [n] of states and gradients of the full model at the end of a step.
 
         They are divided by tp, ep and ZeRO, not by pp: the minimum over ZeRO stages. Without a pipeline some gradients
@@ -221,7 +221,9 @@ class Estimates(Tables):
     def _states(self, layout: Layout) -> Floats:
         """Compute the figures of ``states``, [units, figures]."""
         keeps, rows = policy(layout, self.counts.job), dict[Name, tuple[int, ...]]()
-        often = self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0  # at once into a bucket
+        often = (
+            self.counts.reduces_every_micro_batch(layout) or self.counts.job.stack.reduce_bucket > 0
+        )  # at once into a bucket
         names = [self._representative_unit(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
             state = self.counts.states(layout, name)
@@ -236,16 +238,20 @@ class Estimates(Tables):
                 ends,
                 gathered,
                 state.updated,
-                self._gathered_ahead(layout, name),
-                self._reduced(layout, name),
+                self._prefetched_bytes(layout, name),
+                self._reduced_bytes(layout, name),
                 self._min_gradient_bytes(layout, name),
             )
         return np.array([rows[name] for name in names], float)
 
-    def _gathered_ahead(self, layout: Layout, name: Name) -> int:
+    def _prefetched_bytes(self, layout: Layout, name: Name) -> int:
         """Return bytes of a block that are gathered during the backward before its own, at least (``passes.py``)."""
         stack, parts = self.counts.job.stack, self.counts.parts(layout, name)
-        if isinstance(name, str) or not regathers(layout, self.counts.job) or stack.zero3_gather == "weights":
+        if (
+            isinstance(name, str)
+            or not gathers_for_backward(layout, self.counts.job)
+            or stack.zero3_gather == "weights"
+        ):
             return 0
         if stack.comm_buffers == "retained":
             return sum(part.whole for part in parts)
@@ -255,12 +261,16 @@ class Estimates(Tables):
             else 0
         )
 
-    def _reduced(self, layout: Layout, name: Name) -> int:
+    def _reduced_bytes(self, layout: Layout, name: Name) -> int:
         """Return a lower bound of the bytes of full gradients while a block's are reduced in every backward.
 
         Those of its experts may be freed before the others are made.
         """
-        if isinstance(name, str) or not self.counts.reduces_each(layout) or self.counts.job.stack.reduce_bucket > 0:
+        if (
+            isinstance(name, str)
+            or not self.counts.reduces_every_micro_batch(layout)
+            or self.counts.job.stack.reduce_bucket > 0
+        ):
             return 0
         return max((part.sums for part in self.counts.parts(layout, name) if 0 < part.reduced < part.sums), default=0)
 
@@ -275,7 +285,7 @@ class Estimates(Tables):
         at_once = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
         return max(parts) if at_once else sum(parts)
 
-    def nearest(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
+    def adjacent_units(self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False) -> Floats:
         """Return a bound like ``units`` for groups of adjacent ranks.
 
         Then, as halves of an FB, follow kernels with exposed messages of forward and backward, and the concurrent
@@ -286,23 +296,25 @@ class Estimates(Tables):
         if bare and not self.measured:
 
             def make_bare(layout: Layout, many: int) -> Floats:
-                return self._nearest(get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset()), layout)
+                return self._adjacent_units(
+                    get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset()), layout
+                )
 
-            return self._scaled(
+            return self._scale_table(
                 "bare", candidates, self._part(candidates)[1:-1], make_bare, many=self._multiples(candidates, most=most)
             )
         if self.measured:
 
             def make_measured(layout: Layout, _: int) -> Floats:
                 part = get_local_degrees(layout)
-                return self._nearest(part._replace(recomputed=frozenset()) if bare else part, layout)
+                return self._adjacent_units(part._replace(recomputed=frozenset()) if bare else part, layout)
 
             return self._table("bare" if bare else "nearest", candidates, self._part(candidates), make_measured)
 
         def make(layout: Layout, many: int) -> Floats:
-            return self._nearest(get_local_degrees(layout)._replace(sequences=many), layout)
+            return self._adjacent_units(get_local_degrees(layout)._replace(sequences=many), layout)
 
-        return self._scaled(
+        return self._scale_table(
             "nearest", candidates, self._part(candidates)[1:], make, many=self._multiples(candidates, most=most)
         )
 
@@ -319,20 +331,20 @@ class Estimates(Tables):
 
         def make(layout: Layout, many: int) -> Floats:
             part = get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset())
-            figures = self._nearest(part, layout, whole=whole) @ self.tally
+            figures = self._adjacent_units(part, layout, whole=whole) @ self.tally
             alone = figures[:3].sum()
             paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
             return np.array([[alone], [paired]])
 
         name, columns = ("whole", 9) if whole else ("any etp", 8)
-        return self._scaled(
+        return self._scale_table(
             name, candidates, self._part(candidates)[1:columns], make, many=self._multiples(candidates, most=most)
         )
 
-    def _nearest(self, part: LocalDegrees, layout: Layout, *, whole: bool = True) -> Floats:
+    def _adjacent_units(self, part: LocalDegrees, layout: Layout, *, whole: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
             return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
-        return nearest(self.planner.units, part, self.runs, pairs=self.space.pairs, whole=whole)
+        return adjacent_figures(self.planner.units, part, self.runs, pairs=self.space.pairs, whole=whole)
 
     def units(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units].
@@ -369,14 +381,14 @@ class Estimates(Tables):
 
         return self._table("pairs", candidates, self._part(candidates) + self._places(candidates, AXES), make)
 
-    def between_stages(self, candidates: CandidateLayouts) -> Floats:
+    def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
         s = self.partials.take(candidates.partial)
         columns = [s.mbs, s.cp, s.tp, s.inner, s.sp, self._hides[candidates.shape]]
         columns += self._places(candidates, ("tp",)) + self._places(candidates, ("pp",))
 
         def make(layout: Layout, _: int) -> Floats:
-            return np.array(between_stages(self.planner.units, layout))
+            return np.array(stage_message_seconds(self.planner.units, layout))
 
         return self._table("between stages", candidates, columns, make)
 
@@ -402,7 +414,7 @@ class Estimates(Tables):
     def _representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.alike[name.representative]
 
-    def distinct(self, candidates: CandidateLayouts) -> Ints:
+    def find_distinct(self, candidates: CandidateLayouts) -> Ints:
         """Return indices without duplicates.
 
         Of candidates whose order differs but not the placement of any group, one is kept.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
-from fivefold.planner.predict import Estimate, Planner, fullest
+from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.space import Space
@@ -100,7 +100,7 @@ class Incumbents:
         peak, risk = self._peak_and_risk(planner, layout, ranks)
         fits = risk <= planner.risk
         if not fits:
-            self.rejections.too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
+            self.rejections.add_too_large(np.ones(1, np.int64), np.array([float(peak)]), lambda _: layout)
             if not self.looks_at_tight or risk > TIGHT_RISK:
                 return
         if self.by == "memory" and not self.fastest.any() and peak > self.threshold:  # whose time does not matter
@@ -124,14 +124,14 @@ class Incumbents:
             if self.improved and self.best[0] is evaluated:
                 self.improved(evaluated.text, score)
 
-    def excess(self, planner: Planner, layout: Layout) -> int:
+    def excess_bytes(self, planner: Planner, layout: Layout) -> int:
         """Return the peak bytes of a layout that neither fits nor is tight; else 0."""
         peak, risk = self._peak_and_risk(planner, layout, planner.memory(layout))
         return peak if risk > (TIGHT_RISK if self.looks_at_tight else planner.risk) else 0
 
     def _peak_and_risk(self, planner: Planner, layout: Layout, ranks: list[RankMemory]) -> tuple[int, float]:
         """Return the peak bytes of a layout, and its risk of running out of memory; 1 where it is sure to."""
-        peak = fullest(ranks)
+        peak = max_peak_bytes(ranks)
         return peak, planner.out_of_memory_risk(layout, ranks) if peak <= self.capacity else 1.0
 
     def score(self, seconds: Floats, size: Floats, space: Space) -> Floats:
@@ -145,7 +145,7 @@ class Incumbents:
         wins = (score <= self.threshold) | (seconds < self.fastest[budget])
         return np.where(size > self.largest_peak, score < self.tight_threshold, wins) if self.looks_at_tight else wins
 
-    def may_win(self, score: float, size: float, seconds: float) -> bool:
+    def can_candidate_win(self, score: float, size: float, seconds: float) -> bool:
         """Return ``can_win`` for one candidate."""
         if self.looks_at_tight and size > self.largest_peak:
             return score < self.tight_threshold

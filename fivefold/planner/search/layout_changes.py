@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
-from fivefold.layout.legal import can_express, is_legal
-from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, usual_schedule
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, get_1f1b_name
 from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.validity import can_express, is_legal
 from fivefold.planner.predict import Planner
 
 RANKED = ("dp", "tp", "cp", "pp")  # axes whose product is the world
@@ -27,7 +27,7 @@ def can_run(layout: Layout, planner: Planner) -> bool:
 
 def change(layout: Layout, **fields: Any) -> Layout | None:
     """Return the layout with other fields, without what they rule out; None if they contradict the rest of it."""
-    ruled_out = {} if DEGREES.isdisjoint(fields) else _ruled_out(layout, layout.model_copy(update=fields))
+    ruled_out = {} if DEGREES.isdisjoint(fields) else _list_forced_changes(layout, layout.model_copy(update=fields))
     try:
         return layout.replace(**(ruled_out | fields))
     except ValueError:
@@ -52,7 +52,7 @@ def with_zero(layout: Layout, zero: int) -> Layout | None:
 
 def with_virtual_stages(layout: Layout, v: int) -> Layout | None:
     """Return the layout with 1F1B of ``v`` even stages on each rank."""
-    return change(layout, schedule=usual_schedule(v), v=v, stages=())
+    return change(layout, schedule=get_1f1b_name(v), v=v, stages=())
 
 
 def with_optimizer_offloaded(layout: Layout) -> Layout:
@@ -60,7 +60,7 @@ def with_optimizer_offloaded(layout: Layout) -> Layout:
     return layout.replace(offload=tuple(dict.fromkeys(("optimizer", *layout.offload))))
 
 
-def _ruled_out(before: Layout, layout: Layout) -> dict[str, Any]:
+def _list_forced_changes(before: Layout, layout: Layout) -> dict[str, Any]:
     """Return what a layout with other degrees than ``before`` cannot keep, as it then is."""
     replicas, group = layout.dp * layout.cp, layout.shard_group
     fields: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def _ruled_out(before: Layout, layout: Layout) -> dict[str, Any]:
     return fields
 
 
-def changed_words(before: Layout, after: Layout) -> str:
+def list_changed_keywords(before: Layout, after: Layout) -> str:
     """Return the words of ``after`` that ``before`` has not, and those that it dropped: ``dp32 tp4 without v2``."""
     was, now = str(before).split(), str(after).split()
     kinds = {_kind(word) for word in now}

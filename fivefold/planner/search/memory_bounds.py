@@ -104,7 +104,7 @@ def _closing_blocks(
     again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
     mine = stage_layers(layers, layout)[stage]
     blocks = [place[counts.kinds[layer], again[layer]] for layer in mine]
-    routed = next((at for at, layer in enumerate(mine) if counts.routed(counts.kinds[layer])), 0)
+    routed = next((at for at, layer in enumerate(mine) if counts.count_moe_layers(counts.kinds[layer])), 0)
     for at in (0, routed):
         units = np.bincount(blocks[:at], minlength=len(runs)).astype(float)
         units[EMBED] = stage == 0
@@ -125,10 +125,10 @@ def _rank_units(shape: Shape, rank: int, table: Floats, *, m: int) -> tuple[Floa
         deep, made = pp == 1 or m - done >= count, m > done or not split
         return live, (count if deep else max(int(made), min(m - done, count))) * table[0], True, deep, made
     deep = pipeline.pairs_passes or m > 2 * pp
-    if pipeline.interleaves:  # as many forwards follow as backwards come until the last stage has its sums
+    if pipeline.is_interleaved:  # as many forwards follow as backwards come until the last stage has its sums
         group = -(-m // max(1, m // pp))
         deep = shape.v * m - (shape.v - 1) * group - 1 >= count
-    if pipeline.interleaves and m % pp == 0 and m >= LARGE * pp:  # after one round of backwards
+    if pipeline.is_interleaved and m % pp == 0 and m >= LARGE * pp:  # after one round of backwards
         return live, live, True, deep, True
     least = (count if deep else 1) * table.min(axis=0)
     least[HEAD] = 0
@@ -186,7 +186,7 @@ class MemoryBounds:
         stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
         opening = peak
         if states is None and not limit:
-            opening = self._opening(candidates, estimates, m[:, 0], peak=peak, above=gathered - kept)
+            opening = self._first_backward_bytes(candidates, estimates, m[:, 0], peak=peak, above=gathered - kept)
         begins = np.take_along_axis(opening, pipe.block, axis=1) + np.take_along_axis(ahead, pipe.next, axis=1)
         of_head = np.where(m > 1, during, ends)[:, None, HEAD] * (pipe.held[:, :, HEAD] > 0)
         begins = np.where(splitting, first, begins + of_head)
@@ -222,11 +222,11 @@ class MemoryBounds:
             if states is None and not limit:
                 own = self._backward_bytes(candidates, estimates, own, micro_batches)
             allocated = (m > 1) | (stays & self._lasting & (states is None))
-            closing = self._closing(pipe, states=state_bytes, own=own + gathered, allocated=allocated)
+            closing = self._last_backward_bytes(pipe, states=state_bytes, own=own + gathered, allocated=allocated)
             last = np.maximum(last, closing)
         return np.asarray(np.maximum(full, base + last).max(axis=1))
 
-    def _opening(
+    def _first_backward_bytes(
         self, candidates: CandidateLayouts, estimates: Estimates, m: Ints, *, peak: Floats, above: Floats
     ) -> Floats:
         """Return bytes [n, units] of the first backward of a unit above what it keeps.
@@ -247,7 +247,9 @@ class MemoryBounds:
                 opening[at] = estimates.births(candidates.take(at), birth) + above[at]
         return opening
 
-    def _closing(self, pipe: LiveUnits, *, states: Floats, own: Floats, allocated: NDArray[np.bool_]) -> Floats:
+    def _last_backward_bytes(
+        self, pipe: LiveUnits, *, states: Floats, own: Floats, allocated: NDArray[np.bool_]
+    ) -> Floats:
         """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
 
         0 of schedules that split backwards. ``own``: of a block's backward; ``allocated``: whether gradient sums are
@@ -288,7 +290,7 @@ class MemoryBounds:
     ) -> LiveUnits:
         """Return the live units of each candidate's pipeline."""
         pp = np.array([shape.pp for shape in self.shapes])[candidates.shape]
-        loops = np.array([shape.pipeline.interleaves for shape in self.shapes])[candidates.shape]
+        loops = np.array([shape.pipeline.is_interleaved for shape in self.shapes])[candidates.shape]
         forwards_first = np.array([shape.pipeline.forwards_first for shape in self.shapes])[candidates.shape]
         whole = forwards_first | (loops & (micro_batches % pp > 0))
         m = np.where(whole, micro_batches, np.minimum(micro_batches, LARGE * pp))

@@ -16,7 +16,7 @@ from fivefold.machine.datacenter import Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.search import search
-from fivefold.planner.whole_run import whole_run
+from fivefold.planner.whole_run import predict_full_run
 from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Goal
 from fivefold.results.whole_run import Offer, Offers
@@ -77,7 +77,7 @@ def search_machines(
             if deadline is None:
                 offers.extend(offer(machine, ranks) for ranks in sizes)  # keeps those before one that is stopped
             else:
-                offers.append(_fewest(machine, sizes, offer, deadline=deadline))
+                offers.append(_find_fewest_ranks(machine, sizes, offer, deadline=deadline))
     except (KeyboardInterrupt, StopSignal):
         if not offers:
             raise
@@ -116,11 +116,11 @@ def _offer(
         need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
         return Offer(machine=machine.name, ranks=machine.ranks, error=f"{NO_ROOM}{need}")
     step = result.proposal.choice.step
-    run = whole_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
+    run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     return Offer(machine=machine.name, ranks=machine.ranks, layout=step.layout, mfu=step.mfu.causal, run=run)
 
 
-def _fewest(
+def _find_fewest_ranks(
     machine: Machine, sizes: Sequence[int], offer: Callable[[Machine, int], Offer], *, deadline: float
 ) -> Offer:
     """Return the offer with the fewest ranks whose run keeps the deadline.
@@ -129,7 +129,7 @@ def _fewest(
     """
     left, known = list(sizes), dict[int, Offer]()
 
-    def keeps(at: int) -> bool | None:
+    def meets_deadline(at: int) -> bool | None:
         """Return whether the run keeps the deadline; None if no layout has that many ranks."""
         offered = known[left[at]] = offer(machine, left[at])
         return (
@@ -138,7 +138,7 @@ def _fewest(
             else None
         )
 
-    while (most := keeps(len(left) - 1)) is None and len(left) > 1:
+    while (most := meets_deadline(len(left) - 1)) is None and len(left) > 1:
         left.pop()
     last = known[left[-1]]
     if not most:
@@ -151,7 +151,7 @@ def _fewest(
     low, high = 0, len(left) - 1
     while low < high:
         middle = (low + high) // 2
-        kept = keeps(middle)
+        kept = meets_deadline(middle)
         if kept is None:
             del left[middle]
             high -= 1

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations
 
-from fivefold.layout.legal import refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.validity import refuse
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.planner.predict import Estimate, Planner
-from fivefold.planner.search.layout_changes import can_run, change, changed_words, rank_moves, with_zero
+from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, rank_moves, with_zero
 from fivefold.planner.search.recomputations import list_recomputations
 from fivefold.planner.search.stage_balance import balance, recomputing_less
 from fivefold.planner.time.ratio_errors import expected_ratio
@@ -39,7 +39,7 @@ def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = AN
     while len(path) < MAX_CHANGES:
         others = _rank(planner, here.layout, by=by, where=where)
         first = first or tuple(others)
-        if not others or not _better(planner, others[0], than=here, by=by):
+        if not others or not _is_better(planner, others[0], than=here, by=by):
             break
         here = others[0]
         path.append(here)
@@ -61,7 +61,7 @@ def climb(planner: Planner, layout: Layout) -> Estimate:
         memories = ((changed, planner.memory(changed)) for changed in neighbours(best.layout, planner))
         fitting = [planner.estimate(some, ranks=ranks) for some, ranks in memories if planner.fits(some, ranks)]
         fastest = min(fitting, key=lambda estimate: (estimate.step_time.seconds, str(estimate.layout)), default=best)
-        if not _better(planner, fastest, than=best, by="time"):
+        if not _is_better(planner, fastest, than=best, by="time"):
             break
         best = fastest
     return best
@@ -115,7 +115,9 @@ def _schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
 
 def _rank(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Estimate]:
     """Return the neighbours that ``where`` admits: those that fit first, then by time (or by bytes)."""
-    estimates = [planner.estimate(neighbour) for neighbour in neighbours(layout, planner) if where.holds(neighbour)]
+    estimates = [
+        planner.estimate(neighbour) for neighbour in neighbours(layout, planner) if where.is_satisfied_by(neighbour)
+    ]
 
     def key(estimate: Estimate) -> tuple[bool, float, float]:
         fits, seconds, size = (
@@ -128,7 +130,7 @@ def _rank(planner: Planner, layout: Layout, *, by: By, where: Where) -> list[Est
     return sorted(estimates, key=key)
 
 
-def _better(planner: Planner, estimate: Estimate, *, than: Estimate, by: By) -> bool:
+def _is_better(planner: Planner, estimate: Estimate, *, than: Estimate, by: By) -> bool:
     """Return whether a change helps: it makes the layout fit, needs less memory while nothing fits, or is faster."""
     fits, fitted = planner.fits(estimate.layout, estimate.ranks), planner.fits(than.layout, than.ranks)
     if fits != fitted:
@@ -142,7 +144,7 @@ def _change(planner: Planner, before: Estimate, after: Estimate) -> Change:
     risk = planner.out_of_memory_risk(after.layout, after.ranks)
     speeds = (1 / after.step_time.seconds, 1 / before.step_time.seconds)
     return Change(
-        change=changed_words(before.layout, after.layout),
+        change=list_changed_keywords(before.layout, after.layout),
         layout=str(after.layout),
         fits=risk <= planner.risk,
         risk=risk,

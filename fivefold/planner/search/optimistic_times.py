@@ -24,14 +24,16 @@ def figures(unit: UnitTime) -> tuple[float, ...]:
     return unit.forward + front, unit.backward + back, unit.weight, tp, cp, ep + etp, front
 
 
-def nearest(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pairs: bool, whole: bool = True) -> Floats:
+def adjacent_figures(
+    units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pairs: bool, whole: bool = True
+) -> Floats:
     """Return all figures [11, units], as if the ranks of each group were adjacent.
 
-    Without ``pairs`` the last ones are 0. Not ``whole``: the figures of ``least``.
+    Without ``pairs`` the last ones are 0. Not ``whole``: the figures of ``optimistic_unit``.
     """
     known: dict[tuple[LocalDegrees, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
-        timer = units.nearest(part, run) if whole or not run.routes else least(units, part, run)
+        timer = units.adjacent_unit(part, run) if whole or not run.routes else optimistic_unit(units, part, run)
         known[run_part(part, run), run.name] = [*figures(timer.time), *(_halves(units, timer) if pairs else [0.0] * 4)]
     return np.array([known[run_part(part, run), run.name] for run in runs]).T
 
@@ -57,8 +59,8 @@ def kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, rank
     return np.array([(*_seconds(units, part, run, ranks=ranks), *[0.0] * 8) for run in runs]).T
 
 
-def least(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
-    """Return a lower bound of ``Units.nearest`` of a unit with experts, for any etp.
+def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
+    """Return a lower bound of ``Units.adjacent_unit`` of a unit with experts, for any etp.
 
     The host's launches, and the slowdown by overlapped messages, are not counted. Experts take as long as their FLOPs
     at the chip's sustained rate, whatever their number on a rank, so that the operations are those of two ranks that
@@ -68,7 +70,9 @@ def least(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTim
     few = part.ep if moe is None or part.ep == moe.experts else min(2, part.ep)  # one expert on a rank: rows in order
     timer = units.with_expert_ranks(part._replace(ep=few, etp=1), run, ep=part.ep)
     recipe, chip, seconds = units.job.precision, units.machine.chip, np.array(timer.unit.seconds)
-    rate = max(chip.sustained(dtype) for dtype in {recipe.compute, "bf16" if recipe.narrow else recipe.compute})
+    rate = max(
+        chip.sustained_flops(dtype) for dtype in {recipe.compute, "bf16" if recipe.is_low_precision else recipe.compute}
+    )
     for op, time in zip(timer.ops, timer.times, strict=True):
         if op.name.startswith("moe.experts") and op.kind == "matmul":
             rows, outof, into = op.shape
@@ -81,6 +85,6 @@ def least(units: Units, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTim
 def _seconds(units: Units, part: LocalDegrees, run: UnitGroup, *, ranks: int) -> tuple[float, float, float]:
     """Return the seconds of a unit's kernels: forward, backward and weight gradient."""
     times = units.kernels(part, run, ranks=ranks)
-    ops = units.counts.in_order(run_part(part, run), run.name)
+    ops = units.counts.list_ops(run_part(part, run), run.name)
     again = sum(time.forward for op, time in zip(ops, times, strict=True) if op.recomputed)
     return sum(t.forward for t in times), sum(t.backward for t in times) + again, sum(t.weight for t in times)

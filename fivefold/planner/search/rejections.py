@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import host_bytes
-from fivefold.planner.predict import Estimate, Planner, fullest
+from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
 from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded
@@ -42,7 +42,7 @@ class Rejections:
         self.slow: dict[str, tuple[int, Layout]] = {}
         self.longest_part: dict[str, tuple[int, float, Layout]] = {}
 
-    def too_large(self, times: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
+    def add_too_large(self, times: Ints, size: NDArray[np.float64], layout: Callable[[int], Layout]) -> None:
         """Count layouts of at least ``size`` bytes each; each row stands for ``times`` of them."""
         if not len(size):
             return
@@ -51,7 +51,7 @@ class Rejections:
         if self.nearest is None or size[near] < self.nearest[0]:
             self.nearest = float(size[near]), layout(near)
 
-    def slower(self, cause: str, times: int, layout: Layout) -> None:
+    def add_slower(self, cause: str, times: int, layout: Layout) -> None:
         """Count layouts whose lower bound exceeds the best."""
         count, first = self.slow.get(cause, (0, layout))
         self.slow[cause] = count + times, first
@@ -103,7 +103,7 @@ class Rejections:
         return tuple(sorted(reasons, key=lambda reason: -reason.layouts))
 
 
-def near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
+def make_near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
     """Record of a layout that does not fit, with changes that would make it fit."""
     model, machine, job = planner.model, planner.machine, planner.job
     largest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
@@ -124,9 +124,9 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
         """Return the peak after a change; None if it does not fit."""
         planner = Planner(model=model, machine=machine, job=changed, risk=risk)
         ranks = planner.memory(at)
-        return fullest(ranks) if planner.fits(at, ranks) else None
+        return max_peak_bytes(ranks) if planner.fits(at, ranks) else None
 
-    if "optimizer" not in layout.offloads(job):
+    if "optimizer" not in layout.list_offloaded(job):
         offloading = with_optimizer_offloaded(layout)
         if (size := peak(job, offloading)) is not None:
             host = host_bytes(Counts(model, job), offloading, machine)

@@ -97,11 +97,11 @@ class RegretEvaluator:
 
         ``fitting``: the known layouts that fit.
         """
-        pool = self._sorted(fitting)
+        pool = self._sort_layouts(fitting)
         self._search(pool)
         judged = {layout: self.judge(layout) for layout in (*self.winners, *pool[:top], *beside)}
         least = min(evaluated.key[0] for evaluated in judged.values() if evaluated)
-        wide = self._sorted(self.search_scenario(0, pool[:SEEDS], slack=min(least, MAX_SLOWDOWN)))
+        wide = self._sort_layouts(self.search_scenario(0, pool[:SEEDS], slack=min(least, MAX_SLOWDOWN)))
         for layout in wide:
             most = sorted(evaluated.key[0] for evaluated in judged.values() if evaluated)[:top][-1]
             if self.seconds(layout, 0) > self.best[0] * (1 + min(least, most, MAX_SLOWDOWN)):
@@ -118,11 +118,11 @@ class RegretEvaluator:
                 pool_layouts += self.search_scenario(at, pool[:SEEDS])
         for at, scenario in enumerate(self.scenarios):
             candidates = pool if scenario.straggler > 1 else pool_layouts
-            winner = self._fastest(candidates, at)
+            winner = self._find_fastest(candidates, at)
             self.winners.append(winner)
             self.best.append(self.seconds(winner, at))
 
-    def _fastest(self, layouts: Sequence[Layout], at: int) -> Layout:
+    def _find_fastest(self, layouts: Sequence[Layout], at: int) -> Layout:
         """Return the fastest of ``layouts`` in a scenario. A straggler makes none of them faster."""
         best, least = layouts[0], inf
         for layout in layouts:
@@ -132,7 +132,7 @@ class RegretEvaluator:
                 best, least = layout, seconds
         return best
 
-    def _sorted(self, layouts: Iterable[Layout]) -> list[Layout]:
+    def _sort_layouts(self, layouts: Iterable[Layout]) -> list[Layout]:
         return sorted(dict.fromkeys(layouts), key=lambda layout: (self.seconds(layout, 0), str(layout)))
 
     def to_record(self, judged: Sequence[EvaluatedRegret], *, notes: dict[Layout, str], top: int) -> Robustness:
@@ -146,7 +146,7 @@ class RegretEvaluator:
                     source=scenario.source,
                     best=str(winner),
                     best_seconds=best,
-                    regret=_finite(chosen.regrets[at]),
+                    regret=_to_finite(chosen.regrets[at]),
                 )
                 for at, (scenario, winner, best) in enumerate(zip(self.scenarios, self.winners, self.best, strict=True))
             ),
@@ -160,8 +160,8 @@ class RegretEvaluator:
             note=note,
             step_seconds=self.seconds(evaluated.layout, 0),
             memory_bytes=self.planners[0].peak_bytes(evaluated.layout),
-            expected=_finite(evaluated.key[1]),
-            worst=_finite(worst),
+            expected=_to_finite(evaluated.key[1]),
+            worst=_to_finite(worst),
             worst_scenario=self.scenarios[evaluated.regrets.index(worst)].name,
         )
 
@@ -178,5 +178,5 @@ def _planner(scenario: Scenario, planner: Planner) -> Planner:
     )
 
 
-def _finite(regret: float) -> float | None:
+def _to_finite(regret: float) -> float | None:
     return None if regret == inf else max(0.0, regret)

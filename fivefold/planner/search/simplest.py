@@ -76,7 +76,7 @@ class Simplest:
     def find(self) -> Evaluated:
         """Return the simplest known layout within the limit; of equally simple ones the fastest."""
         best = min((candidate for candidate in self.known.values() if candidate.seconds <= self.limit), key=self._key)
-        while (simpler := self._simpler(best)) is not None:
+        while (simpler := self._find_simpler(best)) is not None:
             best = simpler
         return best
 
@@ -91,11 +91,11 @@ class Simplest:
         faster = fastest if fastest.seconds < chosen.seconds else None
         return min(simpler, key=lambda candidate: candidate.seconds, default=None), faster
 
-    def _simpler(self, than: Evaluated) -> Evaluated | None:
+    def _find_simpler(self, than: Evaluated) -> Evaluated | None:
         cost = self._key(than)[0]
         moves = [
             (self._cost(layout, planner), str(layout), layout, planner)
-            for layout in set(_moves(than.layout))
+            for layout in set(_list_moves(than.layout))
             for planner in self._planners(layout)
         ]
         for _, _, layout, planner in sorted(
@@ -115,7 +115,7 @@ class Simplest:
         key = layout, planner.job
         if key in self.known:
             return self.known[key]
-        if not self.left or not self.where.holds(layout) or not can_run(layout, planner):
+        if not self.left or not self.where.is_satisfied_by(layout) or not can_run(layout, planner):
             return None
         ranks = planner.memory(layout)
         if not planner.fits(layout, ranks):
@@ -146,7 +146,7 @@ def alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | Non
     )
 
 
-def _moves(layout: Layout) -> Iterator[Layout]:
+def _list_moves(layout: Layout) -> Iterator[Layout]:
     """Yield layouts that differ in one choice, each with other micro-batches, recomputation and ZeRO to compensate."""
     for moved in (layout, *filter(None, _simpler_structures(layout))):
         sizes = {layout.mbs, 1, 2 * layout.mbs, max(1, layout.mbs // 2)}

@@ -44,7 +44,7 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     rounds, pipe = rounds_of(*shape, int(_micro_batches(bounds, candidates)[0])), bounds.pipelines(candidates)
     unit, parallel = bounds.estimates.units(candidates), bounds.estimates.parallel(candidates)
     (ahead, behind), _, ends, update = bounds.data_parallel(pipe, candidates, unit, parallel)
-    late, sending = bounds.estimates.between_stages(candidates).T
+    late, sending = bounds.estimates.stage_message_seconds(candidates).T
     table, _ = stage_units(bounds.planner.counts, shape, every=every, runs=bounds.estimates.runs)
     forward, backward, weight = (table @ column.T for column in (unit[:, 0] + ahead, unit[:, 1] + behind, unit[:, 2]))
     kinds = {"F": forward + sending, "B": backward + sending, "BW": backward + weight + sending, "W": weight}

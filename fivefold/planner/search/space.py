@@ -3,7 +3,7 @@
     partial   degrees · micro-batch · kind of cp · sp · recomputation          determines the operations of a rank
     candidate partial x (schedule, v) x (ZeRO stage, shard group) x order      a layout
 
-A candidate becomes a ``Layout`` object only on request. Legal layouts are those that ``layout.legal.refuse`` accepts.
+A candidate becomes a ``Layout`` object only on request. Legal layouts are those that ``validity.refuse`` accepts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.legal import explain_unsupported_2d, neighbours, playable, takes_tp
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, divisors
+from fivefold.layout.validity import can_simulate, explain_unsupported_2d, is_divisible_by_tp, neighbours
 from fivefold.layout.where import ANY, CP_KINDS, Where
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import (
@@ -80,30 +80,30 @@ class Space:
         self.two_dimensional = two_dimensional  # also tp = x·y
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
         words = stack.config_axes or stack.axes
-        unsharded = ("tp", "cp") if model.other_mixers else ()  # of token mixers, only attention is sharded
+        unsharded = ("tp", "cp") if model.non_attention_mixers else ()  # of token mixers, only attention is sharded
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words and axis not in unsharded)
         self.where = where
         tried = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
         told = [ac for ac in tried if stack.can_express(ac, experts=model.moe is not None)]
-        self.recomputations = tuple(ac for ac in told if where.admits("ac", ac))
+        self.recomputations = tuple(ac for ac in told if where.is_allowed("ac", ac))
         self.shard_groups = shard_groups and stack.shard_groups
         self.reduces_often = reduces_often
-        self.usual_order = where.admits("order", "default")
-        self.placements = placements and stack.orders is not False and where.admits("order", "other")
+        self.usual_order = where.is_allowed("order", "default")
+        self.placements = placements and stack.orders is not False and where.is_allowed("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
-        self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.orders_like(order)]
+        self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.supports_order(order)]
         shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._shapes(pp)]
-        self.shapes = [s for s in shapes if where.admits("schedule", s.schedule) and where.admits("v", s.v)]
+        self.shapes = [s for s in shapes if where.is_allowed("schedule", s.schedule) and where.is_allowed("v", s.v)]
         self.pairs = any(s.pipeline.pairs_passes for s in self.shapes)
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
 
     @cached_property
     def partials(self) -> PartialLayouts:
         """Return every legal partial layout, ordered by recomputation, micro-batch, the kinds, and degrees."""
-        s = self.recomputed(concatenate(self.blocks))
+        s = self.expand_recomputations(concatenate(self.blocks))
         return s.take(np.lexsort((s.tp, s.cp, s.pp, s.etp, s.ep, s.kind, -s.sp, s.mbs, s.inner, s.ac)))
 
-    def recomputed(self, stems: PartialLayouts) -> PartialLayouts:
+    def expand_recomputations(self, stems: PartialLayouts) -> PartialLayouts:
         """Return each of ``stems`` with every recomputation."""
         kinds = len(self.recomputations)
         again = stems.take(np.repeat(np.arange(len(stems.dp)), kinds))
@@ -113,7 +113,7 @@ class Space:
     def blocks(self) -> list[PartialLayouts]:
         """Return every legal partial layout except for its recomputation, in one block per degree of tp."""
         sizes = divisors(self.world) if "tp" in self.axes else [1]
-        return [stems for tp in sizes if takes_tp(self.model, tp) if len((stems := self._stems(tp)).dp)]
+        return [stems for tp in sizes if is_divisible_by_tp(self.model, tp) if len((stems := self._stems(tp)).dp)]
 
     def _stems(self, tp: int) -> PartialLayouts:
         model, job, world = self.model, self.job, self.world
@@ -132,25 +132,25 @@ class Space:
             rows = rows[rows[:, 5] == np.where(rows[:, 4] == 1, rows[:, 1], 1)]
         rows = cross(rows, 7, (0, 1), self._context)
         rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
-        rows = rows[self._admitted(rows, mbs=False)]
+        rows = rows[self._mask_allowed(rows, mbs=False)]
         rows = cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         if self.reduces_often:
             rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]
         if self.two_dimensional:
             rows = cross(rows, 10, divisors(tp), self._cuts)
-        rows = rows[self._admitted(rows, mbs=True)]
+        rows = rows[self._mask_allowed(rows, mbs=True)]
         return PartialLayouts(*(np.ascontiguousarray(column) for column in rows.T))
 
-    def _admitted(self, rows: Ints, *, mbs: bool) -> NDArray[np.bool_]:
+    def _mask_allowed(self, rows: Ints, *, mbs: bool) -> NDArray[np.bool_]:
         """Return a mask of the rows that meet the constraints on the micro-batch, or on degrees, kind of cp, and sp."""
         if mbs:
-            return map_distinct(rows[:, 6], partial(self.where.admits, "mbs")).astype(bool)
+            return map_distinct(rows[:, 6], partial(self.where.is_allowed, "mbs")).astype(bool)
         admitted = np.ones(len(rows), bool)
         for column, field in enumerate(("dp", "tp", "cp", "pp", "ep", "etp")):
-            admitted &= map_distinct(rows[:, column], partial(self.where.admits, field)).astype(bool)
-        admitted &= map_distinct(rows[:, 7], lambda kind: self.where.admits("kind", CP_KINDS[kind])).astype(bool)
-        admitted &= map_distinct(rows[:, 8], lambda sp: self.where.admits("sp", "yes" if sp else "no")).astype(bool)
+            admitted &= map_distinct(rows[:, column], partial(self.where.is_allowed, field)).astype(bool)
+        admitted &= map_distinct(rows[:, 7], lambda kind: self.where.is_allowed("kind", CP_KINDS[kind])).astype(bool)
+        admitted &= map_distinct(rows[:, 8], lambda sp: self.where.is_allowed("sp", "yes" if sp else "no")).astype(bool)
         return np.asarray(admitted)
 
     def _context(self, rows: Ints) -> NDArray[np.bool_]:
@@ -193,11 +193,11 @@ class Space:
                 shapes += [Shape(name, pp, v) for v in stages if pp * v <= layers]
         return shapes
 
-    def runs(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
+    def can_run(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
         """Return whether a schedule can run this number of micro-batches."""
         enough = micro_batches >= shape.pipeline.min_rounds * shape.pp
         if shape.pp > 1:
-            enough &= playable(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
+            enough &= can_simulate(shape.schedule, pp=shape.pp, v=shape.v, micro_batches=micro_batches)
         return enough & (micro_batches % 2 == 0) if shape.pipeline.enters_both_ends else enough
 
     def zeros(self, replicas: int, *, pp: int, cp: int) -> list[tuple[int, int]]:
@@ -212,7 +212,7 @@ class Space:
             sizes = [size for size in sizes if self.stack.can_express_shards(size, cp)]
             stages = [zero for zero in self.stack.expressible_zero(pp, cp) if zero >= 2 or not self.reduces_often]
             pairs = [(zero, size) for zero in stages for size in (sizes if zero else [1])]
-        return [(z, n) for z, n in pairs if self.where.admits("zero", z) and self.where.admits("shards", n)]
+        return [(z, n) for z, n in pairs if self.where.is_allowed("zero", z) and self.where.is_allowed("shards", n)]
 
     def _zeros_of(self, partials: PartialLayouts) -> Ints:
         """Return the values on which ``zeros`` depends, as one number per partial layout."""
@@ -223,8 +223,8 @@ class Space:
         replicas, cp = divmod(key // 2, MOST_CP)
         return self.zeros(replicas, pp=1 + key % 2, cp=cp)
 
-    def orders_of(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
-        """Return an index into ``orders`` for each legal order of the ``active`` axes; flags as in ``layout.legal``."""
+    def list_legal_orders(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
+        """Return an index into ``orders`` for each legal order of the ``active`` axes; flags as in ``validity``."""
         seen: dict[tuple[str, ...], int] = {}
         in_use = {axis for axis, more in zip(DEFAULT_ORDER, active, strict=True) if more}
         for index, order in enumerate(self.orders):
@@ -238,7 +238,7 @@ class Space:
         """Return the partial layouts at ``index`` with every schedule; ZeRO and order stay 0."""
         chosen = partials.take(index)
         micro_batches = self.micro_batches(chosen)
-        at = [np.flatnonzero((chosen.pp == s.pp) & self.runs(s, micro_batches)) for s in self.shapes]
+        at = [np.flatnonzero((chosen.pp == s.pp) & self.can_run(s, micro_batches)) for s in self.shapes]
         partial = np.concatenate([index[position] for position in at])
         shape = np.repeat(np.arange(len(at)), [len(position) for position in at])
         return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
@@ -259,15 +259,15 @@ class Space:
 
     def place(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Return each candidate in every order."""
-        return self.placed(partials, candidates)[0]
+        return self.expand_orders(partials, candidates)[0]
 
-    def placed(self, partials: PartialLayouts, candidates: CandidateLayouts) -> tuple[CandidateLayouts, Ints]:
+    def expand_orders(self, partials: PartialLayouts, candidates: CandidateLayouts) -> tuple[CandidateLayouts, Ints]:
         """Return each candidate in every order, and the row of ``candidates`` that it was."""
         pattern_of = self._patterns(partials.take(candidates.partial))
         rows, places = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for pattern in np.unique(pattern_of):
             mine = np.flatnonzero(pattern_of == pattern)
-            orders = np.array(self._orders(int(pattern)))
+            orders = np.array(self._list_orders(int(pattern)))
             rows.append(np.repeat(mine, len(orders)))
             places.append(np.tile(orders, len(mine)))
         index = np.concatenate(rows)
@@ -276,11 +276,11 @@ class Space:
     def placed_first(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Return each candidate in the first of its orders."""
         patterns = self._patterns(partials.take(candidates.partial))
-        return candidates._replace(order=map_distinct(patterns, lambda pattern: self._orders(pattern)[0]))
+        return candidates._replace(order=map_distinct(patterns, lambda pattern: self._list_orders(pattern)[0]))
 
-    def orders_each(self, partials: PartialLayouts) -> Ints:
+    def count_orders(self, partials: PartialLayouts) -> Ints:
         """Return the number of orders of each partial layout."""
-        return map_distinct(self._patterns(partials), lambda pattern: len(self._orders(pattern)))
+        return map_distinct(self._patterns(partials), lambda pattern: len(self._list_orders(pattern)))
 
     def _patterns(self, partials: PartialLayouts) -> Ints:
         """Return the values on which legal orders depend, as bits: axes with more than one rank, and etp against tp."""
@@ -290,9 +290,9 @@ class Space:
         spread = (partials.etp < partials.tp) & (self.model.moe is not None)
         return bits | spread.astype(np.int64) << 4 | (spread & (partials.etp > 1)).astype(np.int64) << 5
 
-    def _orders(self, pattern: int) -> list[int]:
+    def _list_orders(self, pattern: int) -> list[int]:
         active = tuple(bool(pattern >> place & 1) for place in range(len(DEFAULT_ORDER)))
-        return self.orders_of(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
+        return self.list_legal_orders(active, spread=bool(pattern >> 4 & 1), partly=bool(pattern >> 5 & 1))
 
     @cached_property
     def layouts(self) -> int:
@@ -302,27 +302,27 @@ class Space:
 
     def candidates_of(self, partials: PartialLayouts) -> Ints:
         """Return the number of candidates of each partial layout."""
-        return self.shapes_each(partials) * self.zeros_each(partials) * self.orders_each(partials)
+        return self.shapes_each(partials) * self.zeros_each(partials) * self.count_orders(partials)
 
     def shapes_each(self, partials: PartialLayouts) -> Ints:
         """Return the number of schedules of each partial layout."""
         micro_batches = self.micro_batches(partials)
         counts = np.zeros(len(partials.dp), np.int64)
         for shape in self.shapes:
-            counts += (partials.pp == shape.pp) & self.runs(shape, micro_batches)
+            counts += (partials.pp == shape.pp) & self.can_run(shape, micro_batches)
         return counts
 
     def zeros_each(self, partials: PartialLayouts) -> Ints:
         """Return the number of pairs of ZeRO stage and shard group of each partial layout."""
         return map_distinct(self._zeros_of(partials), lambda key: len(self._zeros(key)))
 
-    def any_layout(self, partials: PartialLayouts, partial: int) -> Layout:
+    def pick_layout(self, partials: PartialLayouts, partial: int) -> Layout:
         """Return one candidate of a partial layout: the first schedule that runs, the highest ZeRO stage."""
         s = partials.take(np.array([partial]))
         shape = next(
             at
             for at, candidate in enumerate(self.shapes)
-            if candidate.pp == s.pp[0] and self.runs(candidate, self.micro_batches(s))[0]
+            if candidate.pp == s.pp[0] and self.can_run(candidate, self.micro_batches(s))[0]
         )
         zero, shards = self._zeros(int(self._zeros_of(s)[0]))[-1]
         row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))

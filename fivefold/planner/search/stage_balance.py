@@ -11,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
+from fivefold.layout.validity import is_legal
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.predict import Planner
@@ -87,8 +87,10 @@ def even_out(known: Incumbents, *, where: Where = ANY) -> int:
     tried = 0
     for pipeline in sorted(pipelines, key=lambda candidate: candidate[:4])[:LOOKED_AT]:
         least = 1 - gain(pipeline.estimate.layout, pipeline.planner)
-        if tried < TRIED and known.may_win(pipeline.score * least, pipeline.peak_bytes, pipeline.seconds * least):
-            for other in filter(where.holds, _list_alternatives(pipeline.estimate.layout, pipeline.planner)):
+        if tried < TRIED and known.can_candidate_win(
+            pipeline.score * least, pipeline.peak_bytes, pipeline.seconds * least
+        ):
+            for other in filter(where.is_satisfied_by, _list_alternatives(pipeline.estimate.layout, pipeline.planner)):
                 known.evaluate(pipeline.planner, other)
                 tried += 1
     return tried

@@ -14,7 +14,7 @@ import numpy as np
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout, divisors
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, distinct, map_distinct
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize, map_distinct
 from fivefold.planner.search.space import Space
 
 LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
@@ -41,18 +41,18 @@ class Tables:
         self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
         self.measured = planner.machine.calibration is not None
         samples = [Layout(ac=ac) for ac in space.recomputations]
-        distinct = list(dict.fromkeys(sample.recomputed for sample in samples))
+        distinct = list(dict.fromkeys(sample.recomputed_operations for sample in samples))
         self._groups = distinct
-        self._recomputed = np.array([distinct.index(sample.recomputed) for sample in samples])
+        self._recomputed = np.array([distinct.index(sample.recomputed_operations) for sample in samples])
         self._tables = dict(known)
 
-    def over(self, partials: PartialLayouts) -> Self:
+    def restrict_to(self, partials: PartialLayouts) -> Self:
         """Return the same figures for other partial layouts, computed once for all."""
         restricted = copy(self)
         restricted.partials = partials
         return restricted
 
-    def _scaled(
+    def _scale_table(
         self,
         name: str,
         candidates: CandidateLayouts,
@@ -122,7 +122,7 @@ class Tables:
         It is called once per search for equal values of ``columns``.
         """
         known = self._tables.setdefault(name, {})
-        _, first, inverse = distinct(encode_rows(columns))
+        _, first, inverse = factorize(encode_rows(columns))
         rows = []
         for at in first:
             key = tuple(int(column[at]) for column in columns)
@@ -137,9 +137,9 @@ def encode_rows(columns: Sequence[Ints]) -> Ints:
     code = np.zeros(len(columns[0]), np.int64)
     size = 1
     for column in columns:
-        values, _, inverse = distinct(column)
+        values, _, inverse = factorize(column)
         if size * len(values) >= 1 << 62:
-            number, _, code = distinct(code)
+            number, _, code = factorize(code)
             size = len(number)
         code, size = code * len(values) + inverse, size * len(values)
     return code

@@ -34,7 +34,7 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     incumbents = solver.incumbents
     before, done = deepcopy(incumbents.rejections), solver.done
     floors = solver.floors(bounds)
-    likely = _likely(solver, bounds, floors)
+    likely = _select_likely(solver, bounds, floors)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
     number, start = FIRST if incumbents.any_will_do else SCOUTS, 0
     while start < len(best) and incumbents.threshold == np.inf:
@@ -76,13 +76,13 @@ def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpac
     rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
     try:
         floor = BoundedSpace(likely.stems.take(rows), likely.size[rows], likely.seconds[rows])
-        for opened in solver.opened(bounds, floor):
-            _try_best(solver, bounds.over(opened.partials), opened)
+        for opened in solver.expand_best_first(bounds, floor):
+            _try_best(solver, bounds.restrict_to(opened.partials), opened)
     finally:
         incumbents.rejections, solver.done, solver.report = rejections, done, report
 
 
-def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace]) -> BoundedSpace:
+def _select_likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace]) -> BoundedSpace:
     """Return partial layouts with tp·cp within a node and at least as many micro-batches as stages.
 
     Their seconds include a bubble.
@@ -96,7 +96,7 @@ def _likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace]) 
         if len(size):
             if solver.timed:
                 bubble = (stems.pp - 1) / (m * np.maximum(1, space.model.layers // stems.pp))
-                seconds = bounds.over(stems).floor(most=FEWEST) * (1 + bubble)
+                seconds = bounds.restrict_to(stems).floor(most=FEWEST) * (1 + bubble)
             some.append(BoundedSpace(stems, size, seconds))
     none = np.zeros(0)
     size, seconds = (np.concatenate([none, *(seed[at] for seed in some)]) for at in (1, 2))

@@ -32,7 +32,7 @@ def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Cost
     passes: dict[tuple[int, bool], PassTime] = {}
     costs: dict[Task, Cost] = {}
 
-    def timed(stage: int, *, back: bool) -> PassTime:
+    def time_pass(stage: int, *, back: bool) -> PassTime:
         if (stage, back) not in passes:
             passes[stage, back] = pass_seconds(stages, stage, back=back)
         return passes[stage, back]
@@ -46,12 +46,12 @@ def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Cost
         if stages.units.machine.backend == "gloo":  # one after the other
             fb_cost = Cost(*add_up([(time.forward, 1), (stages.times[task.backward_stage].whole, 1)]))
         else:
-            fb_cost = _paired(stages, timed(task.stage, back=False), timed(task.backward_stage, back=True))
+            fb_cost = _pair_cost(stages, time_pass(task.stage, back=False), time_pass(task.backward_stage, back=True))
         return _with_sends(stages, fb_cost, hops=2)
 
     costs_of_tasks: dict[Task, Cost] = {}
     for task in tasks:
-        equal_task = task.on_stages(stages.alike)
+        equal_task = task.with_stages(stages.alike)
         if equal_task not in costs:
             costs[equal_task] = cost(equal_task)
         costs_of_tasks[task] = costs[equal_task]
@@ -89,7 +89,7 @@ def pass_seconds(stages: StageSeconds, stage: int, *, back: bool) -> PassTime:
     return PassTime(compute, unoverlapped, beside, hidden, gathers, gathered, meanwhile)
 
 
-def _paired(stages: StageSeconds, one: PassTime, other: PassTime) -> Cost:
+def _pair_cost(stages: StageSeconds, one: PassTime, other: PassTime) -> Cost:
     """Return the cost of an FB: a forward of one stage overlapped with a backward of another."""
     compute = one.compute + other.compute
     exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}

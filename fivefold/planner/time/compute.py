@@ -50,9 +50,9 @@ class Prices:
         self.machine, self.job, self.chip, self.constants = machine, job, machine.chip, constants
         self._matmuls: dict[tuple[int, int, int, Dtype, int, int], float] = {}
         self.dtype: Dtype = job.precision.compute
-        self.wide: Dtype = "bf16" if job.precision.narrow else self.dtype  # attention, head and router
+        self.wide: Dtype = "bf16" if job.precision.is_low_precision else self.dtype  # attention, head and router
         self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
-        self.plain = job.stack.kernels == "plain" and not job.stack.compiles and machine.backend == "nccl"
+        self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.backend == "nccl"
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.backend == "nccl"
         # our engine on a GPU: one kernel for all experts; separate kernels add gradients and branches
         adds_in_matmul = job.stack.wgrad_accumulation in (
@@ -63,7 +63,7 @@ class Prices:
 
     def operation(self, op: Op) -> OpTime:
         """Return the seconds of ``op``."""
-        time = self._linear(op) if op.kind == "matmul" else self._other(op)
+        time = self._linear(op) if op.kind == "matmul" else self._price_other(op)
         if not op.backward_products:  # nothing that it reads needs a gradient
             return time._replace(backward=0.0, weight=0.0, backward_kernels=0)
         if op.kind == "matmul":
@@ -72,10 +72,10 @@ class Prices:
             return time
         # a table's gradient is as large as the table
         gradient_bytes = op.parameters * self.job.precision.table_gradients_bytes if op.kind == "embedding" else 0
-        backward = time.backward + self.moving(gradient_bytes) + self._summing(op.parameters)
+        backward = time.backward + self.memory_bound_seconds(gradient_bytes) + self._accumulation_seconds(op.parameters)
         return time._replace(backward=backward, backward_kernels=time.backward_kernels + 1)
 
-    def _other(self, op: Op) -> OpTime:
+    def _price_other(self, op: Op) -> OpTime:
         if op.kind == "attention":
             forward, backward = self._attention(op)
             return OpTime(forward, backward)
@@ -86,19 +86,19 @@ class Prices:
         if op.kind == "message":
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
         if op.kind == "cast":
-            return OpTime(self.moving(op.moved_bytes), self.moving(op.moved_backward_bytes))
+            return OpTime(self.memory_bound_seconds(op.moved_bytes), self.memory_bound_seconds(op.moved_backward_bytes))
         if op.kind == "loss" and self.job.stack.loss == "chunked":
             return self._chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
-            return self._in_passes(op, eager_passes(op, width=activation_width(self.job)))
+            return self._price_passes(op, eager_passes(op, width=activation_width(self.job)))
         if op.kind == "rope" and self.job.stack.rope == "unfused" and self.measured is None:
-            return self._in_passes(op, ROPE_APART)
+            return self._price_passes(op, ROPE_APART)
         if op.kind == "loss" and self.job.stack.loss == "fused" and self.measured is None:
             rate, rounds = self.constants.loss_bytes_per_second * self.chip.multiprocessors, self._rounds(*op.shape[:2])
             launch_seconds = (rounds - 1) * self.constants.smallest_kernel_seconds
             return OpTime(
-                max(self.moving(op.moved_bytes), op.moved_bytes / rate) + launch_seconds,
-                max(self.moving(op.moved_backward_bytes), op.moved_backward_bytes / rate),
+                max(self.memory_bound_seconds(op.moved_bytes), op.moved_bytes / rate) + launch_seconds,
+                max(self.memory_bound_seconds(op.moved_backward_bytes), op.moved_backward_bytes / rate),
                 kernels=rounds,
             )
         kernel = KERNELS[op.kind]
@@ -109,13 +109,15 @@ class Prices:
             )
         if op.name in FUSED_INTO_SUM and not self.plain:
             mask = sum(size for name, size in op.writes.items() if name.endswith(".mask"))
-            return OpTime(self.moving(mask), self.moving(op.moved_backward_bytes), kernels=0)
+            return OpTime(
+                self.memory_bound_seconds(mask), self.memory_bound_seconds(op.moved_backward_bytes), kernels=0
+            )
         forward, backward = int(op.moved_bytes * share), int(op.moved_backward_bytes * share)
         if op.kind == "add" and self.measured is None and not self.ours:
             backward = 0  # the gradient is passed on; the sum of two is fused into the next kernel
         return OpTime(
-            self.moving(forward, kernel=kernel),
-            self.moving(backward, kernel=f"{kernel}_backward") if backward else 0.0,
+            self.memory_bound_seconds(forward, kernel=kernel),
+            self.memory_bound_seconds(backward, kernel=f"{kernel}_backward") if backward else 0.0,
             kernels=kernels,
             backward_kernels=kernels if backward else 0,
         )
@@ -130,17 +132,20 @@ class Prices:
         product = self.matmul(rows, columns, inner, dtype="fp32" if self.ours else self.wide, batch=op.batch)
         per_flop = product / (2 * rows * columns * inner * op.batch)
         return OpTime(
-            max(self.moving(op.moved_bytes), op.flops * per_flop),
-            max(self.moving(op.moved_backward_bytes), (op.backward_flops or 2 * op.flops) * per_flop),
+            max(self.memory_bound_seconds(op.moved_bytes), op.flops * per_flop),
+            max(self.memory_bound_seconds(op.moved_backward_bytes), (op.backward_flops or 2 * op.flops) * per_flop),
         )
 
-    def _in_passes(self, op: Op, passes: Passes) -> OpTime:
+    def _price_passes(self, op: Op, passes: Passes) -> OpTime:
         """Return the seconds of an operation that PyTorch's kernels compute one after another."""
         rounds = self._rounds(*op.shape[:2]) if op.kind == "loss" else 1
         min_kernel = self.constants.smallest_kernel_seconds
-        forward = self.moving(int(passes.forward * op.moved_bytes)) + (rounds * passes.kernels - 1) * min_kernel
+        forward = (
+            self.memory_bound_seconds(int(passes.forward * op.moved_bytes)) + (rounds * passes.kernels - 1) * min_kernel
+        )
         backward = (
-            self.moving(int(passes.backward * op.moved_backward_bytes)) + (passes.backward_kernels - 1) * min_kernel
+            self.memory_bound_seconds(int(passes.backward * op.moved_backward_bytes))
+            + (passes.backward_kernels - 1) * min_kernel
         )
         return OpTime(forward, backward, 0.0, rounds * passes.kernels, passes.backward_kernels)
 
@@ -150,8 +155,8 @@ class Prices:
         if op.kind == "activation":  # top-k: many kernels on few bytes
             min_kernel = self.constants.smallest_kernel_seconds
             return OpTime(
-                self.moving(op.moved_bytes) + (forward - 1) * min_kernel,
-                self.moving(op.moved_backward_bytes) + (backward - 1) * min_kernel,
+                self.memory_bound_seconds(op.moved_bytes) + (forward - 1) * min_kernel,
+                self.memory_bound_seconds(op.moved_backward_bytes) + (backward - 1) * min_kernel,
                 0.0,
                 forward,
                 backward,
@@ -161,10 +166,12 @@ class Prices:
             op.kind == "message"
         ):  # after an all-to-all, tokens are sorted by expert; fused dispatchers sort as they send
             sorts = self.job.stack.dispatcher == "all_to_all"
-            sort_seconds = self.moving(2 * sum(op.writes.values())) if sorts else 0.0
+            sort_seconds = self.memory_bound_seconds(2 * sum(op.writes.values())) if sorts else 0.0
             return OpTime(sort_seconds, sort_seconds, 0.0, forward, backward)
         scattered, scattered_back = (int(self.constants.permutation_bytes * n_bytes) for n_bytes in (moved, moved_back))
-        return OpTime(self.moving(scattered), self.moving(scattered_back), 0.0, forward, backward)
+        return OpTime(
+            self.memory_bound_seconds(scattered), self.memory_bound_seconds(scattered_back), 0.0, forward, backward
+        )
 
     def _chunked_loss(self, op: Op) -> OpTime:
         """Return the seconds of the chunked loss, all in the backward.
@@ -175,19 +182,19 @@ class Prices:
         chunk = min(rows, LOSS_CHUNK_ROWS)
         shapes = (chunk, vocab, width), (chunk, width, vocab), (vocab, width, chunk)
         products = sum(  # no dW of a frozen head
-            self.matmul(*shape, dtype=self.wide, aligned=self._aligned(vocab, width))
+            self.matmul(*shape, dtype=self.wide, aligned=self._alignment(vocab, width))
             for shape in shapes[: 1 + op.backward_products]
         )
-        seconds = self.moving(op.moved_backward_bytes, kernel=KERNELS["loss"])
+        seconds = self.memory_bound_seconds(op.moved_backward_bytes, kernel=KERNELS["loss"])
         if self.measured is None:
             rate = self.constants.loss_bytes_per_second * self.chip.multiprocessors
             seconds = max(seconds, op.moved_backward_bytes / rate)
             recipe = self.job.precision  # each chunk reads and writes dW; at the end it is added to the gradient sums
             exposed_share = 1 - self.constants.hidden_sums_share
             if op.parameters:
-                products += exposed_share * self.moving(2 * vocab * width * recipe.table_gradients_bytes)
+                products += exposed_share * self.memory_bound_seconds(2 * vocab * width * recipe.table_gradients_bytes)
             products += (self._rounds(chunk, vocab) - 1) * self.constants.smallest_kernel_seconds
-            seconds += self._summing(vocab * width) if op.parameters else 0.0
+            seconds += self._accumulation_seconds(vocab * width) if op.parameters else 0.0
         launches = ceil_div(rows, chunk) * (4 + self._rounds(chunk, vocab))
         return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=launches)
 
@@ -199,9 +206,9 @@ class Prices:
     def _linear(self, op: Op) -> OpTime:
         """Return the seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
         m, n, k = op.shape
-        low_precision = self.job.precision.narrow and op.name not in ("head.out", "moe.router")
+        low_precision = self.job.precision.is_low_precision and op.name not in ("head.out", "moe.router")
         dtype = self.dtype if low_precision else self.wide
-        aligned = self._aligned(n, k)  # the number of tokens is never a row length
+        aligned = self._alignment(n, k)  # the number of tokens is never a row length
         forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)
         dgrad = self.matmul(m, k, n, dtype=dtype, batch=op.batch, aligned=aligned)
         high_precision_wgrad = self.job.precision.wide_gradients
@@ -211,7 +218,7 @@ class Prices:
         recipe, numel = self.job.precision, n * k * op.batch
         kernels_per_expert = self.constants.expert_kernels[low_precision]
         if self.measured is None:
-            wgrad += self._summing(numel)
+            wgrad += self._accumulation_seconds(numel)
         if op.differentiates == ():  # no layer below is trained
             dgrad = 0.0
         if not op.gradient_widths:  # the weight is frozen
@@ -222,13 +229,13 @@ class Prices:
             )  # full CUDA graphs hold fused kernels
             forward, dgrad, wgrad = forward + launch_overhead, dgrad + launch_overhead, wgrad + launch_overhead
             if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
-                forward += self.moving(self.constants.expert_bias_bytes[0] * m * n * op.batch)
-                dgrad += self.moving(self.constants.expert_bias_bytes[1] * m * n * op.batch)
+                forward += self.memory_bound_seconds(self.constants.expert_bias_bytes[0] * m * n * op.batch)
+                dgrad += self.memory_bound_seconds(self.constants.expert_bias_bytes[1] * m * n * op.batch)
         if any(op.moved_by_casts):
-            casts = (self.moving(moved) for moved in op.moved_by_casts)
+            casts = (self.memory_bound_seconds(moved) for moved in op.moved_by_casts)
             forward, dgrad, wgrad = (a + b for a, b in zip((forward, dgrad, wgrad), casts, strict=True))
         elif low_precision:  # the gradient of the output is cast before dx and dW
-            dgrad += self.moving(m * n * op.batch * (recipe.gradients_bytes + 2))
+            dgrad += self.memory_bound_seconds(m * n * op.batch * (recipe.gradients_bytes + 2))
         launches = (
             1 + op.batch * kernels_per_expert // self.constants.experts_per_launch
             if op.batch > 1 and not self.ours
@@ -247,18 +254,20 @@ class Prices:
             op.backward_products * launches + backward_casts + self.ours,
         )
 
-    def _summing(self, numel: int) -> float:
+    def _accumulation_seconds(self, numel: int) -> float:
         """Return the seconds to accumulate a gradient of ``numel`` elements.
 
         It happens within the matmul that makes the gradient, or after it.
         """
         recipe, is_separate = self.job.precision, self.plain or self.ours
-        add_seconds = self.moving(numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if is_separate else 0)))
+        add_seconds = self.memory_bound_seconds(
+            numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if is_separate else 0))
+        )
         return add_seconds if is_separate else (1 - self.constants.hidden_sums_share) * add_seconds
 
-    def _aligned(self, *rows: int) -> int:
+    def _alignment(self, *rows: int) -> int:
         """Return the elements that rows of these widths are aligned to; torch.compile pads them (``shape_padding``)."""
-        return roofline.ALIGNED if self.job.stack.compiles else roofline.alignment(*rows)
+        return roofline.ALIGNED if self.job.stack.is_compiled else roofline.alignment(*rows)
 
     def matmul(self, m: int, n: int, k: int, *, dtype: Dtype, batch: int = 1, aligned: int = roofline.ALIGNED) -> float:
         """Return the seconds of ``batch`` products ``(m, k) @ (k, n)`` on rows aligned to ``aligned`` elements."""
@@ -277,7 +286,7 @@ class Prices:
         if self.measured is not None and self.measured.attentions[0]:
             return self.measured.attention(op.causal_flops, shape=op.shape, heads=op.batch)
         if self.job.stack.attention == "unfused":
-            return self._batched(op)
+            return self._batched_matmul_seconds(op)
         _, tokens, dim = op.shape
         forward, backward = (
             roofline.attention(
@@ -295,27 +304,27 @@ class Prices:
         )
         return forward, backward
 
-    def _batched(self, op: Op) -> tuple[float, float]:
+    def _batched_matmul_seconds(self, op: Op) -> tuple[float, float]:
         """Return the seconds of one batched matmul of unfused attention, forward and backward, on the full square."""
         sequences, tokens, dim = op.shape
         batch = sequences * op.batch
         m = max(1, op.flops // (2 * batch * tokens * dim))
         is_scores = op.name.endswith("scores")
         n, k = (tokens, dim) if is_scores else (dim, tokens)
-        aligned = self._aligned(tokens, dim)
+        aligned = self._alignment(tokens, dim)
         forward, *back = (
             self.matmul(*shape, dtype=self.wide, batch=batch, aligned=aligned)
             for shape in ((m, n, k), (m, k, n), (n, k, m))
         )
         return forward, sum(back)
 
-    def moving(self, moved: float, *, kernel: str = "copy") -> float:
+    def memory_bound_seconds(self, moved: float, *, kernel: str = "copy") -> float:
         """Return the seconds of a memory-bound kernel that reads and writes ``moved`` bytes."""
         if self.measured is not None:
             names = self.measured.bandwidths
             if kernel.endswith("_backward") and f"{kernel} {self.dtype}" not in names:
                 kernel = kernel.removesuffix("_backward")
-            measured_seconds = self.measured.moving(moved, kernel=kernel)
+            measured_seconds = self.measured.memory_bound_seconds(moved, kernel=kernel)
             if measured_seconds:
                 return measured_seconds
-        return roofline.moving(self.chip, moved_bytes=moved, constants=self.constants)
+        return roofline.memory_bound_seconds(self.chip, moved_bytes=moved, constants=self.constants)

@@ -42,7 +42,7 @@ _TREE_SHARES = (
 
 
 class Constants(Record):
-    """Constants of kernels, of the host, of messages, and of offloading; ``about`` describes each."""
+    """Constants of kernels, of the host, of messages, and of offloading; ``describe_constant`` describes each."""
 
     # The host
     compiled_launch_share: Annotated[
@@ -309,6 +309,6 @@ PUBLISHED = Constants()
 
 
 @cache
-def about(name: str) -> About:
+def describe_constant(name: str) -> About:
     """Return the unit, meaning, source and range of the constant ``name``."""
     return next(annotation for annotation in Constants.model_fields[name].metadata if isinstance(annotation, About))

@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup
 from fivefold.planner.counts.traffic import unit_messages
 from fivefold.planner.time.network import MessageTime
-from fivefold.planner.time.unit_overlap import UnitSeconds, reduces_beside_forward
+from fivefold.planner.time.unit_overlap import UnitSeconds, overlaps_next_forward
 from fivefold.planner.time.units import Units
 
 Value = TypeVar("Value")
@@ -66,7 +66,7 @@ def end_seconds(
     forward: Alike[float] = []  # compute of the first stage's units
     backward: Alike[float] = []
     stays_gathered, stage_work = policy(layout, units.job).weights_stay, units.counts.stage_work(layout)
-    equal_stages = units.counts.alike_work(layout)  # the order of stages matters only to the first message
+    equal_stages = units.counts.equal_stages(layout)  # the order of stages matters only to the first message
     stage_counts = Counter(map(equal_stages.__getitem__, chunks)) if len(chunks) > 1 else {equal_stages[chunks[0]]: 1}
     for chunk, n_stages in stage_counts.items():
         for run, n_units in stage_work[chunk]:
@@ -88,11 +88,11 @@ def end_seconds(
     if not units.overlaps:
         return StepEnds(gather + reduce + copies, 0.0)
     exposed_gather = (
-        gather - _hidden(gathers, forward, chunks=len(chunks))
+        gather - _overlapped_seconds(gathers, forward, chunks=len(chunks))
         if units.job.stack.param_all_gather == "overlapped"
         else gather
     )
-    exposed_reduce = reduce - _hidden(reduces, backward, chunks=len(chunks))
+    exposed_reduce = reduce - _overlapped_seconds(reduces, backward, chunks=len(chunks))
     return StepEnds(
         exposed_gather + exposed_reduce + copies, units.contention * (gather + reduce - exposed_gather - exposed_reduce)
     )
@@ -103,7 +103,7 @@ def _unit_ends(units: Units, name: Name, seconds: UnitSeconds) -> UnitEnds:
     messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free
     time, behind = messages.time, unit_time.backward + unit_time.weight + backward_free
     # ``backward`` counts a reduction after every backward as overlapped by it, but the last one follows it
-    last_overlap = time.reduce if reduces_beside_forward(name, units.job) else behind
+    last_overlap = time.reduce if overlaps_next_forward(name, units.job) else behind
     return UnitEnds(
         MessageTime(time.gather, time.gather_busy),
         MessageTime(time.reduce, time.reduce_busy),
@@ -130,7 +130,7 @@ def _broadcast_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) ->
     )
 
 
-def _hidden(messages: Alike[MessageTime], rooms: Alike[float], *, chunks: int) -> float:
+def _overlapped_seconds(messages: Alike[MessageTime], rooms: Alike[float], *, chunks: int) -> float:
     """Return the overlapped seconds of all but the first message.
 
     Each overlaps the previous unit, one message at a time.
@@ -143,7 +143,7 @@ def _hidden(messages: Alike[MessageTime], rooms: Alike[float], *, chunks: int) -
     later_messages = [(first, times - 1), *rest]
     if chunks == 1:
         return _side_by_side(later_messages, rooms)
-    waiting_seconds = sum([times * message.travelling for message, times in later_messages])
+    waiting_seconds = sum([times * message.overlappable_seconds for message, times in later_messages])
     return (1 - 1 / chunks) * waiting_seconds + min(
         waiting_seconds / chunks, sum([times * room for room, times in rooms])
     )
@@ -157,6 +157,6 @@ def _side_by_side(messages: Alike[MessageTime], rooms: Alike[float]) -> float:
             if not rooms_left:
                 room, rooms_left = next(rooms_iterator, (0.0, times))
             n_together = min(times, rooms_left)
-            overlapped += n_together * min(message.travelling, room)
+            overlapped += n_together * min(message.overlappable_seconds, room)
             times, rooms_left = times - n_together, rooms_left - n_together
     return overlapped

@@ -1,6 +1,6 @@
 """Expected intervals of step time and peak memory, from the errors of the planner on comparable published runs.
 
-    ratio = measured / predicted, by constants set without the run's source (benchmarks/published/left_out.py)
+    ratio = measured / predicted, by constants set without the source (benchmarks/published/leave_one_source_out.py)
     weight of a source = SIMILAR_SOURCE_WEIGHT ^ (features in which its nearest runs differ), split among its runs by
         similarity
     interval = quantiles of the weighted ratios, with ``DOUBT`` added (the weight of a source not seen yet)
@@ -41,7 +41,7 @@ class RunClass(NamedTuple):
     software: str  # the stack's family
     recomputed: str  # nothing, some, all
 
-    def differing(self, other: RunClass) -> int:
+    def count_differences(self, other: RunClass) -> int:
         """Return the number of features in which two classes differ."""
         return sum(ours != theirs for ours, theirs in zip(self, other, strict=True))
 
@@ -73,17 +73,21 @@ def run_class(*, model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
 def expected_interval(
     predicted: float, quantity: Quantity, *, of: RunClass, machine: Machine, ranks: int, path: Path = TABLE
 ) -> Interval | None:
-    """Return ``expected`` for a run on ``ranks`` ranks of ``machine``; None on CPUs, for which nothing is published."""
-    return expected(predicted, of=of, ranks=ranks, cells=read(quantity, path)) if machine.backend == "nccl" else None
+    """Return ``estimate_interval`` for a run on ``ranks`` ranks of ``machine``; None on CPUs (none is published)."""
+    return (
+        estimate_interval(predicted, of=of, ranks=ranks, cells=read(quantity, path))
+        if machine.backend == "nccl"
+        else None
+    )
 
 
-def expected(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell]) -> Interval | None:
+def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell]) -> Interval | None:
     """Return the interval to expect for the value ``predicted``; None if no comparable run was published."""
     if not cells:
         return None
     points = sorted(weighted_ratios(of, cells))
     low, lower, middle, upper, high = (predicted * exp(quantile(points, level)) for level in LEVELS)
-    same_class = [cell for cell in cells if not of.differing(cell.of)]
+    same_class = [cell for cell in cells if not of.count_differences(cell.of)]
     total_weight = sum(weight for _, weight in points)
     error = sum(weight * abs(exp(-ratio) - 1) for ratio, weight in points) / total_weight
     return Interval(
@@ -95,7 +99,7 @@ def expected(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell
         error=error,
         sources=len({cell.source for cell in same_class}),
         runs=sum(cell.rows for cell in same_class),
-        outside=tuple(_outside(of, ranks, cells)),
+        outside=tuple(_list_outside_features(of, ranks, cells)),
     )
 
 
@@ -103,7 +107,7 @@ def weighted_ratios(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float
     """Yield (ln ratio, weight) of every ratio, and those of the doubt."""
     sources: dict[str, list[tuple[Cell, float]]] = {}
     for cell in cells:
-        sources.setdefault(cell.source, []).append((cell, SIMILAR_SOURCE_WEIGHT ** of.differing(cell.of)))
+        sources.setdefault(cell.source, []).append((cell, SIMILAR_SOURCE_WEIGHT ** of.count_differences(cell.of)))
     all_ratios = []
     for weighted_cells in sources.values():
         source_weight, total = (
@@ -141,7 +145,7 @@ def quantile(points: Sequence[tuple[float, float]], level: float) -> float:
     return points[-1][0]
 
 
-def _outside(of: RunClass, ranks: int, cells: Sequence[Cell]) -> Iterator[str]:
+def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[Cell]) -> Iterator[str]:
     """Yield the features in which the run lies outside all measurements."""
     for field, feature in of._asdict().items():
         if all(getattr(cell.of, field) != feature for cell in cells):

@@ -17,7 +17,7 @@ class GatherReduceTime(NamedTuple):
     """Seconds to gather a unit's weights, to reduce its gradients, and of further all-reduces (``copies``).
 
     ``copies``: all-reduces of replicated weights, and over replicas if that is done less often than the reduction.
-    ``gather_busy``, ``reduce_busy``: the seconds of them in which they keep a core busy (``Network.busy``). ``again``:
+    ``gather_busy``, ``reduce_busy``: seconds of them that keep a core busy (``Network.busy_seconds``). ``again``:
     to gather the weights for a backward, if that is less often than for a forward.
     """
 
@@ -51,11 +51,11 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
 
 def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name: Name) -> GatherReduceTime:
     """Return the seconds of one unit's messages, each sent once."""
-    reduces_every_backward = counts.reduces_each(layout, name)
+    reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
     for message in unit_messages(counts, layout, name):
         collective = message.collective, message.payload, make_group(layout, message.group, message.ranks)
-        seconds, busy = network.seconds(*collective), network.busy(*collective)
+        seconds, busy = network.seconds(*collective), network.busy_seconds(*collective)
         if message.collective == "all_gather":
             gather, gather_busy = gather + seconds, gather_busy + busy
         elif message.group.endswith("replica") and reduces_every_backward:

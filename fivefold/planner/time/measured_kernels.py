@@ -47,23 +47,23 @@ class Measured:
 
     def matmul(self, m: int, n: int, k: int) -> float:
         """Return the seconds of ``(m, k) @ (k, n)``."""
-        return 2 * m * n * k / _between(self.matmuls, _log(m, n, k))
+        return 2 * m * n * k / _interpolate(self.matmuls, _log(m, n, k))
 
     def attention(self, causal_flops: int, *, shape: tuple[int, int, int], heads: int) -> tuple[float, float]:
         """Return the seconds of causal attention, forward and backward; ``shape`` is (sequences, tokens, head dim)."""
         sequences, tokens, dim = shape
         place = _log(sequences * heads, tokens, dim)
         forward, backward = self.attentions
-        return causal_flops / _between(forward, place), 2 * causal_flops / _between(backward, place)
+        return causal_flops / _interpolate(forward, place), 2 * causal_flops / _interpolate(backward, place)
 
-    def moving(self, moved: float, *, kernel: str) -> float:
+    def memory_bound_seconds(self, moved: float, *, kernel: str) -> float:
         """Return the seconds of a kernel that reads and writes ``moved`` bytes, by its own or the copy's curve.
 
         Return 0 if neither was measured.
         """
         for name in (f"{kernel} {self.dtype}", f"{kernel} fp32", "copy fp32"):
             if name in self.bandwidths and moved:
-                return moved / _between(self.bandwidths[name], _log(moved))
+                return moved / _interpolate(self.bandwidths[name], _log(moved))
         return 0.0
 
 
@@ -71,7 +71,7 @@ def _log(*sizes: float) -> Place:
     return tuple(math.log2(size) for size in sizes)
 
 
-def _between(rates: dict[Place, float], place: Sequence[float]) -> float:
+def _interpolate(rates: dict[Place, float], place: Sequence[float]) -> float:
     """Return the rate at ``place``.
 
     It is the mean of the nearest measured ones, weighted by inverse squared distance in log space.

@@ -30,7 +30,9 @@ def levels(
     row = (spans(planner, layout, limit=limit) if rows is None else rows)[rank]
     filler = _Filler(planner, layout, rank)
     micro_batches = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
-    levels_of_spans = tuple(filler.flat(row, micro_batches) if layout.pp == 1 else filler.piped(row, micro_batches))
+    levels_of_spans = tuple(
+        filler.fill_without_pipeline(row, micro_batches) if layout.pp == 1 else filler.fill_pipeline(row, micro_batches)
+    )
     first = levels_of_spans[0]  # before a rank's first action, its states and gradients are already allocated
     idle_level = Level(0.0, first.states_bytes, first.gradients_bytes, 0, 0, 0, 0)
     return (idle_level, *levels_of_spans) if first.seconds > 0 else levels_of_spans
@@ -46,7 +48,7 @@ class _Filler:
         self.shares: dict[int, dict[str, float]] = {}
         self.update = list_live_bytes(self.counts, layout, rank=rank)[-1]
 
-    def flat(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
+    def fill_without_pipeline(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
         """Yield the levels without a pipeline.
 
         ``passes`` has the first micro-batch, one for all in the middle, and the last.
@@ -56,22 +58,22 @@ class _Filler:
             if span.kind in ("F", "BW"):
                 last = span.micro_batch == micro_batches - 1
                 forward_index = len(pass_list) - 2 if last else min(2 * span.micro_batch, len(pass_list) - 4)
-                yield from self._along(span, span.stage, pass_list[forward_index + (span.kind == "BW")])
-        yield from self._tail(row)
+                yield from self._fill_pass(span, span.stage, pass_list[forward_index + (span.kind == "BW")])
+        yield from self._fill_tail(row)
 
-    def piped(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
+    def fill_pipeline(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
         """Yield the levels with a pipeline: each action on top of what other micro-batches hold at that time."""
         pass_iterator = passes(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
         for span in row:
             if span.kind == "FB":
                 middle = (span.start + span.end) / 2
-                yield from self._along(span._replace(end=middle), span.stage, next(pass_iterator))
-                yield from self._along(span._replace(start=middle), span.backward_stage, next(pass_iterator))
+                yield from self._fill_pass(span._replace(end=middle), span.stage, next(pass_iterator))
+                yield from self._fill_pass(span._replace(start=middle), span.backward_stage, next(pass_iterator))
             elif span.kind not in ("reduce", "update"):
-                yield from self._along(span, span.stage, next(pass_iterator))
-        yield from self._tail(row)
+                yield from self._fill_pass(span, span.stage, next(pass_iterator))
+        yield from self._fill_tail(row)
 
-    def _tail(self, row: tuple[Span, ...]) -> Iterator[Level]:
+    def _fill_tail(self, row: tuple[Span, ...]) -> Iterator[Level]:
         """Yield the levels after the last pass: reductions, which need no more than a bucket, and the update."""
         for span in row:
             if span.kind == "reduce":
@@ -83,7 +85,7 @@ class _Filler:
         """Return a level with states and gradients only, as after the last pass."""
         return Level(seconds, self.update.states_bytes, self.update.gradients_bytes, 0, 0, 0, 0)
 
-    def _along(self, span: Span, stage: int, pass_moments: PassMoments) -> Iterator[Level]:
+    def _fill_pass(self, span: Span, stage: int, pass_moments: PassMoments) -> Iterator[Level]:
         """Yield the levels of one pass: each moment at the middle of its unit.
 
         A backward counts units from the last one.
@@ -92,11 +94,11 @@ class _Filler:
             self.shares[stage] = self._shares(stage)
         (kept_before, kept_after, moments), shares = pass_moments, self.shares[stage]
         forward = _match(moments[-1])[2] == "forward"
-        yield _between(span.start, moments[0], kept=kept_before)
+        yield _make_end_level(span.start, moments[0], kept=kept_before)
         for moment in moments:
             share = shares[_match(moment)[1]]
             yield _make_level(span.start + (share if forward else 1 - share) * (span.end - span.start), moment)
-        yield _between(span.end, moments[-1], kept=kept_after)
+        yield _make_end_level(span.end, moments[-1], kept=kept_after)
 
     def _shares(self, chunk: int) -> dict[str, float]:
         """Return the share of the stage's forward seconds at the middle of each unit, by its name."""
@@ -107,7 +109,7 @@ class _Filler:
         now = 0.0
         for run, unit_seconds in zip(runs, seconds, strict=True):
             for index in range(run.times):
-                shares[run.called(index)] = (now + (index + 0.5) * unit_seconds) / total_seconds
+                shares[run.unit_name(index)] = (now + (index + 0.5) * unit_seconds) / total_seconds
             now += run.times * unit_seconds
         return shares
 
@@ -125,7 +127,7 @@ def _make_level(seconds: float, moment: Moment) -> Level:
     )
 
 
-def _between(seconds: float, moment: Moment, *, kept: int) -> Level:
+def _make_end_level(seconds: float, moment: Moment, *, kept: int) -> Level:
     """Return the level at the start or end of a pass.
 
     It has the states of the nearest ``moment``, and ``kept`` bytes of activations.

@@ -18,7 +18,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes, least_driver_bytes
+from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, driver_bytes, min_driver_bytes
 from fivefold.planner.time.errors import RunClass, quantile, read, run_class, weighted_ratios
 from fivefold.units import MIB
 
@@ -57,11 +57,11 @@ class MemoryRisk:
         It assumes no fragmentation, the fewest communicators, and the class of error that allows the largest peak.
         """
         layouts = [Layout(dp=world, ac=ac) for ac in RECOMPUTATIONS]
-        capacity = self.capacity_bytes - (least_driver_bytes(self.machine, world) if self._on_gpu else 0)
+        capacity = self.capacity_bytes - (min_driver_bytes(self.machine, world) if self._is_on_gpu else 0)
         return int(max(0.0, capacity / min(self._ratio(kind, risk) for kind in layouts))) + MIB  # for rounding
 
     @property
-    def _on_gpu(self) -> bool:
+    def _is_on_gpu(self) -> bool:
         return self.machine.backend == "nccl"
 
     def _room(self, totals: AllocatorTotals | None, peak_bytes: int, layout: Layout, lost: float) -> float:
@@ -77,13 +77,13 @@ class MemoryRisk:
 
     def _points(self, layout: Layout) -> tuple[tuple[float, float], ...]:
         kind = run_class(model=self.model, machine=self.machine, layout=layout, job=self.job)
-        return _points(kind) if self._on_gpu else _exact()
+        return _points(kind) if self._is_on_gpu else _exact_distribution()
 
     def _distribution(self, layout: Layout) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return _cumulative(self._points(layout))
 
 
-def _exact() -> tuple[tuple[float, float], ...]:
+def _exact_distribution() -> tuple[tuple[float, float], ...]:
     """Return the distribution of a peak that is exactly as predicted."""
     return ((0.0, 1.0),)
 
@@ -92,7 +92,7 @@ def _exact() -> tuple[tuple[float, float], ...]:
 def _points(of: RunClass) -> tuple[tuple[float, float], ...]:
     """Return (ln ratio, weight) of all published peaks, in order, weighted for runs of the class ``of``."""
     cells = read("peak")
-    return tuple(sorted(weighted_ratios(of, cells))) if cells else _exact()
+    return tuple(sorted(weighted_ratios(of, cells))) if cells else _exact_distribution()
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from typing import NamedTuple, final, get_args
 from fivefold.layout.mesh import Group
 from fivefold.machine.spec import Collective, Machine
 from fivefold.planner.time.constants import PUBLISHED, Constants
-from fivefold.record import nearest
+from fivefold.record import make_unknown_name_error
 
 
 class AlphaBetaCost(NamedTuple):
@@ -74,7 +74,7 @@ class MessageTime(NamedTuple):
     busy: float
 
     @property
-    def travelling(self) -> float:
+    def overlappable_seconds(self) -> float:
         """Return the seconds that compute can overlap."""
         return self.seconds - self.busy
 
@@ -124,13 +124,13 @@ class Network:
         if group.ranks == 1:
             return 0.0
         if self._curves and (curve := self._curves.get((collective, group.ranks, self.nodes(group)))):
-            return _along([(point.bytes, point.seconds) for point in curve], payload)
+            return _interpolate([(point.bytes, point.seconds) for point in curve], payload)
         lines = self._lines.get((collective, group, copies))
         if lines is None:
             lines = self._lines[collective, group, copies] = self._lay(collective, self._place(group), copies)
         return self._launch + min([line.seconds(payload) for line in lines])
 
-    def busy(self, collective: str, payload: int, group: Group) -> float:
+    def busy_seconds(self, collective: str, payload: int, group: Group) -> float:
         """Return the part of ``seconds`` in which sockets and copies keep a core busy, so that compute waits.
 
         0 with NCCL.
@@ -140,7 +140,7 @@ class Network:
         if self._nccl or group.ranks == 1:
             return 0.0
         if curve := self._curves.get((collective, group.ranks, self.nodes(group))):
-            return _along([(point.bytes, point.busy) for point in curve], payload)
+            return _interpolate([(point.bytes, point.busy) for point in curve], payload)
         near_link = self._intra_node_link(group.ranks)
         lines = self._lay(collective, GroupPlacement(group.ranks, group.ranks, 1, near_link, near_link))
         return min(self.seconds(collective, payload, group), *(line.seconds(payload) for line in lines))
@@ -171,7 +171,7 @@ class Network:
             ]
         if collective == "all_to_all":
             return [_exchange(place) if copies == 1 else _dispatch(place, copies)]
-        raise nearest(collective, list(get_args(Collective)), kind="collective")
+        raise make_unknown_name_error(collective, list(get_args(Collective)), kind="collective")
 
     def _place(self, group: Group) -> GroupPlacement:
         """Return the placement of a group: ranks per node, nodes, and the smallest far link that spans it."""
@@ -269,18 +269,18 @@ def _dispatch(place: GroupPlacement, copies: int) -> AlphaBetaCost:
     deepseek-ai/DeepEP measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, the
     rates of rings.
     """
-    near_share = _distinct(place.ranks, copies) * (place.local - 1) / place.local
-    far_share = _distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
+    near_share = _expected_distinct(place.ranks, copies) * (place.local - 1) / place.local
+    far_share = _expected_distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
     per_byte = max(near_share / place.near.rate, far_share / place.far.rate) / copies
     return AlphaBetaCost(place.near.quick + (place.far.quick if place.nodes > 1 else 0.0), per_byte)
 
 
-def _distinct(places: int, draws: int) -> float:
+def _expected_distinct(places: int, draws: int) -> float:
     """Return the expected number of distinct places in ``draws`` uniform draws with replacement from ``places``."""
     return places * (1 - (1 - 1 / places) ** draws)
 
 
-def _along(curve: list[tuple[int, float]], size: int) -> float:
+def _interpolate(curve: list[tuple[int, float]], size: int) -> float:
     """Return the seconds at ``size`` on a measured curve, interpolated linearly between two sizes.
 
     Below the smallest size its time, above the largest its rate.

@@ -50,7 +50,7 @@ class Profiled:
             self._updates[ranks] = {p.key: p for p in self.calibration.updates if p.ranks == ranks}
         return self._updates[ranks].get(self.update_key(layout)) if self._updates[ranks] else None
 
-    def over_curves(self, layout: Layout) -> float:
+    def ratio_to_curves(self, layout: Layout) -> float:
         """Return the median of measured seconds relative to the curves; 1 if no unit was measured."""
         ranks = ranks_per_host(layout, self.machine)
         if ranks not in self._over:
@@ -72,7 +72,7 @@ class Profiled:
     def update_key(self, layout: Layout) -> str:
         """Return the key of the optimizer's update, in the form of ``unit_key``."""
         job = self.counts.job
-        offloaded = tuple(sorted(layout.offloads(job), reverse=True))
+        offloaded = tuple(sorted(layout.list_offloaded(job), reverse=True))
         if offloaded not in self._update_hashes:
             self._update_hashes[offloaded] = _hash((job.optimizer.model_dump(), job.precision.model_dump(), offloaded))
         return f"{self._update_hashes[offloaded]}/{describe_storage(layout)}"

@@ -76,7 +76,7 @@ def describe_run(model: Model, machine: Machine, layout: Layout, job: Job) -> Ru
         settings=_settings(job),
         micro_batch=layout.mbs,
         recomputation=layout.ac,
-        layout=_without_policies(layout),
+        layout=_drop_policies(layout),
     )
 
 
@@ -123,7 +123,7 @@ def find_differences(first: RunFacts, second: RunFacts) -> frozenset[Difference]
     return frozenset(kinds)
 
 
-def _without_policies(layout: Layout) -> Layout:
+def _drop_policies(layout: Layout) -> Layout:
     """Return the layout with one replica, one sequence per micro-batch and no recomputation, for comparison alone."""
     return layout.model_copy(update={"dp": 1, "mbs": 1, "ac": "none"})
 

@@ -46,7 +46,7 @@ def matmul(
         return 0.0
     bandwidth = chip.memory_bandwidth * chip.bandwidth_share
     multiprocessors = chip.multiprocessors
-    rate = chip.sustained(dtype) / multiprocessors
+    rate = chip.sustained_flops(dtype) / multiprocessors
     if aligned < ALIGNED and WIDTH.get(dtype, 2) == 2:
         rate *= chip.flash2_share * constants.unaligned_shares[min(aligned, 2)]
     best_seconds = float("inf")
@@ -95,7 +95,7 @@ def attention(
         "flash2": chip.flash2_share,
         "flash1": chip.flash2_share * constants.flash1_share,
     }[kind]
-    rate = chip.sustained(matmul_dtype) * share * older_share
+    rate = chip.sustained_flops(matmul_dtype) * share * older_share
     backward_ratio = 2.5 if backward else 1.0
     diagonal = (constants.attention_backward_diagonal_keys if backward else constants.attention_diagonal_keys) / keys
     softmax_dim = constants.softmax_dim
@@ -104,7 +104,7 @@ def attention(
     return backward_ratio * (flops * (1 + diagonal) * softmax + tail_flops) / rate + constants.smallest_kernel_seconds
 
 
-def moving(chip: Chip, *, moved_bytes: float, constants: Constants = PUBLISHED) -> float:
+def memory_bound_seconds(chip: Chip, *, moved_bytes: float, constants: Constants = PUBLISHED) -> float:
     """Return the seconds of a memory-bound kernel: ``moved_bytes`` read and written / bandwidth + smallest kernel."""
     if moved_bytes <= 0:
         return 0.0

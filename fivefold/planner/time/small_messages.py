@@ -21,7 +21,7 @@ def small_messages(counts: Counts, network: Network, layout: Layout, *, chunks: 
     messages = list(step_messages(counts, layout, chunks=chunks))
     for chunk in chunks:
         for run, times in counts.stage_work(layout)[chunk]:
-            if n_moe_layers := counts.routed(run.name):
+            if n_moe_layers := counts.count_moe_layers(run.name):
                 messages += routing_messages(
                     counts, layout, run, times=times * n_moe_layers * passes(layout, counts.job)
                 )

@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.time.action_time import action_costs
 from fivefold.planner.time.stage_time import Cost, stage_seconds
-from fivefold.planner.time.timeline import after_passes
+from fivefold.planner.time.timeline import price_after_passes
 from fivefold.results.spans import Span
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows
     ranks = memory(planner.counts, layout)
     if layout.pp == 1:
         player = _Player(planner, layout, (Task("F", 0, -1), Task("BW", 0, -1)))
-        return (player.flat(count, ranks[0]),)
+        return (player.play_without_pipeline(count, ranks[0]),)
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
     player = _Player(planner, layout, table.order.tasks)
     hop_delay, seconds = player.stages.late, player.seconds
@@ -53,7 +53,7 @@ def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows
     rows = []
     for rank_stages, row, rank in zip(table.rank_stages, simulated.spans, ranks, strict=True):
         actions = [player.span(action, start, end) for action, start, end in row]
-        rows.append(player.finished(actions, rank_stages, rank))
+        rows.append(player.append_end(actions, rank_stages, rank))
     return tuple(rows)
 
 
@@ -65,14 +65,14 @@ class _Player:
         self.stages = stage_seconds(planner.units, layout)
         costs = action_costs(self.stages, tasks)
         self.seconds = {task: cost.seconds for task, cost in costs.items()}
-        self.exposed = {task: _exposed(cost) for task, cost in costs.items()}
+        self.exposed = {task: _sum_exposed(cost) for task, cost in costs.items()}
 
     def span(self, action: Action, start: float, end: float) -> Span:
         """Return the span of one action of the schedule, with its exposed seconds and their axes."""
         kind, stage, _, back, _ = action
         return Span(kind, str(action), start, end, *self.exposed[Task(kind, stage, back)], *action[1:])
 
-    def flat(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
+    def play_without_pipeline(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
         """Return the row of a layout without a pipeline: F and BW of one micro-batch after another."""
         row: list[Span] = []
         now = 0.0
@@ -80,15 +80,15 @@ class _Player:
             for task, seconds in self.seconds.items():
                 start, now = now, now + seconds
                 row.append(self.span(Action(task.kind, 0, micro_batch), start, now))
-        return self.finished(row, (0,), rank)
+        return self.append_end(row, (0,), rank)
 
-    def finished(self, row: list[Span], chunks: tuple[int, ...], rank: RankMemory) -> tuple[Span, ...]:
+    def append_end(self, row: list[Span], chunks: tuple[int, ...], rank: RankMemory) -> tuple[Span, ...]:
         """Return ``row`` with its end: overlapped reductions lengthen the last action.
 
         Exposed ones and the update follow it.
         """
         units = self.stages.unit_seconds[chunks[0]]
-        ends, small_seconds, update, _ = after_passes(self.units, self.layout, rank, chunks, units)
+        ends, small_seconds, update, _ = price_after_passes(self.units, self.layout, rank, chunks, units)
         row[-1] = row[-1]._replace(end=row[-1].end + ends.slowed)
         start = row[-1].end
         reduce_end = start + ends.exposed + sum(small_seconds.values())
@@ -102,6 +102,6 @@ class _Player:
         return (*row, *reduce, Span("update", "update", reduce_end, reduce_end + update))
 
 
-def _exposed(cost: Cost) -> tuple[float, tuple[str, ...]]:
+def _sum_exposed(cost: Cost) -> tuple[float, tuple[str, ...]]:
     """Return the exposed seconds of an action, and their axes."""
     return sum(cost.exposed.values()), tuple(axis for axis, seconds in cost.exposed.items() if seconds)

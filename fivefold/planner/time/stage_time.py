@@ -68,7 +68,7 @@ def stage_seconds(
 
     The stages in ``slow`` take the ``straggler``'s seconds.
     """
-    work, equal_stages = units.counts.stage_work(layout), units.counts.alike_work(layout)
+    work, equal_stages = units.counts.stage_work(layout), units.counts.equal_stages(layout)
     usual_seconds = unit_seconds(units, layout)
     units_of_stage, seconds = [units] * len(work), [usual_seconds] * len(work)
     if straggler is not None and slow:
@@ -85,7 +85,9 @@ def stage_seconds(
         stage: add_units(units_of_stage[stage], work[stage], seconds[stage]) for stage in dict.fromkeys(equal_stages)
     }
     stage_times = tuple([times[stage] for stage in equal_stages])
-    return StageSeconds(units, layout, work, tuple(seconds), stage_times, equal_stages, *between_stages(units, layout))
+    return StageSeconds(
+        units, layout, work, tuple(seconds), stage_times, equal_stages, *stage_message_seconds(units, layout)
+    )
 
 
 def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, UnitSeconds]) -> StageTime:
@@ -125,7 +127,7 @@ def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, UnitSeconds]
     )
 
 
-def between_stages(units: Units, layout: Layout) -> tuple[float, float]:
+def stage_message_seconds(units: Units, layout: Layout) -> tuple[float, float]:
     """Return the seconds by which a message between stages delays its receiver, and those it takes from its sender."""
     if layout.pp == 1:
         return 0.0, 0.0
@@ -133,15 +135,21 @@ def between_stages(units: Units, layout: Layout) -> tuple[float, float]:
         _hop(units, layout),
         units.machine.backend == "gloo",
     )  # gloo: a send ends when the socket has the data
-    overlaps = gloo or (units.job.stack.hides_p2p(layout.schedule) and units.machine.overlaps)
-    return (message.travelling, message.busy) if overlaps else (message.seconds, message.seconds)  # a blocking send
+    overlaps = gloo or (units.job.stack.overlaps_p2p(layout.schedule) and units.machine.can_overlap)
+    return (
+        (message.overlappable_seconds, message.busy) if overlaps else (message.seconds, message.seconds)
+    )  # a blocking send
 
 
 def _hop(units: Units, layout: Layout) -> MessageTime:
     """Return the seconds of a message from one stage to the next, gathered over tp by ``scatter_gather_tensors``."""
-    size, network, pp = units.counts.local(get_local_degrees(layout)).entry_bytes, units.network, group(layout, "pp")
+    size, network, pp = (
+        units.counts.get_local(get_local_degrees(layout)).entry_bytes,
+        units.network,
+        group(layout, "pp"),
+    )
     if layout.tp == 1 or layout.sp or not units.job.stack.scatter_gather_tensors:
-        return MessageTime(network.seconds("p2p", size, pp), network.busy("p2p", size, pp))
+        return MessageTime(network.seconds("p2p", size, pp), network.busy_seconds("p2p", size, pp))
     p2p_seconds = network.seconds("p2p", size // layout.tp, pp)
     return MessageTime(p2p_seconds + network.seconds("all_gather", size, group(layout, "tp")), 0.0)
 

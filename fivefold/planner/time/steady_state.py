@@ -63,7 +63,7 @@ class Rounds(NamedTuple):
 
 def distinct_tasks(layout: Layout, micro_batches: int, alike: tuple[int, ...]) -> tuple[Task, ...]:
     """Return one task of each group of equal duration; ``alike``: for each stage the first one of equal speed."""
-    return alike_tasks(layout.schedule, layout.pp, layout.v, micro_batches, alike).some
+    return join_equal_tasks(layout.schedule, layout.pp, layout.v, micro_batches, alike).some
 
 
 def extrapolate(
@@ -74,19 +74,19 @@ def extrapolate(
     ``seconds``: those of its ``distinct_tasks``; ``hop``: seconds per message.
     """
     schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, alike
-    distinct, tables = alike_tasks(*schedule_key), rounds_of(*schedule_key[:4]).tables
+    distinct, tables = join_equal_tasks(*schedule_key), rounds_of(*schedule_key[:4]).tables
     ends, busy = _simulate(*schedule_key, tuple(seconds), hop)
     return Extrapolated(ends, busy, distinct.whole, tables[0][0].rank_stages, distinct.like)
 
 
 @lru_cache(maxsize=1024)
-def alike_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...]) -> AlikeTasks:
+def join_equal_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...]) -> AlikeTasks:
     """Return the tasks of a schedule with those of equal stages (``alike``) joined."""
     tables, _, tasks, whole = rounds_of(name, pp, v, micro_batches)
     number_of_task: dict[Task, int] = {}
     distinct: list[Task] = []
     for task in tasks:
-        equal_task = task.on_stages(alike)
+        equal_task = task.with_stages(alike)
         if number_of_task.setdefault(equal_task, len(distinct)) == len(distinct):
             distinct.append(equal_task)
         number_of_task[task] = number_of_task[equal_task]
@@ -115,12 +115,12 @@ def _simulate(
     durations: tuple[float, ...],
     hop: float,
 ) -> tuple[list[float], list[float]]:
-    """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``alike_tasks``."""
+    """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``join_equal_tasks``."""
     tables, rounds, tasks, _ = rounds_of(name, pp, v, micro_batches)
-    distinct = alike_tasks(name, pp, v, micro_batches, alike)
+    distinct = join_equal_tasks(name, pp, v, micro_batches, alike)
     seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.place, strict=True)}
 
-    def busy(tasks: Mapping[Task, int]) -> float:
+    def sum_busy_seconds(tasks: Mapping[Task, int]) -> float:
         return sum([times * seconds_by_task[task] for task, times in tasks.items()])
 
     ends = [
@@ -132,7 +132,9 @@ def _simulate(
         return ends[0], works
     (first_ends, second_ends), ((_, first_tasks), (_, second_tasks)) = ends, tables
     # The busiest rank sets the pace; with uneven stages the two short schedules may be too short to show it.
-    pace = max(busy(more) - busy(less) for less, more in zip(first_tasks, second_tasks, strict=True))
+    pace = max(
+        sum_busy_seconds(more) - sum_busy_seconds(less) for less, more in zip(first_tasks, second_tasks, strict=True)
+    )
     return [
         first + rounds * max(second - first, pace) for first, second in zip(first_ends, second_ends, strict=True)
     ], works

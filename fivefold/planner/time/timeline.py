@@ -71,7 +71,7 @@ def step_seconds(
 def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> StepTime:
     """Return the seconds of a step without a pipeline."""
     stages, micro_batches = stage_seconds(units, layout), layout.micro_batches(units.job)
-    (stage,), costs_after = stages.times, after_passes(units, layout, memory, (0,), stages.unit_seconds[0])
+    (stage,), costs_after = stages.times, price_after_passes(units, layout, memory, (0,), stages.unit_seconds[0])
     compute, exposed = add_up([(stage.forward, micro_batches), (stage.whole, micro_batches)])
     _add(exposed, costs_after.small)
     return _step_time(
@@ -103,7 +103,9 @@ def _time_pipeline(
                 extrapolated.held[rank],
                 straggler if straggler is not None and rank == slow else units,
             )
-            after[key] = after_passes(own_units, layout, memory[rank], rank_stages, stages.unit_seconds[rank_stages[0]])
+            after[key] = price_after_passes(
+                own_units, layout, memory[rank], rank_stages, stages.unit_seconds[rank_stages[0]]
+            )
     seconds_after = [after[key].seconds for key in keys]
     total = max(map(add, extrapolated.ends, seconds_after))
     busiest = list(map(add, extrapolated.busy, seconds_after))
@@ -116,7 +118,7 @@ def _time_pipeline(
     return step_time, critical
 
 
-def after_passes(
+def price_after_passes(
     units: Units, layout: Layout, memory: RankMemory, held: tuple[int, ...], seconds: Mapping[UnitGroup, UnitSeconds]
 ) -> AfterPasses:
     """Return the costs of a rank after its passes, or between them.

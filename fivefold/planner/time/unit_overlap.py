@@ -59,14 +59,14 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, UnitSeconds]:
     """Return the seconds of every distinct unit of a layout."""
     counts = units.counts
     stage_work, stays_gathered = counts.stage_work(layout), policy(layout, units.job).weights_stay
-    sends, free_axes = not stays_gathered or counts.reduces_each(layout), dict[str, bool]()
+    sends, free_axes = not stays_gathered or counts.reduces_every_micro_batch(layout), dict[str, bool]()
 
     def is_free(axis: str) -> bool:
         if axis not in free_axes:
             free_axes[axis] = leaves_link_free(units, layout, axis)
         return free_axes[axis]
 
-    def overlapped(run: UnitGroup) -> UnitSeconds:
+    def overlap_unit(run: UnitGroup) -> UnitSeconds:
         time, messages = units.unit(layout, run), unit_messages(units, layout, run.name, stays=stays_gathered)
         forward_free = backward_free = 0.0
         for axis, forward_seconds, backward_seconds in zip(
@@ -74,7 +74,7 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, UnitSeconds]:
         ):
             if (forward_seconds or backward_seconds) and is_free(axis):
                 forward_free, backward_free = forward_free + forward_seconds, backward_free + backward_seconds
-        forward_exposed, backward_exposed = _by_axis(time.forward_exposed), _by_axis(time.backward_exposed)
+        forward_exposed, backward_exposed = _list_exposed(time.forward_exposed), _list_exposed(time.backward_exposed)
         full_backward = time.backward + time.weight
         without_messages = UnitSeconds(
             time,
@@ -89,15 +89,15 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, UnitSeconds]:
         )
         return _with_messages(units, run.name, without_messages) if sends else without_messages
 
-    distinct = {run for stage in dict.fromkeys(counts.alike_work(layout)) for run, _ in stage_work[stage]}
-    return {run: overlapped(run) for run in distinct}
+    distinct = {run for stage in dict.fromkeys(counts.equal_stages(layout)) for run, _ in stage_work[stage]}
+    return {run: overlap_unit(run) for run in distinct}
 
 
 def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> UnitMessages:
     """Return a unit's messages for each pass; only blocks are gathered again; ``stays``: weights stay gathered."""
     reduces_every_backward, reduces_in_forward = (
-        units.counts.reduces_each(layout, name),
-        reduces_beside_forward(name, units.job),
+        units.counts.reduces_every_micro_batch(layout, name),
+        overlaps_next_forward(name, units.job),
     )
     time, no_message = units.gather_reduce(layout, name), MessageTime(0.0, 0.0)
     gather, reduce = MessageTime(time.gather, time.gather_busy), MessageTime(time.reduce, time.reduce_busy)
@@ -109,7 +109,7 @@ def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> U
     return UnitMessages(time, no_message if stays else gather, backward_gather, following, reduces_every_backward)
 
 
-def reduces_beside_forward(name: Name, job: Job) -> bool:
+def overlaps_next_forward(name: Name, job: Job) -> bool:
     """Return True if a unit's reduction after every micro-batch overlaps the forward of the next."""
     return name == "embed" and job.stack.kernel_facts.overlaps_each_reduction
 
@@ -122,7 +122,7 @@ def leaves_link_free(units: Units, layout: Layout, axis: str) -> bool:
 
 def overlap_message(units: Units, message: MessageTime, room: float) -> tuple[float, float]:
     """Return the exposed seconds of a message during ``room`` seconds of compute, and the slowdown of compute."""
-    overlapped = min(message.travelling, room) if units.overlaps else 0.0
+    overlapped = min(message.overlappable_seconds, room) if units.overlaps else 0.0
     return message.seconds - overlapped, units.contention * overlapped
 
 
@@ -141,10 +141,10 @@ def _with_messages(units: Units, name: Name, alone: UnitSeconds) -> UnitSeconds:
         backs=[*alone.backs, ("dp", backward_exposed)],
         late=full_exposed,
         spare=max(0.0, forward_compute - sent_messages.forward.seconds),
-        after=sent_messages.following if reduces_beside_forward(name, units.job) else None,
+        after=sent_messages.following if overlaps_next_forward(name, units.job) else None,
     )
 
 
-def _by_axis(exposed: tuple[float, ...]) -> list[tuple[str, float]]:
+def _list_exposed(exposed: tuple[float, ...]) -> list[tuple[str, float]]:
     """Return nonzero exposed seconds, in the order of ``AXES``, with their axes."""
     return [(axis, seconds) for axis, seconds in zip(AXES, exposed, strict=True) if seconds] if any(exposed) else []

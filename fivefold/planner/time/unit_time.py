@@ -70,7 +70,7 @@ def unit_kernels(
     overlap_room = sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)
     recomputed_seconds = sum([time.forward for op, time in ops_and_times if op.recomputed])
     forward, backward, weight = (sum(column) for column in list(zip(*times, strict=True))[:3])
-    graphed = frozenset(index for index, op in enumerate(ops) if _in_graph(op, stack))
+    graphed = frozenset(index for index, op in enumerate(ops) if _is_in_graph(op, stack))
     launches = [
         (0, 0) if index in graphed else (time.kernels, time.backward_kernels + (time.kernels if op.recomputed else 0))
         for index, (op, time) in enumerate(ops_and_times)
@@ -93,7 +93,7 @@ def unit_kernels(
     )
 
 
-def _in_graph(op: Op, stack: Stack) -> bool:
+def _is_in_graph(op: Op, stack: Stack) -> bool:
     """Return True if the operation is in a CUDA graph, so that the host does not launch it by itself."""
     if stack.cuda_graphs in ("none", "full"):
         return stack.cuda_graphs == "full"
@@ -116,7 +116,7 @@ class UnitTimer:
         self.model, self.machine, self.network, self.job = model, machine, network, job
         self.place, self.unit, self.ops, self.times = place, unit, unit.ops, unit.times
         self.constants = constants
-        self.nccl, self.with_expert_ranks = machine.backend == "nccl", machine.overlaps
+        self.nccl, self.with_expert_ranks = machine.backend == "nccl", machine.can_overlap
         # without NCCL, the seconds in which messages keep a core busy are exposed instead
         self.contention = constants.hidden_message_slowdown if self.nccl else 0.0
         self.exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # forward, backward
@@ -138,15 +138,15 @@ class UnitTimer:
         place = self.place(message.axis)
         if place.ranks == 1:
             return
-        forward, backward, resent = self._passes(message, place, recomputed=op.recomputed)
+        forward, backward, resent = self._time_messages(message, place, recomputed=op.recomputed)
         if index not in self.unit.graphed:
             self.launched[index] = bool(forward.seconds), bool(backward.seconds) + bool(resent.seconds)
         total = forward.seconds + backward.seconds + resent.seconds
         if total > self.longest[1]:
             self.longest = f"{message.axis} {op.name}", total
         overlapped_compute = self._compute_beside(index)
-        exposed = self._exposed(index, forward, side=0, beside=overlapped_compute.forward)
-        backward_exposed = self._exposed(
+        exposed = self._exposed_seconds(index, forward, side=0, beside=overlapped_compute.forward)
+        backward_exposed = self._exposed_seconds(
             index, backward, side=1, beside=overlapped_compute.backward + overlapped_compute.weight
         )
         axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
@@ -157,14 +157,14 @@ class UnitTimer:
             (exposed, backward_exposed, resent) if is_ring else (forward.seconds, backward.seconds, resent)
         )
         if axis == "tp" and message.regather and not op.recomputed and self.with_expert_ranks:
-            gather, reduce = self._beside_products(index, resent, backward)
+            gather, reduce = self._overlap_products(index, resent, backward)
             can_overlap = "tp" not in self.job.stack.overlap or self.job.stack.kernel_facts.fuses_linears
             resent_alone = resent_alone._replace(seconds=resent_alone.seconds - (gather if can_overlap else 0.0))
-            backward_alone -= self._beside_product_of_weight(index, backward)
+            backward_alone -= self._overlap_wgrad(index, backward)
             resent = resent._replace(seconds=resent.seconds - gather)
             backward_exposed -= reduce
             self.hidden[1] += gather + reduce
-        resent_exposed = self._exposed(index, resent, side=1, beside=overlapped_compute.forward)
+        resent_exposed = self._exposed_seconds(index, resent, side=1, beside=overlapped_compute.forward)
         backward_exposed, backward_alone = (
             backward_exposed + resent_exposed,
             backward_alone + (resent_exposed if is_ring else resent_alone.seconds),
@@ -176,7 +176,7 @@ class UnitTimer:
         self.apart[0][axis] += forward_alone
         self.apart[1][axis] += backward_alone
 
-    def _passes(
+    def _time_messages(
         self, message: Message, place: Group, *, recomputed: bool
     ) -> tuple[MessageTime, MessageTime, MessageTime]:
         """Return the seconds of an operation's messages by pass.
@@ -186,18 +186,18 @@ class UnitTimer:
         moe = self.model.moe
         copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
         back_payload = message.payload if message.backward_payload is None else message.backward_payload
-        forward = self._sent(message, message.forward, message.payload, place=place, copies=copies)
-        resent = self._sent(message, message.regather, message.uncast.payload, place=place, copies=copies)
+        forward = self._message_time(message, message.forward, message.payload, place=place, copies=copies)
+        resent = self._message_time(message, message.regather, message.uncast.payload, place=place, copies=copies)
         parts = message.backward_parts
-        backward = self._sent(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
+        backward = self._message_time(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
         if recomputed:
             resent = forward
         for collective, payload in message.scales:
-            scales = self._sent(message, collective, payload, place=place, copies=copies)
+            scales = self._message_time(message, collective, payload, place=place, copies=copies)
             forward = forward._replace(seconds=forward.seconds + scales.seconds)
         return forward, backward, resent
 
-    def _beside_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
+    def _overlap_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
         """Return the overlapped seconds of tensor parallelism's messages in the backward.
 
         They are the gather of a column-parallel layer's input for dW, and the reduction of its dx.
@@ -207,20 +207,22 @@ class UnitTimer:
         """
         stack = self.job.stack
         if not stack.kernel_facts.fuses_linears:
-            return min(gather.travelling, self._compute_beside(index).backward) if stack.async_tp else 0.0, 0.0
-        gather_overlapped = min(gather.travelling, sum(self.times[at].backward for at in self._fan(index)))
-        return gather_overlapped, self._beside_product_of_weight(index, reduce) if "tp" not in stack.overlap else 0.0
+            return min(
+                gather.overlappable_seconds, self._compute_beside(index).backward
+            ) if stack.async_tp else 0.0, 0.0
+        gather_overlapped = min(gather.overlappable_seconds, sum(self.times[at].backward for at in self._fan(index)))
+        return gather_overlapped, self._overlap_wgrad(index, reduce) if "tp" not in stack.overlap else 0.0
 
-    def _beside_product_of_weight(self, index: int, reduce: MessageTime) -> float:
+    def _overlap_wgrad(self, index: int, reduce: MessageTime) -> float:
         if not self.job.stack.kernel_facts.fuses_linears:
             return 0.0
-        return min(reduce.travelling, sum(self.times[at].weight for at in self._fan(index)))
+        return min(reduce.overlappable_seconds, sum(self.times[at].weight for at in self._fan(index)))
 
     def _fan(self, index: int) -> list[int]:
         """Return the linear layers that read the output of a gather."""
         return [*takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops)))]
 
-    def _sent(
+    def _message_time(
         self, message: Message, collective: str, payload: int, *, place: Group, copies: int, parts: int = 1
     ) -> MessageTime:
         """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``.
@@ -231,7 +233,7 @@ class UnitTimer:
             return MessageTime(0.0, 0.0)
         network, times, size = self.network, message.times * parts, payload // parts
         seconds = network.seconds(collective, size, place, copies=copies)
-        return MessageTime(times * seconds, times * network.busy(collective, size, place))
+        return MessageTime(times * seconds, times * network.busy_seconds(collective, size, place))
 
     def _compute_beside(self, index: int) -> OpTime:
         """Return the compute that overlaps a message: the matmul after it, else the one before.
@@ -246,14 +248,14 @@ class UnitTimer:
                 return self.times[other]
         return OpTime(0.0, 0.0)
 
-    def _exposed(self, index: int, sent: MessageTime, *, side: int, beside: float) -> float:
+    def _exposed_seconds(self, index: int, sent: MessageTime, *, side: int, beside: float) -> float:
         """Return the exposed seconds of a message that overlaps ``beside`` seconds of compute.
 
         ``side``: forward 0, backward 1.
         """
         if not sent.seconds:
             return 0.0
-        message, seconds = self.ops[index].message, sent.travelling
+        message, seconds = self.ops[index].message, sent.overlappable_seconds
         assert message is not None
         axis, times = message.axis.partition("_")[0], max(1, message.times)
         is_ring = _rings(message)
@@ -307,7 +309,7 @@ class UnitTimer:
         forward, backward, weight = self.unit.seconds
         forward, backward = forward + self.contention * self.hidden[0], backward + self.contention * self.hidden[1]
         if self.nccl:
-            per_launch = self.constants.compiled_launch_share if self.job.stack.compiles else 1
+            per_launch = self.constants.compiled_launch_share if self.job.stack.is_compiled else 1
             host = self.machine.chip.launch_seconds * per_launch
             forward_launch, backward_launch = (host * times for times in self._launches())
             exponent = self.constants.host_device_exponent
@@ -317,12 +319,16 @@ class UnitTimer:
             else:  # max: the host runs ahead, and can launch while the device waits for messages
                 forward_exposed = sum(self.exposed[0].values())
                 forward = max(
-                    _slower(forward, forward_launch - forward_exposed, exponent),
+                    _concurrent_seconds(forward, forward_launch - forward_exposed, exponent),
                     self._forward_with_host(host) - forward_exposed,
                 )
                 device = backward + weight  # launches are split in proportion to the seconds
                 backward_exposed = sum(self.exposed[1].values())
-                slowdown = _slower(device, backward_launch - backward_exposed, exponent) / device if device else 1.0
+                slowdown = (
+                    _concurrent_seconds(device, backward_launch - backward_exposed, exponent) / device
+                    if device
+                    else 1.0
+                )
                 backward, weight = backward * slowdown, weight * slowdown
         forward_by_axis, backward_by_axis, forward_alone, backward_alone = (
             tuple(side.values()) for side in (*self.exposed, *self.apart)
@@ -337,7 +343,7 @@ def _rings(message: Message) -> bool:
     return message.axis == "cp" and message.forward == "p2p"
 
 
-def _slower(device: float, host: float, exponent: float) -> float:
+def _concurrent_seconds(device: float, host: float, exponent: float) -> float:
     """Return the seconds of device and host running at the same time.
 
     This is their p-norm, above the maximum if they are close (jitter).

@@ -62,7 +62,9 @@ class Units:
         self.network = Network(machine, constants)
         has_measured_units = machine.calibration is not None and bool(machine.calibration.units)
         self.profiled = Profiled(counts, machine) if has_measured_units else None
-        self.overlaps = "dp" in self.job.stack.overlap and machine.overlaps  # data parallelism's messages and compute
+        self.overlaps = (
+            "dp" in self.job.stack.overlap and machine.can_overlap
+        )  # data parallelism's messages and compute
         # slowdown of compute per overlapped second; without NCCL, the core's busy seconds are exposed instead
         self.contention = constants.hidden_message_slowdown if machine.backend == "nccl" else 0.0
         self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
@@ -104,35 +106,35 @@ class Units:
         time = self._units.get(key)
         if time is None:
             time = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).read()
-            time = self._units[key] = time if self.profiled is None else self._as_measured(time, layout, run)
+            time = self._units[key] = time if self.profiled is None else self._apply_measurement(time, layout, run)
         return time
 
     def gather_reduce(self, layout: Layout, name: Name) -> GatherReduceTime:
         """Return the seconds of one unit's data-parallel messages, each sent once."""
-        key = self._placement(layout).gather_reduce, name, self.counts.reduces_each(layout, name)
+        key = self._placement(layout).gather_reduce, name, self.counts.reduces_every_micro_batch(layout, name)
         time = self._gather_reduces.get(key)
         if time is None:
             time = gather_reduce_seconds(self.counts, self.network, layout, name)
             self._gather_reduces[key] = time
         return time
 
-    def nearest(self, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
+    def adjacent_unit(self, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
         """Return ``unit`` for adjacent ranks in each group, a lower bound: no order of the mesh makes it faster."""
         key = run_part(part, run), run.name
         time = self._nearest.get(key)
         if time is None:
-            timer = self._timer(key[0], run, _nearest(key[0]), ranks=1)
+            timer = self._timer(key[0], run, _make_adjacent_groups(key[0]), ranks=1)
             sent_seconds = (tuple(side.values()) for side in timer.sent)
             time = self._nearest[key] = OptimisticUnitTime(timer.read(), timer.unit.seconds, *sent_seconds)
         return time
 
     def with_expert_ranks(self, part: LocalDegrees, run: UnitGroup, *, ep: int) -> UnitTimer:
-        """Return the timer of ``nearest`` with ``ep`` ranks that exchange tokens.
+        """Return the timer of ``adjacent_unit`` with ``ep`` ranks that exchange tokens.
 
         It serves any number of experts per rank of ``part``.
         """
         part = run_part(part, run)
-        return self._timer(part, run, _nearest(part._replace(ep=ep)), ranks=1)
+        return self._timer(part, run, _make_adjacent_groups(part._replace(ep=ep)), ranks=1)
 
     def kernels(self, part: LocalDegrees, run: UnitGroup, *, ranks: int = 1) -> list[OpTime]:
         """Return the seconds of each operation of a unit, without recomputation; ``ranks`` share a machine."""
@@ -140,7 +142,7 @@ class Units:
         key = part, run.name, ranks
         times = self._kernels.get(key)
         if times is None:
-            times = [self._price(op, ranks=ranks) for op in self.counts.in_order(part, run.name)]
+            times = [self._price(op, ranks=ranks) for op in self.counts.list_ops(part, run.name)]
             self._kernels[key] = times
         return times
 
@@ -156,15 +158,15 @@ class Units:
         key = part, run.name, ranks
         unit = self._anywhere.get(key)
         if unit is None:
-            times, ops = self.kernels(part, run, ranks=ranks), self.counts.in_order(part, run.name)
+            times, ops = self.kernels(part, run, ranks=ranks), self.counts.list_ops(part, run.name)
             further = (0, 0) if isinstance(run.name, str) else self.job.stack.extra_kernels
             unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, further=further)
         return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit, self.constants)
 
-    def _as_measured(self, time: UnitTime, layout: Layout, run: UnitGroup) -> UnitTime:
+    def _apply_measurement(self, time: UnitTime, layout: Layout, run: UnitGroup) -> UnitTime:
         """Return the time of a unit with the seconds of its kernels as measured in a step, if they were."""
         assert self.profiled is not None
-        point, measured_over_curves = self.profiled.unit(layout, run), self.profiled.over_curves(layout)
+        point, measured_over_curves = self.profiled.unit(layout, run), self.profiled.ratio_to_curves(layout)
         if point is None:
             return time._replace(
                 forward=measured_over_curves * time.forward,
@@ -178,7 +180,7 @@ class Units:
         return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
 
 
-def _nearest(part: LocalDegrees) -> Callable[[str], Group]:
+def _make_adjacent_groups(part: LocalDegrees) -> Callable[[str], Group]:
     """Return the function from an axis to its group with adjacent ranks."""
     sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
     return lambda axis: Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)

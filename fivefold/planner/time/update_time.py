@@ -29,10 +29,10 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory) -> float
     clip_bytes = numel * 3 * recipe.updated_bytes if job.optimizer.clip else 0
     cast_bytes = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
     sums_bytes = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
-    seconds = prices.moving(update_bytes, kernel="adamw") + prices.moving(
+    seconds = prices.memory_bound_seconds(update_bytes, kernel="adamw") + prices.memory_bound_seconds(
         clip_bytes + cast_bytes + sums_bytes, kernel="add"
     )
-    if "optimizer" in layout.offloads(job):
+    if "optimizer" in layout.list_offloaded(job):
         constants = units.constants
         transfer_bytes = numel * (recipe.summed_bytes + recipe.weights_bytes)
         seconds = (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fivefold.profiling.traces.intervals import Intervals, clipped, gaps, subtract, union, unite
+from fivefold.profiling.traces.intervals import Intervals, clip, gaps, subtract, union, unite
 from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankTrace, Window
 from fivefold.results.trace_report import Breakdown, Category, KernelLine
 
@@ -25,7 +25,7 @@ class Timeline:
         ``waits``: when the rank waited for other ranks within a message; None if the traces of the others are missing.
         """
         self.trace = trace
-        self.compute, self.communication, self.memcpy = map(trace.covered, (COMPUTE, COMMUNICATION, MEMCPY))
+        self.compute, self.communication, self.memcpy = map(trace.get_intervals, (COMPUTE, COMMUNICATION, MEMCPY))
         self.busy = unite(self.compute, self.communication, self.memcpy)
         self.exposed = subtract(self.communication, self.compute)
         self.alone = subtract(self.memcpy, unite(self.compute, self.communication))
@@ -39,27 +39,27 @@ class Timeline:
         ``first``: the moment from which starts are counted, on the clock of all ranks.
         """
         seconds = {
-            name: clipped(getattr(self, name), window.start, window.end).total / 1e9
+            name: clip(getattr(self, name), window.start, window.end).total / 1e9
             for name in ("compute", "communication", "exposed", "memcpy", "optimizer")
         }
         idle = gaps(self.busy, window.start, window.end)
-        host, waiting = self._of_the_host(idle)
+        host, waiting = self._split_idle(idle)
         return Breakdown(
             rank=self.trace.rank,
             step=window.name,
             window_seconds=(window.end - window.start) / 1e9,
             start_seconds=(window.start + self.trace.shift - first) / 1e9,
             **{f"{name}_seconds": value for name, value in seconds.items()},
-            memcpy_alone_seconds=clipped(self.alone, window.start, window.end).total / 1e9,
+            memcpy_alone_seconds=clip(self.alone, window.start, window.end).total / 1e9,
             idle_seconds=idle.total / 1e9,
             idle_host_seconds=host / 1e9,
             idle_waiting_seconds=waiting / 1e9,
-            waiting_seconds=None if self.waits is None else clipped(self.waits, window.start, window.end).total / 1e9,
+            waiting_seconds=None if self.waits is None else clip(self.waits, window.start, window.end).total / 1e9,
         )
 
-    def _of_the_host(self, idle: Intervals) -> tuple[int, int]:
+    def _split_idle(self, idle: Intervals) -> tuple[int, int]:
         """Return the nanoseconds of gaps in which nothing had been launched, and in which something was queued."""
-        if not self.trace.recording.on_gpu:
+        if not self.trace.recording.has_gpu_kernels:
             return idle.total, 0
         launches = self.first_launches(idle.ends)
         lengths = idle.ends - idle.starts
@@ -105,7 +105,7 @@ def lines(
             _add(names.setdefault((kind, trace.names[key // 4]), [0, 0, 0]), sums)
     by_kind = [_line(kind, "", sums, number) for kind, sums in kinds.items()]
     by_name = [_line(kind, name, sums, number) for (kind, name), sums in names.items()]
-    return _sorted(by_kind), _sorted(by_name)
+    return _sort_lines(by_kind), _sort_lines(by_name)
 
 
 def _category(category: Category, *, optimizer: bool, message: bool) -> Category:
@@ -125,5 +125,5 @@ def _line(kind: Category, name: str, sums: list[int], number: int) -> KernelLine
     )
 
 
-def _sorted(kernel_lines: list[KernelLine]) -> list[KernelLine]:
+def _sort_lines(kernel_lines: list[KernelLine]) -> list[KernelLine]:
     return sorted(kernel_lines, key=lambda line: (-line.seconds, line.name))

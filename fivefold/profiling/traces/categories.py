@@ -30,6 +30,6 @@ def category(name: str) -> Category:
     return next((name_category for name_category, pattern in PATTERNS if pattern.search(name)), "other")
 
 
-def communicates(name: str) -> bool:
+def is_communication_kernel(name: str) -> bool:
     """Return whether a GPU kernel of this name moves data between ranks."""
     return COLLECTIVE.search(name) is not None

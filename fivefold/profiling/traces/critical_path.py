@@ -39,7 +39,7 @@ class EndOrder:
         self.rows = rows[np.lexsort((trace.start[rows], trace.end[rows]))]
         self.ends = trace.end[self.rows] + trace.shift
 
-    def last_before(self, moment: int) -> int:
+    def find_last_before(self, moment: int) -> int:
         """Return the row that ended last at ``moment``, or -1."""
         index = int(np.searchsorted(self.ends, moment, side="right")) - 1
         return int(self.rows[index]) if index >= 0 else -1
@@ -53,17 +53,17 @@ def critical_path(
     begin = min(windows[rank].start + order.trace.shift for rank, order in ranks.items())
     last = max(ranks, key=lambda rank: windows[rank].end + ranks[rank].trace.shift)
     moment = windows[last].end + ranks[last].trace.shift
-    return list(reversed(list(_back(ranks, last, moment, begin, matched, starts))))
+    return list(reversed(list(_walk_back(ranks, last, moment, begin, matched, starts))))
 
 
-def _back(
+def _walk_back(
     ranks: dict[int, EndOrder], rank: int, moment: int, begin: int, matched: Matched, starts: dict[Part, int]
 ) -> Iterator[Segment]:
     """Yield the segments that end at ``moment`` and before, down to ``begin``."""
     next_row = -1
     while moment > begin:
         order = ranks[rank]
-        trace, row = order.trace, order.last_before(moment)
+        trace, row = order.trace, order.find_last_before(moment)
         ended = max(begin, int(trace.end[row]) + trace.shift if row >= 0 else begin)
         if ended < moment:
             yield Segment(rank, _gap(trace, next_row, ended), "", ended, moment)
@@ -71,14 +71,14 @@ def _back(
         if ended <= begin:
             return
         activity = WORK.get(int(trace.activity[row]), "memcpy")
-        last_part = _last_to_arrive(matched.whole.get(Part(rank, row), ()), starts, moment, ranks)
+        last_part = _find_last_arrival(matched.whole.get(Part(rank, row), ()), starts, moment, ranks)
         start = starts[last_part] if last_part else int(trace.start[row]) + trace.shift
         yield Segment(rank, activity, trace.names[trace.name[row]], max(begin, start), moment)
         moment = start
         rank, next_row = (last_part.rank, last_part.row) if last_part else (rank, row)
 
 
-def _last_to_arrive(
+def _find_last_arrival(
     parts: Sequence[Part], starts: dict[Part, int], moment: int, ranks: dict[int, EndOrder]
 ) -> Part | None:
     """Return the last part that had begun before ``moment``: clocks that disagree must not lead forward in time."""
@@ -88,7 +88,7 @@ def _last_to_arrive(
 
 def _gap(trace: RankTrace, row: int, ended: int) -> Activity:
     """Return the cause of a gap: the host had not launched ``row`` when the previous row ended, or it was queued."""
-    if row < 0 or not trace.recording.on_gpu:
+    if row < 0 or not trace.recording.has_gpu_kernels:
         return "host"
     return "waiting" if int(trace.launch[row]) + trace.shift < ended else "host"
 

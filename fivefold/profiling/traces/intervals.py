@@ -46,7 +46,7 @@ def unite(*parts: Intervals) -> Intervals:
     return union(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
 
 
-def clipped(whole: Intervals, start: int, end: int) -> Intervals:
+def clip(whole: Intervals, start: int, end: int) -> Intervals:
     """Return the part that lies in [start, end)."""
     first, last = np.searchsorted(whole.ends, start, side="right"), np.searchsorted(whole.starts, end)
     if first >= last or end <= start:
@@ -56,7 +56,7 @@ def clipped(whole: Intervals, start: int, end: int) -> Intervals:
 
 def gaps(whole: Intervals, start: int, end: int) -> Intervals:
     """Return the part of [start, end) that is not covered."""
-    inside = clipped(whole, start, end)
+    inside = clip(whole, start, end)
     starts, ends = np.concatenate(([start], inside.ends)), np.concatenate((inside.starts, [end]))
     keep = ends > starts
     return Intervals(starts[keep], ends[keep])

@@ -37,7 +37,7 @@ class JobTraces:
     @property
     def device(self) -> str:
         """Return the kind of device that the kernels ran on."""
-        return "GPU" if self.ranks[0].recording.on_gpu else "CPU"
+        return "GPU" if self.ranks[0].recording.has_gpu_kernels else "CPU"
 
 
 def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> JobTraces:
@@ -57,7 +57,7 @@ def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> J
     if not recordings:
         raise UserError(f"{paths[0]}: contains no PyTorch profiler trace; {'; '.join(remarks[:2]) or 'it is empty'}")
     ranks = _sort_by_rank(recordings, remarks)
-    world = _one_job(ranks, remarks)
+    world = _check_one_job(ranks, remarks)
     rank_traces = [rank_trace(recording, rank=rank) for rank, recording in sorted(ranks.items())]
     remarks += [remark for recording in rank_traces for remark in recording.recording.remarks]
     _set_origins(rank_traces)
@@ -112,12 +112,12 @@ def _info(recording: Recording) -> dict[str, object]:
     return info if isinstance(info, dict) else {}
 
 
-def _one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
+def _check_one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
     """Return the world size; raises ``UserError`` if the files cannot be of one run."""
     worlds = {rank: size for rank, recording in ranks.items() if (size := _count(recording, "world_size"))}
     first = next(iter(ranks.values()))
     for rank, recording in ranks.items():
-        if recording.on_gpu != first.on_gpu:
+        if recording.has_gpu_kernels != first.has_gpu_kernels:
             raise UserError(f"{first.path} and {recording.path} are of two jobs: one ran on GPUs, the other on CPUs")
         if worlds.get(rank, size := next(iter(worlds.values()), 0)) != size:
             raise UserError(f"{first.path} and {recording.path} are of two jobs, of {size} and {worlds[rank]} ranks")

@@ -88,9 +88,11 @@ class JsonStream:
         except MalformedJson:
             self.cut = self.cut or "from some place on it is no JSON"
         if not has_events:
-            raise UserError(f"{self.path}: is not a PyTorch profiler trace: it has no traceEvents{self._why()}")
+            raise UserError(
+                f"{self.path}: is not a PyTorch profiler trace: it has no traceEvents{self._describe_cut()}"
+            )
 
-    def _why(self) -> str:
+    def _describe_cut(self) -> str:
         return f"; {self.cut}" if self.cut else ""
 
     def _keys(self) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fivefold.profiling.traces.categories import category, communicates
+from fivefold.profiling.traces.categories import category, is_communication_kernel
 from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, union
 from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, Message, Recording
 from fivefold.record import UserError
@@ -68,7 +68,7 @@ class RankTrace:
         """Return what is known of the messages."""
         return self.recording.messages
 
-    def covered(self, activity: int) -> Intervals:
+    def get_intervals(self, activity: int) -> Intervals:
         """Return when any row of a kind runs."""
         rows = self.activity == activity
         return union(self.start[rows], self.end[rows])
@@ -89,17 +89,19 @@ class RankTrace:
 
 def rank_trace(recording: Recording, *, rank: int) -> RankTrace:
     """Classify the rows of a recording."""
-    rows = _gpu_rows(recording) if recording.on_gpu else _cpu_rows(recording)
+    rows = _gpu_rows(recording) if recording.has_gpu_kernels else _cpu_rows(recording)
     if not len(rows):
         raise UserError(f"{recording.path}: has no operator that computes; record complete steps with torch.profiler")
     rows = rows[np.argsort(recording.start[rows], kind="stable")]
-    activity = _does(recording, rows)
-    launch = _launches(recording, rows) if recording.on_gpu else recording.start[rows]
+    activity = _classify_rows(recording, rows)
+    launch = _launches(recording, rows) if recording.has_gpu_kernels else recording.start[rows]
     by_event = np.full(len(recording.kind), -1, np.int64)
     by_event[[message.event for message in recording.messages]] = np.arange(len(recording.messages))
     steps = _annotations(recording, "ProfilerStep")
     step = _find_windows(launch, steps)
-    windows = _gpu_windows(recording, steps, step, rows) if recording.on_gpu else _cpu_windows(recording, steps)
+    windows = (
+        _gpu_windows(recording, steps, step, rows) if recording.has_gpu_kernels else _cpu_windows(recording, steps)
+    )
     numbers = np.array([window.number for window in steps] + [-1], np.int64)
     return RankTrace(
         rank=rank,
@@ -123,7 +125,7 @@ def _gpu_rows(recording: Recording) -> npt.NDArray[np.int64]:
 
 def _cpu_rows(recording: Recording) -> npt.NDArray[np.int64]:
     """Return the outermost operators of every thread, and gloo's messages."""
-    computes = np.array([_works(name) for name in recording.names])
+    computes = np.array([_is_compute_op(name) for name in recording.names])
     rows = np.flatnonzero((recording.kind == OPERATOR) & computes[recording.name])
     order = rows[np.lexsort((-recording.end[rows], recording.start[rows], recording.lane[rows]))]
     outer = np.ones(len(order), np.bool_)
@@ -135,7 +137,7 @@ def _cpu_rows(recording: Recording) -> npt.NDArray[np.int64]:
     return np.concatenate((order[outer], np.flatnonzero((recording.kind == ANNOTATION) & gloo[recording.name])))
 
 
-def _works(name: str) -> bool:
+def _is_compute_op(name: str) -> bool:
     """Return whether an operator computes, as opposed to wrapping others, or starting or awaiting a message."""
     space, colons, _ = name.partition("::")
     if colons:
@@ -143,9 +145,9 @@ def _works(name: str) -> bool:
     return name.startswith(("cpp_fused", "graph_", "triton_")) or "CompiledFxGraph" in name
 
 
-def _does(recording: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+def _classify_rows(recording: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     kind = recording.kind[rows]
-    is_communication = np.array([communicates(name) for name in recording.names])[recording.name[rows]]
+    is_communication = np.array([is_communication_kernel(name) for name in recording.names])[recording.name[rows]]
     activity = np.where(kind == COPY, MEMCPY, np.where(is_communication, COMMUNICATION, COMPUTE)).astype(np.int8)
     message_rows = [message.event for message in recording.messages]  # includes kernels that are not recognized by name
     activity[np.isin(rows, message_rows)] = COMMUNICATION

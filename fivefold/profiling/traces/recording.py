@@ -83,7 +83,7 @@ class Recording:
     remarks: list[str] = field(default_factory=list)
 
     @property
-    def on_gpu(self) -> bool:
+    def has_gpu_kernels(self) -> bool:
         """Return whether kernels of a GPU were recorded."""
         return bool((self.kind == KERNEL).any())
 
@@ -186,7 +186,7 @@ def _name_as_asked(recording: Recording) -> None:
     all_reduce_indices = [
         index for index, message in enumerate(recording.messages) if message.collective == "all_reduce"
     ]
-    if recording.on_gpu or len(calls) != len(all_reduce_indices):
+    if recording.has_gpu_kernels or len(calls) != len(all_reduce_indices):
         return
     all_reduce_indices.sort(key=lambda index: int(recording.start[recording.messages[index].event]))
     for call, index in zip(
@@ -204,7 +204,7 @@ def _parse_ns(value: object) -> int:
 def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | None:
     """Return the message that the ``args`` of an NCCL kernel or a gloo annotation describe; None for all others."""
     if kind == KERNEL and "Collective name" in args:
-        return _of_kernel(row, args)
+        return _read_message(row, args)
     if kind == ANNOTATION and name.startswith("gloo:"):
         size = _dims_bytes(args.get("Input Dims"), args.get("Input type"))
         collective = name.removeprefix("gloo:").lower()
@@ -212,7 +212,7 @@ def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | 
     return None
 
 
-def _of_kernel(row: int, args: dict[str, Any]) -> Message:
+def _read_message(row: int, args: dict[str, Any]) -> Message:
     element_bytes = ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
     sizes = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
     bytes_in, bytes_out = (element_bytes * size if element_bytes and isinstance(size, int) else None for size in sizes)

@@ -39,7 +39,7 @@ def picture(
         x_title=f"time, {time_name}",
         y_title=unit,
         over=join_elements(
-            _over(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if shows_capacity else None)
+            _draw_overlay(top, last=last, ceiling=ceiling, capacity_bytes=capacity_bytes if shows_capacity else None)
         ),
     )
 
@@ -53,11 +53,11 @@ def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes:
         lines=(f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}", drawn),
         chart=picture(levels, rank=rank, capacity_bytes=capacity_bytes),
         height=HEIGHT,
-        looks=[(name, name) for name in looks(levels)],
+        looks=[(name, name) for name in list_looks(levels)],
     )
 
 
-def looks(levels: Sequence[Level]) -> list[str]:
+def list_looks(levels: Sequence[Level]) -> list[str]:
     """Return the parts that the picture shows, from the bottom up."""
     return [part for part in LOOKS if any(getattr(level, f"{part}_bytes") for level in levels)]
 
@@ -101,7 +101,7 @@ def _stretches(levels: Sequence[Level], *, last: float) -> Iterator[tuple[float,
         yield start, end, "\n".join([total_line, *([level.cause] if level.cause else []), *reversed(part_lines)])
 
 
-def _over(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Raw]:
+def _draw_overlay(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Raw]:
     if capacity_bytes is not None:
         y_capacity = percent(1 - capacity_bytes / ceiling)
         yield from (

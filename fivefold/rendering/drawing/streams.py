@@ -53,14 +53,14 @@ def merge_pieces(pieces: Sequence[Piece], finest: float) -> Iterator[Piece]:
     group: list[Piece] = []
     for piece in pieces:
         if group and piece.end - group[0].start > finest:
-            yield _one(group)
+            yield _merge_pieces(group)
             group = []
         group.append(piece)
     if group:
-        yield _one(group)
+        yield _merge_pieces(group)
 
 
-def _one(held: Sequence[Piece]) -> Piece:
+def _merge_pieces(held: Sequence[Piece]) -> Piece:
     longest = max(held, key=lambda piece: piece.end - piece.start)
     count_text = f"\nand {len(held) - 1} shorter" if len(held) > 1 else ""
     return longest._replace(start=held[0].start, end=held[-1].end, tip=longest.tip + count_text)

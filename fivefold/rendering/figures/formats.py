@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import log10
 from typing import NamedTuple
 
-from fivefold.record import nearest
+from fivefold.record import make_unknown_name_error
 from fivefold.rendering.charts import Chart, _altair, _colour
 from fivefold.rendering.palette import BLUE, GREY, ORANGE, SKY
 from fivefold.rendering.sweep.panels import Panel, stack_panels
@@ -30,7 +30,7 @@ class Format(NamedTuple):
         return int(2 ** (self.exponent - 1) - 1)
 
     @property
-    def largest(self) -> float:
+    def max_value(self) -> float:
         """Return the largest finite value."""
         if self.top is not None:
             return self.top
@@ -42,7 +42,7 @@ class Format(NamedTuple):
         return float(2.0 ** (1 - self.bias)) if self.mantissa else float(2.0**-self.bias)
 
     @property
-    def smallest(self) -> float:
+    def min_value(self) -> float:
         """Return the smallest value above zero."""
         return float(self.smallest_normal * 2.0**-self.mantissa)
 
@@ -74,7 +74,7 @@ def find_formats(names: Sequence[str]) -> list[Format]:
     """Return the formats; raise ``UserError`` for one that is not known."""
     for name in names:
         if name not in FORMATS:
-            raise nearest(name, list(FORMATS), kind="format")
+            raise make_unknown_name_error(name, list(FORMATS), kind="format")
     return [FORMATS[name] for name in names or DEFAULT_FORMATS]
 
 
@@ -82,11 +82,11 @@ def chart(names: Sequence[str] = ()) -> Chart:
     """Draw the bits of each format, its range on a logarithmic axis, and its values between 1 and 2."""
     formats = find_formats(names)
     widest, finest = (
-        max(formats, key=lambda fmt: fmt.largest),
+        max(formats, key=lambda fmt: fmt.max_value),
         min(formats, key=lambda fmt: fmt.spacing),
     )
     title = (
-        f"{widest.name} reaches furthest, to {widest.largest:.1e}; {finest.name} is finest, {finest.spacing:.1e} at 1"
+        f"{widest.name} reaches furthest, to {widest.max_value:.1e}; {finest.name} is finest, {finest.spacing:.1e} at 1"
     )
     panels = [
         Panel("bits", _bits(formats)),
@@ -120,10 +120,10 @@ def _range(formats: Sequence[Format]) -> Chart:
     rows = [
         {
             "format": fmt.name,
-            "low": log10(fmt.smallest),
+            "low": log10(fmt.min_value),
             "normal": log10(fmt.smallest_normal),
-            "high": log10(fmt.largest),
-            "text": f"{fmt.smallest:.0e} … {fmt.largest:.3g}",
+            "high": log10(fmt.max_value),
+            "text": f"{fmt.min_value:.0e} … {fmt.max_value:.3g}",
         }
         for fmt in formats
     ]

@@ -26,7 +26,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     alt = _altair()
     peak, bandwidth = chip.peak(dtype), chip.memory_bandwidth
     ridge = peak / bandwidth
-    values = _merge_labels(_value(op, ridge=ridge) for op in _distinct(step) if op.causal_flops and op.moved_bytes)
+    values = _merge_labels(_value(op, ridge=ridge) for op in _merge_equal(step) if op.causal_flops and op.moved_bytes)
     if not values:
         raise UserError(f"no operation of {step.model} has FLOPs and bytes; draw a predicted step")
     low = min([ridge / 12, *(dot["intensity"] / 1.5 for dot in values)])
@@ -68,7 +68,7 @@ def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
     return _finish(line + dots + names + note_chart, title=_finding(step, values, peak), subtitle=subtitle, height=420)
 
 
-def _distinct(step: Step) -> list[Operation]:
+def _merge_equal(step: Step) -> list[Operation]:
     """Return operations that differ in more than their number, with their counts added up."""
     operations: dict[tuple[object, ...], Operation] = {}
     for op in step.operations:

@@ -21,7 +21,7 @@ from fivefold.rendering.sweep.panels import Panel, stack_panels
 from fivefold.rendering.sweep.predicted_vs_measured import draw_measured
 from fivefold.rendering.sweep.sequence import memory, sequence
 from fivefold.rendering.sweep.settings import (
-    best,
+    find_best,
     list_fixed,
     list_varied_axes,
     memory_unit,
@@ -48,7 +48,7 @@ def heat_map(rows: Sequence[Row]) -> Chart | str:
     if not {"ranks", "model"} <= set(axes):
         return "needs several models and several numbers of ranks"
     other_axes = [axis for axis in axes if axis not in ("ranks", "model")]
-    best_rows = best(rows, lambda row: (setting(row, other_axes), row.model, row.ranks))
+    best_rows = find_best(rows, lambda row: (setting(row, other_axes), row.model, row.ranks))
     if not best_rows:
         return "needs rows that fit"
     names = list(dict.fromkeys(setting(row, other_axes) for row in rows))
@@ -126,14 +126,14 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
     groups = list(dict.fromkeys(map(label_series, fitting)))
     size, unit = memory_unit(fitting)
     points = [_point(row, label_series(row), size) for row in _thin(fitting)]
-    fronts = {name: _front(row for row in fitting if label_series(row) == name) for name in groups}
+    fronts = {name: _pareto_front(row for row in fitting if label_series(row) == name) for name in groups}
     front = [_point(row, name, size) for name, rows_of_series in fronts.items() for row in rows_of_series]
     alt = _altair()
     x = alt.X("memory:Q", title=f"peak memory per rank, {unit}", scale=alt.Scale(zero=False, nice=False, padding=16))
     speeds = [point["tokens"] for point in points]
     scale = alt.Scale(type="log", domain=[min(speeds) / 1.2, max(speeds) * 1.4], nice=False)
     y = alt.Y("tokens:Q", title="tokens/s per GPU", scale=scale, axis=alt.Axis(format="~s", tickCount=6))
-    colour = _coloured(alt, groups)
+    colour = _encode_colour(alt, groups)
     dots = alt.Chart(data(points)).mark_point(filled=True, size=18, opacity=0.45).encode(x=x, y=y, color=colour)
     line = alt.Chart(data(front)).mark_line(interpolate="step-after", strokeWidth=1.8).encode(x=x, y=y, color=colour)
     ends = list({point["series"]: point for point in front}.values())  # the fastest row of each series
@@ -145,7 +145,7 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
         less, slower = (1 - smallest[key] / best_of_all[key] for key in ("memory", "tokens"))
         title = f"{len(fitting):,} layouts fit: {less:.0%} less memory costs {slower:.0%} of the throughput"
     return apply_style(
-        picture.properties(width=640, height=380), title=title, subtitle=_make_subtitle(rows, _cut(fitting))
+        picture.properties(width=640, height=380), title=title, subtitle=_make_subtitle(rows, _describe_cut(fitting))
     )
 
 
@@ -157,7 +157,7 @@ def scaling(rows: Sequence[Row]) -> Chart | str:
     if "ranks" not in list_varied_axes(rows):
         return "needs several numbers of ranks"
     label_series = _curves(rows)
-    best_rows = best(rows, lambda row: (label_series(row), row.ranks))
+    best_rows = find_best(rows, lambda row: (label_series(row), row.ranks))
     names = [
         name for name in dict.fromkeys(map(label_series, rows)) if sum(series == name for series, _ in best_rows) > 1
     ]
@@ -182,7 +182,7 @@ def scaling(rows: Sequence[Row]) -> Chart | str:
     x.axis = alt.Axis(values=values(rows, "ranks"), grid=False, format=",d")
     y_title = "throughput per GPU, of that on the fewest ranks" if relative else "tokens/s per GPU"
     y = alt.Y("speed:Q", title=y_title, scale=alt.Scale(zero=True), axis=alt.Axis(format=".0%" if relative else "~s"))
-    base = alt.Chart(data(points)).encode(x=x, color=_coloured(alt, names))
+    base = alt.Chart(data(points)).encode(x=x, color=_encode_colour(alt, names))
     dashes = base.mark_line(strokeDash=[3, 4], strokeWidth=1, opacity=0.7).encode(y=alt.Y("first:Q", title=y_title))
     picture = alt.layer(dashes, base.mark_line(point=True, strokeWidth=2).encode(y=y))
     tokens = {name: [p["tokens"] for p in points if p["series"] == name] for name in names}
@@ -226,7 +226,7 @@ def _point(row: Row, series: str, size: int = 1) -> dict[str, Any]:
     }
 
 
-def _front(rows: Iterable[Row]) -> list[Row]:
+def _pareto_front(rows: Iterable[Row]) -> list[Row]:
     """Return the rows that no other row surpasses in both memory and throughput, from the smallest to the fastest."""
     front_rows: list[Row] = []
     for row in sorted(rows, key=lambda row: (row.peak_bytes or 0, -_tokens(row))):
@@ -239,12 +239,12 @@ def _thin(rows: Sequence[Row]) -> Sequence[Row]:
     return rows[:: -(-len(rows) // MOST_POINTS)]
 
 
-def _cut(rows: Sequence[Row]) -> str:
+def _describe_cut(rows: Sequence[Row]) -> str:
     shown = len(_thin(rows))
     return "" if shown == len(rows) else f"{shown:,} of {len(rows):,} are drawn"
 
 
-def _coloured(alt: Any, names: list[str]) -> Any:
+def _encode_colour(alt: Any, names: list[str]) -> Any:
     colours = [SERIES[place % len(SERIES)] for place in range(len(names))] if len(names) > 1 else [BLUE]
     legend = alt.Legend(orient="top", title=None, columns=4, labelLimit=240) if len(names) > 1 else None
     return alt.Color("series:N", scale=alt.Scale(domain=names, range=colours), legend=legend)

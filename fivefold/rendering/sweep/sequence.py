@@ -24,13 +24,16 @@ def memory(rows: Sequence[Row]) -> Chart | str:
     """Draw memory by category: a bar per sequence length, a column per recomputation, a panel per model."""
     if "sequence" not in list_varied_axes(rows):
         return LACKS
-    layout_by_model = {model: _usual(rows, model) for model in values([row for row in rows if row.peak_bytes], "model")}
+    layout_by_model = {
+        model: _find_most_common_layout(rows, model)
+        for model in values([row for row in rows if row.peak_bytes], "model")
+    }
     chosen = _choose(row for row in rows if row.peak_bytes and _layout(row) == layout_by_model[row.model])
     if not chosen:
         return "needs rows with a prediction"
     panels = [
         Panel(f"{name_with_size(model_rows[0])}, {' '.join(_layout(model_rows[0])[-1])}", _bars(model_rows))
-        for model_rows in _by_model(rows, chosen)
+        for model_rows in _group_by_model(rows, chosen)
     ]
     fullest = max(chosen, key=lambda row: row.peak_bytes or 0)
     largest = max(MEMORY_PARTS, key=lambda part: getattr(fullest, f"{part}_bytes") or 0)
@@ -48,7 +51,7 @@ def sequence(rows: Sequence[Row]) -> Chart | str:
         return "needs rows with a prediction"
     kinds = values(rows, "recomputation")
     panels = [
-        Panel(name_with_size(model_rows[0]), _curves(model_rows, kinds)) for model_rows in _by_model(rows, chosen)
+        Panel(name_with_size(model_rows[0]), _curves(model_rows, kinds)) for model_rows in _group_by_model(rows, chosen)
     ]
     fitting = [row for row in chosen if row.status == "fits"]
     title = "No row fits"
@@ -66,7 +69,7 @@ def _layout(row: Row) -> tuple[Any, ...]:
     return (row.machine, row.ranks, row.precision, row.stack, words)
 
 
-def _usual(rows: Sequence[Row], model: str) -> tuple[Any, ...]:
+def _find_most_common_layout(rows: Sequence[Row], model: str) -> tuple[Any, ...]:
     """Return the layout that fits in most of a model's rows; of several, the fastest."""
     mfus_by_layout: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
@@ -90,7 +93,7 @@ def _rank(row: Row) -> tuple[bool, float]:
     return (True, mfu(row)) if row.status == "fits" else (False, -float(row.peak_bytes or 0))
 
 
-def _by_model(rows: Sequence[Row], chosen: list[Row]) -> list[list[Row]]:
+def _group_by_model(rows: Sequence[Row], chosen: list[Row]) -> list[list[Row]]:
     models = [name for name in values(rows, "model") if any(row.model == name for row in chosen)]
     return [[row for row in chosen if row.model == name] for name in models[:MOST_MODELS]]
 

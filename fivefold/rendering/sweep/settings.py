@@ -33,7 +33,7 @@ def values(rows: Sequence[Row], axis: str) -> list[Any]:
     return sorted(distinct) if axis in ("ranks", "sequence", "batch") else distinct
 
 
-def best(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, Row]:
+def find_best(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, Row]:
     """Return the row with the highest MFU among those of each key that fit."""
     best_rows: dict[Key, Row] = {}
     for row in rows:

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
-from fivefold.rendering.sweep.settings import best, describe_rows, list_varied_axes, mfu
+from fivefold.rendering.sweep.settings import describe_rows, find_best, list_varied_axes, mfu
 from fivefold.rendering.table import heading
 from fivefold.results.sweep_row import Row, Status
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -47,7 +47,7 @@ def page(rows: Sequence[Row]) -> RenderableType:
 def make_best_grid(rows: Sequence[Row], *, most: int | None = None) -> Grid:
     """Return the table of the best layout of each setting, of the first ``most`` settings."""
     axes = list_varied_axes(rows)
-    chosen = best(rows, lambda row: tuple(getattr(row, axis) for axis in axes))
+    chosen = find_best(rows, lambda row: tuple(getattr(row, axis) for axis in axes))
     return make_row_grid(list(chosen.values())[:most], axes=axes)
 
 

@@ -47,7 +47,7 @@ class Saver:
             dist.destroy_process_group(self._group)
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Return whether the last save has failed, as far as this rank knows; ``wait`` raises the error."""
         return self._underway is not None and self._underway.done() and self._underway.exception() is not None
 
@@ -59,7 +59,7 @@ class Saver:
             self.newest = self._write(state, checkpoint)
             return
         self._copy = {name: _copy_to_host(tensor, self._copy.get(name)) for name, tensor in state.items()}
-        copy_done = torch.cuda.current_stream().record_event() if self._on_gpu else None
+        copy_done = torch.cuda.current_stream().record_event() if self._is_on_gpu else None
         self._underway = self._thread.submit(self._write, self._copy, checkpoint, copy_done)
 
     def wait(self) -> Path | None:
@@ -76,11 +76,11 @@ class Saver:
         return write(self.directory, state, checkpoint=checkpoint, ranks=ranks, keep=keep, group=self._group)
 
     @property
-    def _on_gpu(self) -> bool:
+    def _is_on_gpu(self) -> bool:
         return self.built.ranks.device.type == "cuda"
 
     def _take_device(self) -> None:
-        if self._on_gpu:
+        if self._is_on_gpu:
             torch.cuda.set_device(self.built.ranks.device)
 
 

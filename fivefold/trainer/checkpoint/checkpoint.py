@@ -31,7 +31,7 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError, difference
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
-from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, File, Progress, latest, read
+from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, File, Progress, find_latest, read
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.data.shards import Index
 from fivefold.trainer.optimizers import optimizer
@@ -41,7 +41,7 @@ from fivefold.trainer.parallel.shard import Shard
 from fivefold.trainer.run_lock import check_held
 from fivefold.units import show_bytes
 
-__all__ = ["Checkpoint", "Progress", "latest", "load", "read", "save"]
+__all__ = ["Checkpoint", "Progress", "find_latest", "load", "read", "save"]
 
 TOKENIZER, TEXT = "tokenizer", "text"  # keys in Progress.facts: hashes of the tokenizer and the text
 State = dict[str, Tensor | BoxTensor]
@@ -99,7 +99,7 @@ def write(
         temporary = _run_on_first_rank(lambda: _begin(final), ranks=ranks, group=group)
         writer = FileSystemWriter(temporary, thread_count=1, sync_files=True, single_file_per_rank=True)
         save_tensors(cast(dict[str, Any], state), storage_writer=writer, process_group=group)
-        files = run_on_all_ranks(lambda: _written_files(temporary, rank=ranks.rank), ranks=ranks, group=group)
+        files = run_on_all_ranks(lambda: _list_written_files(temporary, rank=ranks.rank), ranks=ranks, group=group)
         sealed = checkpoint.replace(files=tuple(file for part in files for file in part))
         _run_on_first_rank(partial(_finish, temporary, final, sealed, keep), ranks=ranks, group=group)
     except (OSError, RuntimeError, CheckpointException) as error:
@@ -108,7 +108,7 @@ def write(
         sizes = f" (at least {show_bytes(size_bytes)} to write{free})"
         if ranks.rank == 0 and temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)  # this save's alone
-        last_good = latest(directory)
+        last_good = find_latest(directory)
         rest = f"the last good checkpoint is {last_good}" if last_good else "there is no checkpoint before it"
         raise RunFailure(f"{final}: cannot be written: {_reason(error)}{sizes}; {rest}") from None
     return final
@@ -149,7 +149,7 @@ def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | Non
     if built.scaler is not None and scaler:
         built.scaler.restore(scaler["scaler"])
     for unit in built.units:
-        unit.updated()
+        unit.on_optimizer_step()
     return checkpoint.progress
 
 
@@ -174,7 +174,7 @@ def _describe_free_bytes(directory: Path) -> str:
         return ""
 
 
-def _written_files(temporary: Path, *, rank: int) -> list[File]:
+def _list_written_files(temporary: Path, *, rank: int) -> list[File]:
     """Return name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
     names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
     return [File.from_path(path) for name in names for path in sorted(temporary.glob(name))]
@@ -244,7 +244,7 @@ def _tensors(built: Built) -> State:
         tensors[f"weights/{shard.name}"] = _boxes(shard, shard.weight)
         for kind, part, moment in optimizer.moments(built.optimizer, shard):
             tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _boxes(part, moment)
-    for layer, moe in built.routed.items():
+    for layer, moe in built.moe_layers.items():
         tensors[f"bias/{layer}"] = moe.bias  # routing bias [E]
     return tensors
 

@@ -148,7 +148,7 @@ def _digest(values: dict[str, Any]) -> str:
 # Finding and reading
 
 
-def latest(directory: Path) -> Path | None:
+def find_latest(directory: Path) -> Path | None:
     """Return the complete checkpoint of the highest step in ``directory``; None if there is none."""
     complete = _list_complete(directory)
     return complete[-1] if complete else None

@@ -18,7 +18,7 @@ from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import Shard
 
 
-def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
+def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     """Gather the full weights by name: fp32 on CPU, cast from the optimizer's copy, with the routing biases of experts.
 
     Adapters are merged into the weights that they change: W + s · B A.
@@ -30,7 +30,7 @@ def full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
         linear = name.removesuffix(".lora_a")
         scale = cast(Linear, built.module.get_submodule(linear)).lora_scale
         tensors[f"{linear}.weight"] += scale * tensors.pop(f"{linear}.lora_b") @ tensors.pop(name)
-    local_biases = {f"{block_name(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.routed.items()}
+    local_biases = {f"{block_name(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
     biases_of_ranks: list[Any] | None = [local_biases] * built.ranks.world if built.ranks.rank == 0 else None
     if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight
         dist.gather_object(local_biases, biases_of_ranks)
@@ -59,9 +59,9 @@ def _gather(shards: list[Shard], rows: list[Tensor], *, ranks: Ranks) -> dict[st
     return tensors
 
 
-def full_module(built: Built, *, model: Model) -> Transformer | None:
+def build_full_module(built: Built, *, model: Model) -> Transformer | None:
     """Build a single-process ``Transformer`` with the full weights, on rank 0; None elsewhere. Every rank calls it."""
-    trained = full_weights(built, model=model)
+    trained = gather_full_weights(built, model=model)
     return decoder(trained, model=model) if trained else None
 
 

@@ -68,7 +68,7 @@ def find(source: Path) -> Path:
     if (source / checkpoint_folder.MANIFEST).is_file():
         return source
     for folder in (source / "checkpoints", source):
-        if (newest := checkpoint_folder.latest(folder)) is not None:
+        if (newest := checkpoint_folder.find_latest(folder)) is not None:
             return newest
     raise UserError(f"{source}: holds no complete checkpoint; give the folder of a run or of one of its checkpoints")
 
@@ -242,7 +242,7 @@ def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) ->
     targets: dict[str, Tensor] = {}
     tensors: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by Hugging Face name and ours
     copies: dict[tuple[str, str], Tensor] = {}  # copies of a weight that is stored in several tensors
-    for ours, group in groupby(sorted((part for fused in file for part in fused), key=_ours), key=_ours):
+    for ours, group in groupby(sorted((part for fused in file for part in fused), key=_weight_name), key=_weight_name):
         stored, further_copies = list(group), list[Part]()
         if stored[0].expert is None:
             stored, further_copies = stored[:1], stored[1:]
@@ -257,7 +257,7 @@ def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) ->
             targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _boxes(stored, shape), rows)
     read(targets)
     tensors |= {key: rows.clone() for key, rows in copies.items()}
-    return {fused[0].name: _together(fused, [tensors.pop((part.name, part.ours)) for part in fused]) for fused in file}
+    return {fused[0].name: _assemble(fused, [tensors.pop((part.name, part.ours)) for part in fused]) for fused in file}
 
 
 def _read_checkpoint(checkpoint: Path, targets: dict[str, Tensor]) -> None:
@@ -275,7 +275,7 @@ def _read_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
             part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
 
 
-def _ours(part: Part) -> str:
+def _weight_name(part: Part) -> str:
     return part.ours
 
 
@@ -289,9 +289,9 @@ def _boxes(several: list[Part], size: tuple[int, ...]) -> Iterator[Box]:
             yield Box((part.expert, 0, 0), (1, *size), slices)
 
 
-def _together(fused: Fused, ours: list[Tensor]) -> Tensor:
+def _assemble(fused: Fused, ours: list[Tensor]) -> Tensor:
     """Assemble a tensor of the folder from our tensors that it holds, each in its rows and their order."""
-    if fused[0].alone:
+    if fused[0].is_plain_copy:
         return ours[0].view(fused[0].shape)  # a routing bias may be stored as one row
     if fused[0].filters:
         return ours[0].unsqueeze(1)

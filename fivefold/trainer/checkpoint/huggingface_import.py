@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fivefold.model.huggingface.read import from_config, interleaves, text_of
+from fivefold.model.huggingface.read import from_config, is_rope_interleaved, text_of
 from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, Part, bias_name, parts
-from fivefold.model.huggingface.write import differs
+from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built
@@ -79,14 +79,14 @@ class Folder:
         if model is not None:
             if model.mtp is None or stored.mtp is None:  # the stored MTP modules are not read, or new ones are drawn
                 model, stored = model.replace(mtp=None), stored.replace(mtp=None)
-            if mismatch := differs(stored, model):
+            if mismatch := find_difference(stored, model):
                 raise UserError(f"{path}: holds another model, with {mismatch}; give the run model = {str(path)!r}")
         wanted = list(
             parts(
                 stored,
                 family=text.family.model_type,
                 stacked=any(STACKED_SIGN in name for name in tensors),
-                interleaved=interleaves(config, name=str(path)),
+                interleaved=is_rope_interleaved(config, name=str(path)),
             )
         )
         ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped, foreign=foreign)
@@ -143,7 +143,7 @@ def start(path: Path, *, built: Built, model: Model) -> None:
     """Load this rank's shards from the folder ``path``. Every rank calls it; all raise the same ``UserError``."""
     run_on_all_ranks(lambda: _start(path, built=built, model=model), ranks=built.ranks)
     for unit in built.units:
-        unit.updated()
+        unit.on_optimizer_step()
 
 
 @torch.no_grad()
@@ -157,7 +157,7 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
         for box in shard.boxes() if shard.name in folder.parts else ():
             tensor = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)
             shard.weight[box.rows].view(box.sizes).copy_(tensor)
-    for layer, moe in built.routed.items():
+    for layer, moe in built.moe_layers.items():
         if (name := bias_name(model, layer)) in folder.parts:
             moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
 
@@ -251,7 +251,7 @@ def _check(
     if unknown := [
         name
         for name in spare
-        if not (_may_be_spare(name, model) or name in foreign or (wrapped and name.startswith(OTHER_SENSES)))
+        if not (_can_be_unused(name, model) or name in foreign or (wrapped and name.startswith(OTHER_SENSES)))
     ]:
         raise UserError(
             f"{path}: holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}"
@@ -273,7 +273,7 @@ def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:
             )
 
 
-def _may_be_spare(name: str, model: Model) -> bool:
+def _can_be_unused(name: str, model: Model) -> bool:
     """Return whether a tensor may be unused.
 
     These are a tied head, frequencies and masks (old files), and in the modules of multi-token prediction the copies of

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.adapter import Adapter
-from fivefold.layout.sharding import multiplies
+from fivefold.layout.sharding import is_gemm_weight
 from fivefold.model.weights import Weight, adapter_weights, weights
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
@@ -46,7 +46,7 @@ class MergedFolder:
         """Read a box of our weight ``ours``: in fp32 if an adapter is merged into it, else in its stored dtype."""
         linear = ours.removesuffix(".weight")
         slices = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
-        if self.nf4 is not None and multiplies(self._weights[ours]):
+        if self.nf4 is not None and is_gemm_weight(self._weights[ours]):
             box = round_to_nf4(self._read_full(ours), dtype=self.nf4)[slices]
         else:
             box = self.base.read(ours, offsets=offsets, sizes=sizes)

@@ -161,7 +161,7 @@ def start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> No
     """
     run_on_all_ranks(lambda: _start(path, base=base, built=built, model=model, job=job), ranks=built.ranks)
     for unit in built.units:
-        unit.updated()
+        unit.on_optimizer_step()
 
 
 @torch.no_grad()

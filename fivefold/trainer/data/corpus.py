@@ -141,7 +141,7 @@ def read_slice(piece: FileSlice, *, key: str) -> Iterator[str]:
     if piece.path.suffix in RECORD_SUFFIXES:
         yield from read_records(piece, parse=partial(_field, key=key), columns=(key,))
     else:
-        yield _utf8(piece.path, *_read_bytes(piece))
+        yield _decode_utf8(piece.path, *_read_bytes(piece))
 
 
 Parsed = TypeVar("Parsed")
@@ -199,7 +199,7 @@ def _document_end(file: BinaryIO, offset: int, limit: int) -> int:
     return offset + next((i for i, byte in enumerate(line[:4]) if byte & 0xC0 != 0x80), 0)
 
 
-def _utf8(path: Path, start: int, data: bytes) -> str:
+def _decode_utf8(path: Path, start: int, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -212,7 +212,7 @@ def _utf8(path: Path, start: int, data: bytes) -> str:
 def _read_lines(path: Path, start: int, data: bytes, parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
     for line in data.split(b"\n"):
         if line.strip():
-            text = _utf8(path, start, line)
+            text = _decode_utf8(path, start, line)
             try:
                 yield parse(_record(text))
             except (ValueError, RecursionError) as error:

@@ -88,7 +88,7 @@ def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[
         yield from (_encode(unit, rule) for unit in units)
         return
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_live_and_die_with_parent)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_exit_with_parent)
     waiting: deque[Future[Encoded]] = deque()
     try:
         for unit in units:
@@ -117,7 +117,7 @@ def _units(files: Iterable[File]) -> Iterator[list[FileSlice]]:
         yield unit
 
 
-def _live_and_die_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Set up a worker: ignore SIGINT, which the parent handles, and exit when the parent has died, even by SIGKILL."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -42,7 +42,7 @@ class PackedLoader(Loader):
     @property
     def windows(self) -> int:
         """Return the number of sequences in one epoch."""
-        return len(self._packed[1]) - 1
+        return len(self._sequences[1]) - 1
 
     @property
     def length(self) -> int:
@@ -52,12 +52,12 @@ class PackedLoader(Loader):
     @cached_property
     def starts(self) -> Ints:
         """Return the offset of the first token of each sample."""
-        return np.concatenate((np.zeros(1, np.int64), self.shards.ends(self.split)[:-1]))
+        return np.concatenate((np.zeros(1, np.int64), self.shards.read_ends(self.split)[:-1]))
 
     @cached_property
     def full_lengths(self) -> Ints:
         """Return the tokens of each sample."""
-        return self.shards.ends(self.split) - self.starts
+        return self.shards.read_ends(self.split) - self.starts
 
     @cached_property
     def counts(self) -> Ints:
@@ -70,13 +70,13 @@ class PackedLoader(Loader):
         return counts
 
     @property
-    def filled(self) -> float:
+    def fill_ratio(self) -> float:
         """Return the share of the sequences' tokens that are not padding."""
-        held = np.minimum(self.full_lengths[self._packed[0]], self.sequence)
+        held = np.minimum(self.full_lengths[self._sequences[0]], self.sequence)
         return float(held.sum()) / max(1, self.windows * self.sequence)
 
     @cached_property
-    def _packed(self) -> tuple[Ints, Ints]:
+    def _sequences(self) -> tuple[Ints, Ints]:
         """Return the samples in the order of the sequences [samples], and where each sequence begins [windows + 1]."""
         kept = self.counts > 0
         if self.excess == "drop":
@@ -90,7 +90,7 @@ class PackedLoader(Loader):
 
     @cached_property
     def _counts_by_window(self) -> Ints:
-        samples, begins = self._packed
+        samples, begins = self._sequences
         return np.add.reduceat(self.counts[samples], begins[:-1]) if len(samples) else samples
 
     def describe_excess(self) -> str | None:
@@ -110,7 +110,7 @@ class PackedLoader(Loader):
         if self.windows < global_batch:
             fix = "raise the held-out share" if self.split == "heldout" else "lower the sequence or the global batch"
             raise UserError(
-                f"{self.shards.directory}: the {len(self._packed[0]):,} {self.split} samples fill {self.windows:,} "
+                f"{self.shards.directory}: the {len(self._sequences[0]):,} {self.split} samples fill {self.windows:,} "
                 f"sequences of {self.sequence} tokens, but a batch needs {global_batch}; add samples or {fix}"
             )
 
@@ -120,7 +120,7 @@ class PackedLoader(Loader):
 
     def read_window(self, window: int) -> Ints:
         """Read a sequence: its inputs, then its targets."""
-        samples, begins = self._packed
+        samples, begins = self._sequences
         row = np.full(self.length, self.shards.tokenizer.end, np.int64)
         inputs, targets = row[: self.sequence], row[self.sequence :]
         targets[:] = IGNORED

@@ -76,7 +76,7 @@ def prepare(
     directory = directory.absolute()
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(directory.parent):
+        with _lock_folder(directory.parent):
             return _reuse(plan, directory) or _publish(plan, directory, workers=workers, progress=progress)
     except OSError as error:
         raise _explain_failure(error, plan, directory) from None
@@ -142,7 +142,7 @@ class _Plan:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold an exclusive flock on ``folder``: one ``prepare`` at a time works in it; freed if the process dies."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -19,14 +19,14 @@ def describe_split(loader: Loader) -> str:
     if not isinstance(loader, PackedLoader):
         return f"{loader.split:8} {part.documents:>9,} documents {part.tokens:>14,} tokens"
     counts = f"{part.documents:>9,} samples {part.tokens:>14,} tokens, {part.trained_tokens or 0:,} trained"
-    sequences = f"{loader.windows:,} sequences of {loader.sequence:,}, {100 * loader.filled:.0f} % filled"
+    sequences = f"{loader.windows:,} sequences of {loader.sequence:,}, {100 * loader.fill_ratio:.0f} % filled"
     line = f"{loader.split:8} {counts}; {sequences}"
     return "\n".join(filter(None, (line, loader.describe_excess())))
 
 
 def show_sample(shards: Shards, number: int, *, sequence: int) -> str:
     """Return the text of training sample ``number``, cut to ``sequence`` tokens, with what is trained in brackets."""
-    part, ends = shards.index.train, shards.ends("train")
+    part, ends = shards.index.train, shards.read_ends("train")
     start, stop = int(ends[number - 1]) if number else 0, int(ends[number])
     length = min(stop - start, sequence)
     tokens = shards.read("train", start=start, count=length)

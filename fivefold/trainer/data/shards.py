@@ -129,7 +129,7 @@ class Shards:
             start, count = start + len(slices[-1]), count - len(slices[-1])
         return np.concatenate(slices) if slices else np.empty(0, self.index.dtype)
 
-    def ends(self, split: Split) -> NDArray[np.int64]:
+    def read_ends(self, split: Split) -> NDArray[np.int64]:
         """Read the token offset of each document's end [documents], ascending; the last is the split's token count."""
         part = self.index.part(split)
         return np.fromfile(self.directory / part.ends, np.int64)

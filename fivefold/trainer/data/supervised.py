@@ -93,7 +93,7 @@ class SampleFormat:
         template, variables = self._template(), _variables(record)
         before = template.render(prompt, for_reply=True, **variables).text
         text = template.render([*prompt, *completion], **variables).text
-        return self._after_prompt(
+        return self._mark_after_prompt(
             text, tokenizer.encode_with_offsets(text)[0], tokenizer.encode_with_offsets(before)[0]
         )
 
@@ -104,9 +104,9 @@ class SampleFormat:
         tokens, _ = tokenizer.encode_with_offsets(text, special=True)
         if not self.end:  # a tokenizer whose end of document has no text
             tokens = np.append(tokens, tokens.dtype.type(tokenizer.end))
-        return self._after_prompt(text, tokens, tokenizer.encode_with_offsets(prompt, special=True)[0])
+        return self._mark_after_prompt(text, tokens, tokenizer.encode_with_offsets(prompt, special=True)[0])
 
-    def _after_prompt(self, text: str, tokens: Tokens, prompt: Tokens) -> Sample:
+    def _mark_after_prompt(self, text: str, tokens: Tokens, prompt: Tokens) -> Sample:
         """Mark the tokens after the common beginning of ``tokens`` and ``prompt``."""
         length = min(len(tokens), len(prompt))
         differs = np.flatnonzero(tokens[:length] != prompt[:length])

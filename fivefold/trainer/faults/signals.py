@@ -92,14 +92,14 @@ def write_error_file(line: str, *, to: Path) -> bool:
 def resume_hint(folder: Path) -> str:
     """Return advice for the user after the run in ``folder`` has died, for the end of an error line."""
     from fivefold.trainer.checkpoint.checkpoint_folder import (
-        latest,  # imported late: every import delays the signal handlers
+        find_latest,  # imported late: every import delays the signal handlers
     )
 
-    return f"the same command goes on from {latest(folder / 'checkpoints') or 'the beginning'}"
+    return f"the same command goes on from {find_latest(folder / 'checkpoints') or 'the beginning'}"
 
 
 @contextmanager
-def one_line(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
+def shorten_errors(folder: Path, *, rank: int, answer: Path | None) -> Iterator[None]:
     """Reduce an unexpected error to a one-line ``RunFailure``; traceback and library noise go to a file in ``folder``.
 
     ``answer``: the error file that a launcher reads; after a transient error the process exits with ``EXIT_RETRY``.

@@ -34,12 +34,12 @@ class Faults(Record):
     max_rollbacks: NonNegativeInt = 10  # over the full run, skips included
 
     @property
-    def goes_back(self) -> bool:
+    def can_roll_back(self) -> bool:
         """Return whether a bad loss can cause a rollback."""
         return "rollback" in (self.on_nan, self.on_spike)
 
     @property
-    def judges_first(self) -> bool:
+    def checks_before_update(self) -> bool:
         """Return whether the loss is checked before the update; the host then waits for the device there, not after."""
         return "skip" in (self.on_nan, self.on_spike)
 

@@ -39,10 +39,10 @@ DETERMINISTIC_TEXT = re.compile(r"device-side assert|invalid argument|no kernel 
 def is_transient(error: BaseException) -> bool:
     """Return whether ``error``, or an error that it was raised from, may not occur in another attempt."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return _may_pass(error) or (cause is not None and is_transient(cause))
+    return _is_transient(error) or (cause is not None and is_transient(cause))
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     if isinstance(error, (ConnectionError, TimeoutError)):
         return True
     if isinstance(error, OSError):

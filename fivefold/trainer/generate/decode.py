@@ -219,7 +219,7 @@ def _cached_core(
 ) -> Tensor:
     """Compute the attention core: causal in the first call, as many queries as keys; then one query on all keys."""
     rule = rule.apply_dropout(k_BSKH.shape[1], training=False)
-    if not rule.plain or sinks_N is not None:
+    if not rule.is_plain or sinks_N is not None:
         out, lse = attend(q_BTNH, k_BSKH, v_BSKH, rule, offset=k_BSKH.shape[1] - q_BTNH.shape[1])
         if sinks_N is not None:
             add_sinks(out, lse, sinks_N)

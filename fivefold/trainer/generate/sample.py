@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.trainer.build import Built
-from fivefold.trainer.checkpoint.full_weights import full_module
+from fivefold.trainer.checkpoint.full_weights import build_full_module
 from fivefold.trainer.data.tokenizer import Tokenizer
 from fivefold.trainer.generate.decode import SamplingParams, generate
 from fivefold.trainer.model.transformer import Transformer
@@ -82,7 +82,7 @@ def sample_run(built: Built, *, model: Model, run: Run, tokenizer: Tokenizer) ->
 
     Returns the text on the first rank, "" on others.
     """
-    module = full_module(built, model=model)
+    module = build_full_module(built, model=model)
     if module is None:
         return ""
     return sample(

@@ -93,7 +93,7 @@ class Source:
             raise UserError(f"{source}: has {loaded.vocab} tokens, but {self.model.name} only vocab={self.model.vocab}")
         return loaded
 
-    def ends(self, used: Tokenizer) -> frozenset[int]:
+    def get_end_tokens(self, used: Tokenizer) -> frozenset[int]:
         """Return the ids of the tokens that end a text: the tokenizer's, and eos_token_id of the model's config."""
         eos_ids = read_file(self.path / CONFIG).get("eos_token_id") if self.folder is not None else None
         further_ends = eos_ids if isinstance(eos_ids, list) else [eos_ids]
@@ -110,7 +110,7 @@ class Source:
         tensors = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in weights(self.model)}
         biases = {
             layer: torch.zeros(self.model.moe.experts)
-            for layer in range(self.model.layers + self.model.predicted)
+            for layer in range(self.model.layers + self.model.mtp_depth)
             if self.model.moe is not None and self.model.is_moe(layer)
         }
         if self.adapted is not None:

@@ -64,7 +64,7 @@ class Logs(NoLogs):
         self._close_files()
         path = self.folder / "log.jsonl"
         partial = path.with_suffix(".partial")
-        with self._writing():
+        with self._convert_os_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
             with partial.open("w", encoding="utf-8") as file:
                 for line in iterate_lines(path):
@@ -81,7 +81,7 @@ class Logs(NoLogs):
         """Append ``line`` to the files and report it."""
         assert self._file is not None
         assert self._board is not None
-        with self._writing():
+        with self._convert_os_errors():
             self._file.write(json.dumps(line) + "\n")
             for key, value in line.items():
                 if key != "step" and not isinstance(value, dict):  # expert_load is a dict: only in log.jsonl
@@ -92,7 +92,7 @@ class Logs(NoLogs):
 
     def event(self, step: int, text: str) -> None:
         """Append ``text`` to log.jsonl and print it to stderr."""
-        with self._writing():
+        with self._convert_os_errors():
             if self._file is not None:
                 self._file.write(json.dumps({"step": step, "event": text}) + "\n")
         print(f"step {step}  {text}", file=sys.stderr, flush=True)
@@ -105,13 +105,13 @@ class Logs(NoLogs):
             self._wandb = None
 
     def _close_files(self) -> None:
-        with self._writing():
+        with self._convert_os_errors():
             for file in (self._file, self._board):
                 if file is not None:
                     file.close()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _convert_os_errors(self) -> Iterator[None]:
         """Turn an ``OSError`` into a ``RunFailure``; TensorBoard writes in a thread, so its errors may come later."""
         try:
             yield

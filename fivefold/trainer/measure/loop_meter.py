@@ -79,7 +79,7 @@ class LoopMeter(Meter):
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             out = original(storage, size)
-            self._resized(storage)
+            self._on_resize(storage)
             return out
 
         storages.resize_ = resize
@@ -133,7 +133,7 @@ class LoopMeter(Meter):
         if tensor.device.type != "meta" and not isinstance(tensor, skipped):
             super()._see(tensor)
 
-    def _resized(self, storage: torch.UntypedStorage) -> None:
+    def _on_resize(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key in self._sizes:
             self.live_bytes += storage.nbytes() - self._sizes[key]

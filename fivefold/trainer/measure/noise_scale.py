@@ -44,7 +44,7 @@ class Squares:
 
     def add(self, gradients: Gradients, columns: tuple[Tensor, ...]) -> None:
         """Add the squares of ``columns`` [ranks, padded numel] of each weight, before they are reduced."""
-        for index in own_weights(gradients):
+        for index in list_local_weights(gradients):
             shard = gradients.shards[index]
             copies = max(1, shard.local_weight.holders // gradients.replica.size)
             remaining = shard.shape.numel()
@@ -54,7 +54,7 @@ class Squares:
                 remaining -= row.numel()
 
 
-def own_weights(gradients: Gradients) -> list[int]:
+def list_local_weights(gradients: Gradients) -> list[int]:
     """List the weights of a unit whose gradient, before it is reduced, is that of this rank's sequences."""
     summed_further = {index for also in gradients.also for index in also.weights}
     experts = {i for i, shard in enumerate(gradients.shards) if shard.local_weight.weight.kind.startswith("expert")}
@@ -90,7 +90,7 @@ class NoiseScale:
             return []
         full = torch.zeros_like(self._squares.total)
         for unit in self.units:
-            for index in own_weights(unit):
+            for index in list_local_weights(unit):
                 shard = unit.shards[index]
                 if shard.weight.grad is not None:
                     square = torch.linalg.vector_norm(shard.weight.grad, dtype=torch.float32).square()

@@ -67,15 +67,15 @@ class Recorder:
 
     def begin(self, label: int) -> None:
         """Mark the begin of a region."""
-        self._codes.append(label if self.interleaver is None else label + self.interleaver.running)
+        self._codes.append(label if self.interleaver is None else label + self.interleaver.running_index)
         self._marks.append(self._mark())
 
     def end(self) -> None:
         """Mark the end of the innermost region."""
         self._marks.append(self._mark())
-        self._codes.append(END if self.interleaver is None else END + self.interleaver.running)
+        self._codes.append(END if self.interleaver is None else END + self.interleaver.running_index)
 
-    def put_off(self) -> int:
+    def deferred_label(self) -> int:
         """Return the label of work deferred until W: that of the surrounding operation, if one has just begun."""
         code = self._codes[-1]
         label = self._labels[code >> 1] if code >= 0 else None
@@ -86,14 +86,14 @@ class Recorder:
     def wrap(self, label: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``function`` so that its calls are regions."""
 
-        def timed(*inputs: Any, **options: Any) -> Any:
+        def call(*inputs: Any, **options: Any) -> Any:
             self.begin(label)
             try:
                 return function(*inputs, **options)
             finally:
                 self.end()
 
-        return timed
+        return call
 
     def post(
         self,
@@ -109,11 +109,11 @@ class Recorder:
         name = f"{traffic_axis(axis)} {collective}"
         heard = RecordedEvent(self, self.label("wait", name), axis, ranks, collective, payload, to, source)
         self._messages.append(heard)
-        heard.begun = self.here()
+        heard.begun = self.next_mark()
         self.begin(self.label("post", name))
         return heard
 
-    def here(self) -> int:
+    def next_mark(self) -> int:
         """Return the index of the next mark."""
         return len(self._marks)
 
@@ -143,19 +143,19 @@ class RecordedEvent:
         self.begun = self.started = self.waiting = self.ended = -1
         self.early = False
 
-    def posted(self) -> None:
+    def on_launched(self) -> None:
         """Record that the call that starts it has returned."""
-        self.started = self.recorder.here()
+        self.started = self.recorder.next_mark()
         self.recorder.end()
 
-    def waits(self, completed: bool) -> None:
+    def on_wait_begin(self, completed: bool) -> None:
         """Record that the rank begins to wait for it."""
-        self.early, self.waiting = completed, self.recorder.here()
+        self.early, self.waiting = completed, self.recorder.next_mark()
         self.recorder.begin(self.label)
 
-    def done(self) -> None:
+    def on_wait_end(self) -> None:
         """Record that the wait is over."""
-        self.ended = self.recorder.here()
+        self.ended = self.recorder.next_mark()
         self.recorder.end()
 
     def message(self, reader: _Reader) -> Message:

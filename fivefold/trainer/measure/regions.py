@@ -40,7 +40,7 @@ class Regions:
         self.recorder, self.pipeline = recorder, engine.pipeline
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []
         built, label = engine.built, recorder.label
-        self._wrap(engine.pipeline, "_act", _timed_act(recorder, engine.pipeline._act))
+        self._wrap(engine.pipeline, "_act", _wrap_act(recorder, engine.pipeline._act))
         for name, region in (
             ("sum_norm", label("update", "gradient norm")),
             ("update", label("update", "update")),
@@ -53,10 +53,10 @@ class Regions:
         if data is not None:
             self._wrap(data, "take", recorder.wrap(label("data", "data"), data.take))
         self._wrap(built.ranks.listener, "post", recorder.post)
-        self._add_operations(engine, compiled=engine.job.stack.compiles)
+        self._add_operations(engine, compiled=engine.job.stack.is_compiled)
 
     @contextmanager
-    def reported(self) -> Iterator[None]:
+    def report(self) -> Iterator[None]:
         """Report regions within the context."""
         former_values = [(attributes, name, attributes.get(name, MISSING)) for attributes, name, _ in self._swaps]
         try:
@@ -106,8 +106,8 @@ class Regions:
                 plan = self.recorder.wrap(self.recorder.label("op", "moe.plan"), part._plan_dispatch)
                 self._wrap(part, "_plan_dispatch", plan)
             if "run" in vars(part):
-                self._wrap(part, "run", _timed_run(self.recorder, vars(part)["run"]))
-        self._wrap(built.wgrad_store, "run_or_defer", _timed_deferral(self.recorder, built.wgrad_store))
+                self._wrap(part, "run", _wrap_run(self.recorder, vars(part)["run"]))
+        self._wrap(built.wgrad_store, "run_or_defer", _wrap_deferral(self.recorder, built.wgrad_store))
 
 
 def _name(path: str) -> str:
@@ -115,26 +115,26 @@ def _name(path: str) -> str:
     return path.split(".", 2)[2] if path.startswith("blocks.") else path
 
 
-def _timed_act(recorder: Recorder, act: Callable[..., None]) -> Callable[..., None]:
-    def timed(action: Action, *, first: int) -> None:
+def _wrap_act(recorder: Recorder, act: Callable[..., None]) -> Callable[..., None]:
+    def run_timed(action: Action, *, first: int) -> None:
         recorder.begin(recorder.label(action.kind, str(action), "", action))
         act(action, first=first)
         recorder.end()
 
-    return timed
+    return run_timed
 
 
-def _timed_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
+def _wrap_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
     """Wrap ``WgradStore.run_or_defer``: deferred works are regions named after the operation that deferred them."""
     inner = store.run_or_defer
 
     def run_or_defer(work: Work) -> None:
-        inner(recorder.wrap(recorder.put_off(), work) if store.deferring else work)
+        inner(recorder.wrap(recorder.deferred_label(), work) if store.deferring else work)
 
     return run_or_defer
 
 
-def _timed_run(recorder: Recorder, inner: Run) -> Run:
+def _wrap_run(recorder: Recorder, inner: Run) -> Run:
     """Wrap ``module.run``: its functions are regions; recomputation, if it is ``inner``, sees the timed function."""
     labels_of_name: dict[str, Labels] = {}
 
@@ -169,7 +169,7 @@ class Labels(NamedTuple):
 GROUPED_CALLS = ("moe.experts.gate_up", "moe.experts.down")
 
 
-def in_backward() -> bool:
+def is_in_backward() -> bool:
     """Return whether autograd is running a node in this thread: a forward then is a recomputation."""
     return torch._C._current_autograd_node() is not None
 
@@ -183,7 +183,7 @@ class _Timed:
         self.recorder, self.function, self.labels = recorder, function, labels
 
     def __call__(self, *inputs: Any) -> Any:
-        recorder, labels, is_recomputation = self.recorder, self.labels, in_backward()
+        recorder, labels, is_recomputation = self.recorder, self.labels, is_in_backward()
         first = torch._C._autograd._get_sequence_nr()
         recorder.begin(labels.recomputed if is_recomputation else labels.forward)
         try:
@@ -248,13 +248,13 @@ class Gemms:
         """Call and record the inner ``fprop``."""
         name = self.names[id(weight)]
         self.fused.append(name)
-        return self._timed(name, 1 if in_backward() else 0, self.inner.fprop, operand, weight, *rest)
+        return self._time_gemm(name, 1 if is_in_backward() else 0, self.inner.fprop, operand, weight, *rest)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         """Call and record the inner ``dgrad``; without a sum to add to, it is the first of the fused ones."""
         name = self.names[id(weight)]
         self.fused = [name] if rest[-1] is None else [*self.fused, name]
-        return self._timed(name, 2, self.inner.dgrad, gradient, weight, *rest)
+        return self._time_gemm(name, 2, self.inner.dgrad, gradient, weight, *rest)
 
     def columns(self, *inputs: Any) -> Any:
         """Call the inner ``columns``; dW of the fused layers follow in order."""
@@ -264,14 +264,14 @@ class Gemms:
     def wgrad(self, *inputs: Any) -> Tensor:
         """Call and record the inner ``wgrad``."""
         self.turn += 1
-        return self._timed(self.fused[self.turn - 1], 3, self.inner.wgrad, *inputs)
+        return self._time_gemm(self.fused[self.turn - 1], 3, self.inner.wgrad, *inputs)
 
     def add_wgrad(self, *inputs: Any) -> None:
         """Call and record the inner ``add_wgrad``."""
         self.turn += 1
-        self._timed(self.fused[self.turn - 1], 3, self.inner.add_wgrad, *inputs)
+        self._time_gemm(self.fused[self.turn - 1], 3, self.inner.add_wgrad, *inputs)
 
-    def _timed(self, name: str, way: int, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    def _time_gemm(self, name: str, way: int, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         self.recorder.begin(self.labels[name][way])
         output = function(*inputs)
         self.recorder.end()
@@ -287,7 +287,7 @@ class Dequantization:
 
     def __call__(self) -> Tensor:
         """Return the weight; ``names`` gives the GEMM its name."""
-        way = 0 if not in_backward() else 1 if is_recomputing() else 2
+        way = 0 if not is_in_backward() else 1 if is_recomputing() else 2
         self.recorder.begin(self.labels[way])
         weight = self.inner()
         self.recorder.end()
@@ -304,4 +304,4 @@ class GroupedGemms(Gemms):
 
     def wgrad(self, *inputs: Any) -> Tensor:
         """Call and record the inner ``wgrad``."""
-        return self._timed(next(self.order), 3, self.inner.wgrad, *inputs)
+        return self._time_gemm(next(self.order), 3, self.inner.wgrad, *inputs)

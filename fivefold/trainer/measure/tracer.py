@@ -37,7 +37,7 @@ class Tracer:
         self.regions: Regions | None = None
         self.evaluations: list[Span] = []
 
-    def wants(self, timed: int, *, last: bool) -> bool:
+    def can_trace(self, timed: int, *, last: bool) -> bool:
         """Return whether to trace the next step.
 
         ``timed``: steps since the metered one; ``last``: none follows. Only a step of the full batch after another such
@@ -47,7 +47,7 @@ class Tracer:
         return is_full_batch and len(self.steps) < self.most and (timed % 2 == 1 or (last and not self.steps))
 
     @contextmanager
-    def traced(self, step: int) -> Iterator[None]:
+    def trace_step(self, step: int) -> Iterator[None]:
         """Trace the body of the context as ``step``."""
         recorder = self.recorder
         if self.regions is None or self.regions.pipeline is not self.engine.pipeline:
@@ -55,7 +55,7 @@ class Tracer:
         if not self.steps:
             self.offset = self._ask()
         recorder.clock.begin()
-        with self.regions.reported():
+        with self.regions.report():
             recorder.begin(recorder.label("step", f"step {step}"))
             yield
             recorder.end()
@@ -69,7 +69,7 @@ class Tracer:
         return seconds
 
     @contextmanager
-    def evaluated(self, step: int) -> Iterator[None]:
+    def record_evaluation(self, step: int) -> Iterator[None]:
         """Record the body of the context as an evaluation after ``step`` steps."""
         start = time.perf_counter()
         yield

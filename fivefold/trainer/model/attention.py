@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.model.weights import norm_shape
 from fivefold.trainer.model.attention_mask import AttentionMask
-from fivefold.trainer.model.chunked_attention import last_chunk, split_chunks, together
+from fivefold.trainer.model.chunked_attention import get_last_chunk, join_chunks, split_chunks
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.norm import UnitNorm, norm
-from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import Rows
 from fivefold.trainer.model.unfused_attention import Unfused
 
@@ -51,13 +51,13 @@ class _Attention(nn.Module):
 
     def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.kernels: Kernels = EAGER
-        slides, self.shape = model.slides(layer), model.attention(layer)
-        self.rotates, self.tempers = model.rotates(layer), model.tempers(layer)
+        slides, self.shape = model.has_window(layer), model.attention(layer)
+        self.rotates, self.tempers = model.has_rope(layer), model.has_temperature(layer)
         self.own_tables = slides and model.rope_theta_sliding is not None
         self.chunk = model.window if slides and model.window_kind == "chunks" else None
-        self.rule = AttentionMask.of_layer(model, layer=layer)
+        self.rule = AttentionMask.from_layer(model, layer=layer)
         self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
         self.gate_activation = model.gate_activation
@@ -69,10 +69,10 @@ class _Attention(nn.Module):
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
         sequences, tokens = heads[0].shape[:2]
-        out_BTNH = self._attended(heads, rows)
+        out_BTNH = self._attend(heads, rows)
         del heads
         if out_BTNH.shape[1] != tokens or len(out_BTNH) != sequences:
-            out_BTNH = together(out_BTNH, sequences=sequences, tokens=tokens)
+            out_BTNH = join_chunks(out_BTNH, sequences=sequences, tokens=tokens)
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
         out = out_BTNH.flatten(2).flatten(0, 1)
@@ -83,12 +83,12 @@ class _Attention(nn.Module):
         (out_RD,) = project(self.run, "attention.out", out, self.out)
         return out_RD
 
-    def _attended(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
+    def _attend(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
         """Return the core's output [B, T, N, H]; if the layer attends inside chunks, the output of every chunk."""
         (q, k, v), documents, keys = heads, rows.documents, rows.keys
         if self.chunk is not None and k.shape[1] > self.chunk:
             if q.shape[1] < k.shape[1]:
-                k, v = (last_chunk(x, chunk=self.chunk) for x in (k, v))
+                k, v = (get_last_chunk(x, chunk=self.chunk) for x in (k, v))
             else:
                 q, k, v = (split_chunks(x, chunk=self.chunk) for x in (q, k, v))
                 documents = None if documents is None else split_chunks(documents, chunk=self.chunk, fill=-1)
@@ -136,28 +136,28 @@ class GroupedAttention(_Attention):
         else:
             q, k, v, gate = project(self.run, "attention.qkv", x_RD, self.q, self.k, self.v, self.gate)
         if self.qk_norm == "full":
-            q, k = self._normed(q, k)
+            q, k = self._normalize(q, k)
         if self.clip is not None:
             q = self.run("attention.clip.q", F.hardtanh, q, -self.clip, self.clip)
             k = self.run("attention.clip.k", F.hardtanh, k, -self.clip, self.clip)
             v = self.run("attention.clip.v", F.hardtanh, v, -self.clip, self.clip)
         if self.value_scale != 1:
             v = self.run("attention.scale.v", torch.mul, v, self.value_scale)
-        q, k = (_by_head(x, rows.tokens, self.shape.head_dim) for x in (q, k))
-        v = _by_head(v, rows.tokens, self.shape.value_dim)
+        q, k = (_split_heads(x, rows.tokens, self.shape.head_dim) for x in (q, k))
+        v = _split_heads(v, rows.tokens, self.shape.value_dim)
         if self.norms_heads and not self.norms_rotated:
-            q, k = self._normed(q, k)
+            q, k = self._normalize(q, k)
         if self.rotates:
             tables = rows.rotary(own=self.own_tables)
             q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
             k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
         if self.norms_heads and self.norms_rotated:
-            q, k = self._normed(q, k)
+            q, k = self._normalize(q, k)
         if self.tempers:
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return (q, k, v), gate
 
-    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _normalize(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.run("attention.q_norm", self.q_norm, q), self.run("attention.k_norm", self.k_norm, k)
 
 
@@ -189,7 +189,7 @@ class LatentAttention(_Attention):
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
         mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
-        q, kv = self._down(x_RD)
+        q, kv = self._project_down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self.run("attention.kv_norm", self.kv_norm, latent)
@@ -197,9 +197,9 @@ class LatentAttention(_Attention):
             return self._absorbed_heads(q, latent, key, rows), None
         kv = self.run("attention.kv_up", self.kv_up, latent)
         # v is a view into the output of kv_up, so all of that output stays allocated
-        k, v = _by_head(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
+        k, v = _split_heads(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
         q = self.run(
-            "rope.q", self.kernels.rotate_last, _by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH
+            "rope.q", self.kernels.rotate_last, _split_heads(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH
         )
         k = self.run("rope.k", self.kernels.append_rotated, k, key, cos_TH, sin_TH)
         if self.tempers:
@@ -209,14 +209,14 @@ class LatentAttention(_Attention):
     def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: Rows) -> Heads:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
-        q = self.kernels.rotate_last(_by_head(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
+        q = self.kernels.rotate_last(_split_heads(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)
         if self.tempers:
             q = self.kernels.rotate_first(q, *rows.temperature())
         rotated_key = self.kernels.rotate_last(key, cos_TH, sin_TH)
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), rotated_key), dim=-1)
         return q, k, k[..., : mla.kv_rank]
 
-    def _down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_down(self, x_RD: Tensor) -> tuple[Tensor, Tensor]:
         """Project x [R, D] to q [R, N · (nope + rope)] of this rank's heads and to latent | rotary key.
 
         The latter is [R, kv_rank + rope].
@@ -235,6 +235,6 @@ def _identity(rows: Tensor) -> Tensor:
     return rows
 
 
-def _by_head(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
+def _split_heads(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
     """View rows [B · T, N · H] as [B, T, N, H]."""
     return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)

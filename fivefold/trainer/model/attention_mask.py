@@ -17,7 +17,7 @@ class Heads(NamedTuple):
     rank: int = 0
     ranks: int = 1
 
-    def first(self, held: int) -> int:
+    def first_index(self, held: int) -> int:
         """Return the index of the first of the ``held`` heads among all heads of the model."""
         return (self.part * self.ranks + self.rank) * held
 
@@ -36,28 +36,28 @@ class AttentionMask(NamedTuple):
     layer: int = 0
 
     @classmethod
-    def of_layer(cls, model: Model, *, layer: int) -> AttentionMask:
+    def from_layer(cls, model: Model, *, layer: int) -> AttentionMask:
         """Return the rule of one layer."""
-        window = model.window if model.slides(layer) and model.window_kind == "sliding" else None
+        window = model.window if model.has_window(layer) and model.window_kind == "sliding" else None
         scale = model.attention_scale or model.attention(layer).head_dim ** -0.5
         return cls(scale, window, model.attention_softcap, model.dropout_rates.attention, layer)
 
-    def over(self, tokens: int) -> AttentionMask:
+    def limit_to(self, tokens: int) -> AttentionMask:
         """Return the rule for sequences of ``tokens``: without the window if it is not shorter than the sequence."""
         return self._replace(window=None) if self.window is not None and self.window >= tokens else self
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Return whether PyTorch's flash kernels support the rule: no window, no softcap, no dropout."""
         return self.window is None and self.softcap is None and not self.dropout
 
     def apply_dropout(self, tokens: int, *, training: bool) -> AttentionMask:
-        """Return ``over(tokens)``, with dropout only in training.
+        """Return ``limit_to(tokens)``, with dropout only in training.
 
         The kernel with dropout is the sliding-window kernel, so the window is set to all tokens.
         """
         if not (training and self.dropout):
-            return self.over(tokens)._replace(dropout=0.0)
+            return self.limit_to(tokens)._replace(dropout=0.0)
         return self._replace(window=min(self.window or tokens, tokens))
 
 
@@ -68,11 +68,11 @@ def visible_pairs(queries: int, keys: int, *, offset: int, window: int) -> int:
     """
     first_seen = offset + 1
 
-    def clamped(first: int) -> int:
-        """Return Σ over t of ``first`` + t, clamped to 0 … keys."""
+    def sum_clamped(first: int) -> int:
+        """Return Σ over t of ``first_index`` + t, clamped to 0 … keys."""
         return _sum_to(first + queries - 1, keys) - _sum_to(first - 1, keys)
 
-    return clamped(first_seen) - clamped(first_seen - window)
+    return sum_clamped(first_seen) - sum_clamped(first_seen - window)
 
 
 def _sum_to(last: int, most: int) -> int:

@@ -23,7 +23,7 @@ from fivefold.trainer.model.mixers import MODULES
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.norm import norm
-from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import Rows
 
 Add = Callable[[Tensor, Tensor], Tensor]
@@ -34,11 +34,11 @@ class Block(nn.Module):
 
     def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.kind = model.block
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
-        mixer, feeds = model.mixer_name(layer), model.feeds(layer)
-        mixes, attends, routes = mixer != "none", model.attends(layer), model.is_moe(layer)
+        mixer, feeds = model.mixer_name(layer), model.has_feed_forward(layer)
+        mixes, attends, routes = mixer != "none", model.has_attention(layer), model.is_moe(layer)
         self.norm1 = norm(model, model.width) if mixes else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
         self.mixer = MODULES[mixer](model) if mixes and not attends else None
@@ -73,7 +73,7 @@ class Block(nn.Module):
             a_RD: Tensor = self.token_mixer(h_RD, rows)
             entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
             del h_RD
-            y_RD = self._added("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
+            y_RD = self._add_branch("attention", x_RD, a_RD, rows, name="norm1" if is_post else "norm1_post")
             del a_RD
         if self.feed_forward is None:
             return y_RD
@@ -83,9 +83,9 @@ class Block(nn.Module):
             del stream_RD
         d_RD: Tensor = self.feed_forward(entry_RD)
         del entry_RD
-        return self._added("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
+        return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
 
-    def _added(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: Rows, *, name: str) -> Tensor:
+    def _add_branch(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: Rows, *, name: str) -> Tensor:
         """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there."""
         if (post_norm := getattr(self, name)) is not None:
             out_RD = self.run(name, post_norm, out_RD)

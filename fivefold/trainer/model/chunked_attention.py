@@ -20,17 +20,17 @@ def split_chunks(x: Tensor, *, chunk: int, fill: float = 0) -> Tensor:
     return chunks
 
 
-def together(x: Tensor, *, sequences: int, tokens: int) -> Tensor:
+def join_chunks(x: Tensor, *, sequences: int, tokens: int) -> Tensor:
     """Reverse ``split_chunks`` for ``sequences`` of ``tokens``."""
     joined: Tensor = x.unflatten(0, (sequences, -1)).flatten(1, 2)[:, :tokens]
     return joined
 
 
-def apart_keys(keys_B: Tensor, *, chunks: int) -> Tensor:
+def make_chunk_keys(keys_B: Tensor, *, chunks: int) -> Tensor:
     """Return a dropout key for every chunk of each sequence: [B · chunks]."""
     return mix(keys_B[:, None] + torch.arange(chunks, device=keys_B.device) * GAMMA).flatten()
 
 
-def last_chunk(keys_BSKH: Tensor, *, chunk: int) -> Tensor:
+def get_last_chunk(keys_BSKH: Tensor, *, chunk: int) -> Tensor:
     """Return the cached keys or values that the newest token sees."""
     return keys_BSKH[:, (keys_BSKH.shape[1] - 1) // chunk * chunk :]

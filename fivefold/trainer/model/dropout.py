@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 
 GAMMA, FIRST, SECOND = (
     value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -116,8 +116,8 @@ class _Dropped(torch.autograd.Function):
         return torch.mul(gradient, mask).mul_(ctx.scale), None, None
 
 
-@outside_graphs
-def dropped(x: Tensor, keys: Tensor, rate: float) -> Tensor:
+@exclude_from_graphs
+def apply_dropout(x: Tensor, keys: Tensor, rate: float) -> Tensor:
     """Apply dropout to ``x`` [..., D] by the ``keys`` [...] of its rows."""
     out: Tensor = _Dropped.apply(x, keys, rate)  # type: ignore[no-untyped-call]
     return out
@@ -133,9 +133,9 @@ class Dropout(nn.Module):
         super().__init__()
         self.rate, self.place = rate, place
         self.positions: Tensor | None = None
-        self.own_rows: Callable[[Tensor], Tensor] = _all_rows
+        self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
 
-    @outside_graphs
+    @exclude_from_graphs
     def forward(self, x_RD: Tensor, keys_B: Tensor, tokens: int) -> Tensor:
         """Apply dropout to the rows of some sequences.
 
@@ -143,9 +143,9 @@ class Dropout(nn.Module):
         """
         positions = torch.arange(tokens, device=x_RD.device) if self.positions is None else self.positions
         keys = self.own_rows(row_keys(keys_B, positions, place=self.place).flatten())
-        out: Tensor = dropped(x_RD, keys, self.rate)
+        out: Tensor = apply_dropout(x_RD, keys, self.rate)
         return out
 
 
-def _all_rows(rows: Tensor) -> Tensor:
+def _take_all_rows(rows: Tensor) -> Tensor:
     return rows

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.trainer.model.dropout import EMBEDDING, Dropout
 from fivefold.trainer.model.norm import UnitNorm
-from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.operation import Run, call_directly
 
 Places = Callable[[], Tensor]
 
@@ -31,13 +31,13 @@ class Embed(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.scale = model.embedding_scale
         self.tokens = _table(model.vocab, model.width)
         self.offset, rows = model.position_offset, model.positions + model.position_offset
         self.positions = _table(rows, model.width) if model.position == "learned" else None
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
-        self.own_rows: Callable[[Tensor], Tensor] = _all_rows
+        self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
         self.norm = UnitNorm(epsilon=model.norm_epsilon) if model.embedding_norm else None
         rate = model.dropout_rates.embedding
         self.drop = Dropout(rate, place=EMBEDDING) if rate else None
@@ -65,7 +65,7 @@ class Embed(nn.Module):
         return x_RD
 
 
-def _all_rows(rows: Tensor) -> Tensor:
+def _take_all_rows(rows: Tensor) -> Tensor:
     return rows
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import WgradStore, Work, accumulate_grad
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 
 ALIGNED_BYTES = 16  # grouped_mm supports rows and offsets that are multiples of this number of bytes
 Ends = Callable[[Tensor, int], list[int]]
@@ -44,11 +44,11 @@ class GroupedGemms:
 
     def fprop(self, operand: Any, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
-        return by_group(operand, weights.mT, offsets, ends)
+        return multiply_by_group(operand, weights.mT, offsets, ends)
 
     def dgrad(self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None) -> Tensor:
         """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
-        product = by_group(gradient, weights, offsets, ends)
+        product = multiply_by_group(gradient, weights, offsets, ends)
         return product if total is None else total.add_(product)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Any:
@@ -57,7 +57,7 @@ class GroupedGemms:
 
     def wgrad(self, gradient: Tensor, columns: Any, offsets: Tensor, ends: Ends) -> Tensor | Cast:
         """Multiply [n, out]ᵀ by [n, in] in each group → [E, out, in]."""
-        return summed_by_group(gradient, columns, offsets, ends)
+        return sum_by_group(gradient, columns, offsets, ends)
 
 
 class Experts(nn.Module):
@@ -89,14 +89,14 @@ class Experts(nn.Module):
         Plain experts have no gate.
         """
         products = _grouped_linears(x, offsets, self, self.entries)
-        return tuple(self._biased(y, name, offsets) for y, name in zip(products, self.entries, strict=True))
+        return tuple(self._apply_bias(y, name, offsets) for y, name in zip(products, self.entries, strict=True))
 
-    def last(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
+    def project_down(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
         """Apply ``down`` to activations [n, F] → [n, D]; they already contain the routing weights ``share`` [n]."""
         (y,) = _grouped_linears(m, offsets, self, ("down",))
-        return self._biased(y, "down", offsets, share)
+        return self._apply_bias(y, "down", offsets, share)
 
-    def _biased(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
+    def _apply_bias(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
         bias = getattr(self, f"{name}_bias", None)
         return y if bias is None else _add_bias(y, share, bias, offsets, self)
 
@@ -171,12 +171,12 @@ def _expert_of_rows(rows: Tensor, offsets: Tensor) -> Tensor:
     return torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device, dtype=offsets.dtype), right=True)
 
 
-def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+def multiply_by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """Multiply rows [n, in] by their group's ``weights`` [E, in, out] → [n, out]; groups end at ``offsets`` [E]."""
-    if _in_fp32(x):
+    if _needs_fp32(x):
         product: Tensor = mm_by_group(x, weights, offsets)
         return product
-    if _grouped(x, weights, weights.shape[2]):
+    if _supports_grouped_mm(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
     out = x.new_empty(x.shape[0], weights.shape[2])
     for rows, weight in zip(_slices(ends(offsets, x.shape[0])), weights, strict=True):
@@ -184,12 +184,12 @@ def by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends
     return out
 
 
-def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
+def sum_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """Multiply ``gradient`` [n, out]ᵀ by ``x`` [n, in] in each group → [E, out, in]; 0 for a group without rows."""
-    if _in_fp32(x):
+    if _needs_fp32(x):
         product: Tensor = mm_by_group(gradient.t(), x, offsets)
         return product
-    if _grouped(gradient, x, x.shape[1]):
+    if _supports_grouped_mm(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)
     out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
     for rows, group_sum in zip(_slices(ends(offsets, x.shape[0])), out, strict=True):
@@ -197,7 +197,7 @@ def summed_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = r
     return out
 
 
-def _in_fp32(x: Tensor) -> bool:
+def _needs_fp32(x: Tensor) -> bool:
     """Return whether to multiply in fp32 instead of 16 bits: on a CPU.
 
     There oneDNN compiles a 16-bit kernel for every new number of rows.
@@ -225,7 +225,7 @@ def _empty_product(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     return out
 
 
-def _grouped(x: Tensor, other: Tensor, columns: int) -> bool:
+def _supports_grouped_mm(x: Tensor, other: Tensor, columns: int) -> bool:
     """Return whether ``F.grouped_mm`` supports these operands.
 
     It supports no fp64, and no row or storage offset that is not a multiple of 16 bytes.
@@ -239,14 +239,14 @@ def _slices(ends: list[int]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-@outside_graphs
+@exclude_from_graphs
 def _grouped_linears(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     weight = experts.get_parameter(names[0])
     products: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
     return products
 
 
-@outside_graphs
+@exclude_from_graphs
 def _add_bias(y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts) -> Tensor:
     biased: Tensor = _AddBias.apply(y, share, bias, offsets, experts)  # type: ignore[no-untyped-call]
     return biased

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fivefold.record import UserError
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads
-from fivefold.trainer.model.chunked_attention import apart_keys
+from fivefold.trainer.model.chunked_attention import make_chunk_keys
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.model.sliding_window_attention import band_attention, band_attention_backward
 
 aten = torch.ops.aten
@@ -59,9 +59,9 @@ class Noise(NamedTuple):
     @property
     def chunk_keys(self) -> Tensor:
         """Return the keys of the sequences that the core gets, [B · chunks]."""
-        return self.keys if self.chunks == 1 else apart_keys(self.keys, chunks=self.chunks)
+        return self.keys if self.chunks == 1 else make_chunk_keys(self.keys, chunks=self.chunks)
 
-    def for_span(self, span: Span, *, queries: int, keys: int) -> Noise:
+    def restrict_to(self, span: Span, *, queries: int, keys: int) -> Noise:
         """Return the dropout for a span of sequences with ``queries`` queries and ``keys`` keys each."""
         (sequence, query), key = divmod(span.queries.start, queries), span.keys.start % keys
         query, key = (
@@ -97,7 +97,7 @@ class Flash:
         # GPUs if there are fewer key heads than query heads.
         groups = q_BTNH.shape[2] != k_BTKH.shape[2]
         has_kernel = q_BTNH.shape[-1] == v_BTKH.shape[-1] or (q_BTNH.is_cuda and not groups)
-        if documents_BT is None and sinks_N is None and rule.plain and has_kernel:
+        if documents_BT is None and sinks_N is None and rule.is_plain and has_kernel:
             out_BNTH = F.scaled_dot_product_attention(
                 q_BTNH.transpose(1, 2),
                 k_BTKH.transpose(1, 2),
@@ -111,12 +111,12 @@ class Flash:
         if rule.dropout and keys_B is not None:
             place = place_in(rule.layer, PROBABILITIES)
             chunks = len(q_BTNH) // len(keys_B)
-            noise = Noise(keys_B, rule.dropout, place, self.heads.first(q_BTNH.shape[2]), chunks=chunks)
-        out: Tensor = self._by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
+            noise = Noise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]), chunks=chunks)
+        out: Tensor = self._attend_by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
         return out
 
-    @outside_graphs
-    def _by_blocks(
+    @exclude_from_graphs
+    def _attend_by_blocks(
         self,
         q: Tensor,
         k: Tensor,
@@ -192,7 +192,7 @@ def self_attention_spans(documents_BT: Tensor) -> tuple[Span, ...]:
     return tuple(Span(document, document) for document in documents)
 
 
-def across(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[Span, ...]:
+def earlier_key_spans(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[Span, ...]:
     """Return the spans of queries over earlier keys: in each sequence, only the document that continues attends.
 
     The ids are document ids. ``offset``: position of the first query − that of the first key.
@@ -231,7 +231,7 @@ def attend(
     q, k, v = (x.flatten(0, 1)[None] for x in (q_BTNH, k_BSKH, v_BSKH))
     for span in spans:
         queries, keys, span_offset = span
-        span_noise = noise and noise.for_span(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
+        span_noise = noise and noise.restrict_to(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
         out.view(q.shape[1], *out.shape[2:])[queries], lse.view(-1, lse.shape[2])[queries] = _forward(
             q[:, queries], k[:, keys], v[:, keys], rule, span_offset, span_noise
         )
@@ -262,7 +262,7 @@ def attend_backward(
     k, v = k_BSKH.flatten(0, 1)[None], v_BSKH.flatten(0, 1)[None]
     for span in spans:
         query_rows, key_rows, span_offset = span
-        span_noise = noise and noise.for_span(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
+        span_noise = noise and noise.restrict_to(span, queries=q_BTNH.shape[1], keys=k_BSKH.shape[1])
         g, q, o, s = (x[:, query_rows] for x in flat_queries)
         dq.flatten(0, 1)[query_rows], dk.flatten(0, 1)[key_rows], dv.flatten(0, 1)[key_rows] = (
             gradients[0]
@@ -275,7 +275,7 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, rule: AttentionMask, offset: int, noise: Noise | None
 ) -> tuple[Tensor, Tensor]:
     """Run torch's flash kernel or ``band_attention``: out [B, T, N, H of v] and lse [B, T, N]."""
-    if not rule.plain:
+    if not rule.is_plain:
         heads = (x.transpose(1, 2) for x in (q, k, v))
         out, lse = band_attention(
             *heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0, *_dropout_arguments(noise)
@@ -302,7 +302,7 @@ def _backward(
     noise: Noise | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the backward of the same kernel: dq, dk, dv."""
-    if not rule.plain:
+    if not rule.is_plain:
         heads = (x.transpose(1, 2) for x in (gradient, q, k, v, out, lse))
         settings = rule.scale, offset, rule.window or 0, rule.softcap or 0.0
         gradients = band_attention_backward(*heads, *settings, *_dropout_arguments(noise))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fivefold.trainer.model.float8.cast import Cast, widen
 from fivefold.trainer.model.nf4 import Nf4Weight
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 
 Work = Callable[[], None]
 Wait = Callable[[], Tensor]
@@ -153,7 +153,7 @@ class Linear(nn.Module):
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 
     @classmethod
-    def tied(cls, owner: nn.Module, *, bias: bool = False) -> Linear:
+    def tie(cls, owner: nn.Module, *, bias: bool = False) -> Linear:
         """Build a layer without a weight of its own, which reads that of ``owner``, an embedding, at every use."""
         table = owner.get_parameter("weight")
         return cls(table.shape[1], table.shape[0], bias=bias, owner=owner)
@@ -189,12 +189,12 @@ def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     in_graph = linears[0].in_graph
     if in_graph is not None and torch.compiler.is_compiling():
         return in_graph(x, linears)
-    outs: tuple[Tensor, ...] = _out_of_graph(x, linears)
+    outs: tuple[Tensor, ...] = _apply_eagerly(x, linears)
     return outs
 
 
-@outside_graphs
-def _out_of_graph(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+@exclude_from_graphs
+def _apply_eagerly(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]:
     weight = None if x.requires_grad else linears[0].matrix
     products: tuple[Tensor, ...] = _FusedLinears.apply(x, weight, linears)  # type: ignore[no-untyped-call]
     return products
@@ -217,7 +217,7 @@ _recomputing: ContextVar[bool] = ContextVar("recomputing", default=False)
 
 
 @contextmanager
-def recomputing() -> Iterator[None]:
+def mark_recomputation() -> Iterator[None]:
     """Mark a recomputed forward: linears save their input as gathered, so that the backward does not gather again."""
     token = _recomputing.set(True)
     try:
@@ -227,7 +227,7 @@ def recomputing() -> Iterator[None]:
 
 
 def is_recomputing() -> bool:
-    """Tell whether this forward is marked by ``recomputing``."""
+    """Tell whether this forward is marked by ``mark_recomputation``."""
     return _recomputing.get()
 
 

@@ -37,7 +37,7 @@ def attach(modules: Iterable[nn.Module]) -> None:
             _layers[number] = module
             module.token = torch.tensor(number, device="cpu")
             is_plain = type(module.hooks) is LinearHooks and type(module.gemms) is LinearGemms
-            module.in_graph = products if is_plain else one_operation
+            module.in_graph = products if is_plain else apply_as_one_op
 
 
 def _get_layers(tokens: list[Tensor]) -> tuple[Linear, ...]:
@@ -67,7 +67,7 @@ class _Products(torch.autograd.Function):
         return torch.ops.fivefold.linears_backward(list(gradients), x, tokens), None, *[None] * (3 * len(tokens))
 
 
-def one_operation(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+def apply_as_one_op(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
     """Compute ``fused_linears`` in a graph, with hooks and GEMMs that cannot be compiled."""
     tokens, widths = [layer.token for layer in layers], [layer.matrix.shape[0] for layer in layers]
     outs: list[Tensor] = linears(x, layers[0].matrix, tokens, layers[0].hooks.rows(x.shape[0]), widths)

@@ -26,7 +26,7 @@ class LogitShape(NamedTuple):
         """Return the logit shape of ``model``."""
         return cls(model.logit_scale, model.logit_softcap)
 
-    def shaped(self, logits: Tensor) -> Tensor:
+    def apply(self, logits: Tensor) -> Tensor:
         """Return shaped logits as a new tensor, through autograd."""
         if self.cap is not None:
             return (logits * (self.scale / self.cap)).tanh() * self.cap
@@ -43,7 +43,7 @@ class LogitShape(NamedTuple):
         return logits
 
     def gradient_(self, gradient: Tensor, shaped: Tensor) -> Tensor:
-        """Convert the gradient of the ``shaped`` logits, fp32, to that of the logits, in place."""
+        """Convert the gradient of the ``apply`` logits, fp32, to that of the logits, in place."""
         if self.cap is not None:
             gradient.addcmul_(gradient * shaped, shaped, value=-(self.cap**-2))
         return gradient if self.scale == 1 else gradient.mul_(self.scale)

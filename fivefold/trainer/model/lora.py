@@ -28,7 +28,7 @@ def attach(blocks: nn.Module, adapter: Adapter) -> None:
     """Add factors A and B, not initialized, to the linear layers of ``blocks`` that ``adapter`` targets."""
     for block in blocks.children():
         for name, linear in block.named_modules():
-            if isinstance(linear, Linear) and adapter.adapts(name):
+            if isinstance(linear, Linear) and adapter.has_adapter(name):
                 out, into = linear.matrix.shape
                 linear.lora_a = nn.Parameter(torch.empty(adapter.rank, into))
                 linear.lora_b = nn.Parameter(torch.empty(out, adapter.rank))

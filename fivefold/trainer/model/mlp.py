@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project
-from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.operation import Run, call_directly
 
 
 class Mlp(nn.Module):
@@ -29,7 +29,7 @@ class Mlp(nn.Module):
 
     def __init__(self, model: Model, *, ffn: int, name: str) -> None:
         super().__init__()
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.kernels: Kernels = EAGER
         self.name = name
         self.gate = Linear(model.width, ffn, bias=model.mlp_bias) if model.mlp == "gated" else None
@@ -46,11 +46,11 @@ class Mlp(nn.Module):
             if self.activation == "xielu":
                 act_RF = self.run(f"{self.name}.act", self.kernels.xielu, up_RF, self.alpha_p, self.alpha_n)
             else:
-                act_RF = self.run(f"{self.name}.act", self.kernels.plain, up_RF, self.activation)
+                act_RF = self.run(f"{self.name}.act", self.kernels.activate, up_RF, self.activation)
             del up_RF
         else:
             gate_RF, up_RF = project(self.run, f"{self.name}.gate_up", x_RD, self.gate, self.up)
-            act_RF = self.run(f"{self.name}.act", self.kernels.gated, gate_RF, up_RF, self.activation)
+            act_RF = self.run(f"{self.name}.act", self.kernels.activate_gated, gate_RF, up_RF, self.activation)
             del gate_RF, up_RF
         (out_RD,) = project(self.run, f"{self.name}.down", act_RF, self.down)
         return out_RD

@@ -23,7 +23,7 @@ from fivefold.trainer.model.kernels.activations import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
 from fivefold.trainer.model.mlp import Mlp
-from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.routing import Permutation, Sequences
 
 
@@ -113,7 +113,7 @@ class Moe(nn.Module):
         super().__init__()
         assert model.moe is not None
         self.moe, self.activation, self.is_gated = model.moe, model.activation, model.mlp == "gated"
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.kernels: Kernels = EAGER
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
         self.scale: float | None = None  # factor of the auxiliary loss, set by the engine: 1 / tokens of a step
@@ -143,7 +143,7 @@ class Moe(nn.Module):
         name = () if self.is_gated else (self.activation,)
         act = self.run("moe.experts.act", self._activate, *entries, share, *name)
         del entries
-        expert_out = self.run("moe.experts.down", self.experts.last, act, share, offsets)
+        expert_out = self.run("moe.experts.down", self.experts.project_down, act, share, offsets)
         del act
         expert_out = self.run("moe.return", self.dispatcher.combine, expert_out, plan)
         out_RD: Tensor = self.run("moe.combine", _combine_copies, expert_out, permutation, self.kernels)
@@ -162,7 +162,7 @@ class Moe(nn.Module):
 
         ``load`` is summed over all ranks.
         """
-        self.bias.copy_(routing.updated_bias(self.bias, load, rate=rate))
+        self.bias.copy_(routing.update_bias(self.bias, load, rate=rate))
 
     def _choose_experts(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute routing weights and expert indices [R, k] from logits [R, E].
@@ -174,13 +174,13 @@ class Moe(nn.Module):
             with torch.no_grad():
                 ranked = logits if self.moe.biased == "logits" else scores
                 chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
-        return routing.routing_weights(_with_balance(scores, chosen, self), chosen, moe=self.moe), chosen
+        return routing.routing_weights(_add_balance(scores, chosen, self), chosen, moe=self.moe), chosen
 
-    @outside_graphs
+    @exclude_from_graphs
     @torch.no_grad()
     def _plan_dispatch(self, chosen: Tensor) -> tuple[Permutation, Any]:
         """Return permutation and dispatch plan; made once per forward and reused if operations are recomputed."""
-        within_capacity = routing.within_capacity(chosen, self.sequences, moe=self.moe)
+        within_capacity = routing.mask_capacity(chosen, self.sequences, moe=self.moe)
         permutation = routing.permutation(chosen, within_capacity, experts=self.moe.experts)
         return permutation, self.dispatcher.plan(permutation.counts)
 
@@ -255,26 +255,26 @@ class _Sum(torch.autograd.Function):
         return ctx.kernels.gather_rows(gradient, ctx.permutation.tokens), None, None
 
 
-@outside_graphs
+@exclude_from_graphs
 def _route(x: Tensor, router: Router) -> Tensor:
     logits: Tensor = _Route.apply(x, router.weight, router)  # type: ignore[no-untyped-call]
     return logits
 
 
-@outside_graphs
-def _with_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
+@exclude_from_graphs
+def _add_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
     balanced: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
     return balanced
 
 
-@outside_graphs
+@exclude_from_graphs
 def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Copy rows [R, D] and routing weights [R, k] to copies [n, D] and their weights [n], in order of expert."""
     copies: Tensor = _Copy.apply(x, permutation, kernels)  # type: ignore[no-untyped-call]
     return copies, weights.flatten().index_select(0, permutation.order)
 
 
-@outside_graphs
+@exclude_from_graphs
 def _combine_copies(made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
     combined: Tensor = _Sum.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
     return combined

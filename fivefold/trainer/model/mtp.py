@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, accumulate_grad
 from fivefold.trainer.model.norm import norm
-from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.operation import Run, call_directly
 
 
 class MTPTargets(NamedTuple):
@@ -33,7 +33,7 @@ class Prediction(nn.Module):
 
     def __init__(self, model: Model, *, block: nn.Module) -> None:
         super().__init__()
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.embed_norm, self.hidden_norm = norm(model, model.width), norm(model, model.width)
         self.project = Linear(2 * model.width, model.width, bias=False)
         self.block = block

@@ -92,17 +92,17 @@ def round_to_nf4(weight: Tensor, *, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("fivefold::quantize_nf4", mutates_args=())
 def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the packed elements of ``weight``, the codes of its scales, their largest values and their mean [1]."""
-    values, absmax = _by_absmax(weight.float().flatten(), NF4_BLOCK)
+    values, absmax = _scale_by_absmax(weight.float().flatten(), NF4_BLOCK)
     if weight.numel() % NF4_BLOCK:
         absmax[-1:].clamp_(min=SMALLEST)
-    codes = _nearest(values, _nf4_values(weight.device))
+    codes = _find_nearest(values, _nf4_values(weight.device))
     codes = torch.nn.functional.pad(codes, (0, len(codes) % 2), value=ZERO_CODE)
     mean = absmax.mean(dim=0, keepdim=True)
-    values, largest = _by_absmax(absmax - mean, NF4_SCALES_BLOCK)
+    values, largest = _scale_by_absmax(absmax - mean, NF4_SCALES_BLOCK)
     on_cpu = weight.device.type == "cpu"
     if on_cpu:  # bitsandbytes' CPU kernel looks codes up in a table of this many steps
         values = ((values + 1) * TABLE_STEPS + 0.5).int() / TABLE_STEPS - 1
-    scales = _nearest(values, _dynamic_values(weight.device))
+    scales = _find_nearest(values, _dynamic_values(weight.device))
     if on_cpu:  # and gives equal absmax, which are 0 apart from their mean, the code 0
         scales.masked_fill_(largest.repeat_interleave(NF4_SCALES_BLOCK)[: len(scales)] == 0, 0)
     return (codes[::2] << 4) | codes[1::2], scales, largest, mean
@@ -153,7 +153,7 @@ def _absmax(scales: Tensor, largest: Tensor, mean: Tensor) -> Tensor:
     return values.mul_(largest.repeat_interleave(NF4_SCALES_BLOCK)[: len(values)]).add_(mean)
 
 
-def _by_absmax(flat: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def _scale_by_absmax(flat: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Return fp32 ``flat`` in units of the |x| max of each block, and these."""
     padded = torch.nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
     absmax = padded.abs().amax(1)
@@ -161,7 +161,7 @@ def _by_absmax(flat: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return scaled.view(-1)[: len(flat)], absmax
 
 
-def _nearest(flat: Tensor, values: Tensor) -> Tensor:
+def _find_nearest(flat: Tensor, values: Tensor) -> Tensor:
     """Return the indices of the nearest ``values``, which are sorted."""
     return torch.bucketize(flat, (values[:-1] + values[1:]) / 2, out_int32=True).to(torch.uint8)
 

@@ -1,7 +1,7 @@
 """The call of operations: blocks call each as ``module.run(name, function, *inputs)``, which recomputation replaces.
 
 Names are those of ``planner/counts``: norm1, attention.qkv, rope.q, attention.core, attention.out, mlp.gate_up, ...
-Functions that compiled code must not enter are marked with ``outside_graphs``.
+Functions that compiled code must not enter are marked with ``exclude_from_graphs``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Run = Callable[..., Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def direct(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
+def call_directly(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
     """Call ``function``; autograd saves tensors as usual (no recomputation)."""
     return function(*inputs)
 
 
-def outside_graphs(function: Function, *, recursive: bool = True) -> Function:
+def exclude_from_graphs(function: Function, *, recursive: bool = True) -> Function:
     """Return ``function`` under ``torch.compiler.disable``, without importing the compiler until it is needed.
 
     Importing it would take a second of a process's start.
@@ -43,6 +43,6 @@ def outside_graphs(function: Function, *, recursive: bool = True) -> Function:
 
 
 def skip_wrappers() -> None:
-    """Tell the compiler not to compile ``direct`` and the wrappers of ``outside_graphs`` by themselves."""
-    for function in (direct, outside_graphs(direct)):  # all wrappers share one code object
+    """Tell the compiler not to compile ``call_directly`` and the wrappers of ``exclude_from_graphs`` by themselves."""
+    for function in (call_directly, exclude_from_graphs(call_directly)):  # all wrappers share one code object
         torch._dynamo.eval_frame.skip_code(function.__code__)

@@ -7,7 +7,7 @@ import torch
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.trainer.model.float8.units import missing
+from fivefold.trainer.model.float8.units import describe_missing
 from fivefold.trainer.model.tf32 import has_units
 
 TRAINABLE = (
@@ -68,16 +68,16 @@ def check_trainable(recipe: Recipe) -> None:
 def check_chip(job: Job, *, model: Model) -> None:
     """Raise a user error if the recipe needs fp8 GEMMs and this chip has no fp8 units or the trainer no kernel."""
     recipe = job.precision
-    if not recipe.narrow or job.emulate:
+    if not recipe.is_low_precision or job.emulate:
         return
-    missing_feature = missing(recipe, experts=model.moe is not None)
+    missing_feature = describe_missing(recipe, experts=model.moe is not None)
     if missing_feature:
         raise UserError(
             f"precision {recipe.name!r}: {missing_feature}; set job.emulate = true (as exact, slower), or take bf16"
         )
 
 
-def computed_otherwise(job: Job) -> str:
+def describe_other_format(job: Job) -> str:
     """Return a warning if this chip runs the recipe's products in another format than the recipe says; else ""."""
     if job.precision.compute != "tf32" or job.emulate or has_units():
         return ""

@@ -108,7 +108,7 @@ def frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list
     if scaling is None:
         return _powers(model.rope_theta, dim)
     if scaling.kind == "dynamic":
-        length_ratio = max(length, _original(scaling, model)) / _original(scaling, model)
+        length_ratio = max(length, _pretraining_length(scaling, model)) / _pretraining_length(scaling, model)
         stretch = (scaling.factor * length_ratio - (scaling.factor - 1)) ** (dim / (dim - 2))
         return _powers(model.rope_theta * stretch, dim)
     unscaled = _powers(model.rope_theta, dim)
@@ -116,7 +116,7 @@ def frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list
         rotating = int(scaling.fraction * dim // 2)
         return [frequency / scaling.factor if pair < rotating else 0.0 for pair, frequency in enumerate(unscaled)]
     if scaling.kind == "longrope":
-        is_long = length > _original(scaling, model)
+        is_long = length > _pretraining_length(scaling, model)
         factors = scaling.long_factors if is_long else scaling.short_factors
         return [frequency / factor for frequency, factor in zip(unscaled, factors, strict=True)]
     shares = _unscaled_shares(scaling, model=model, plain=unscaled)
@@ -135,7 +135,7 @@ def _powers(theta: float, dim: int) -> list[float]:
     return [theta ** -(index / dim) for index in range(0, dim, 2)]
 
 
-def _original(scaling: RopeScaling, model: Model) -> int:
+def _pretraining_length(scaling: RopeScaling, model: Model) -> int:
     """Return the longest sequence of the pre-training; raise a user error if it is not given."""
     if scaling.original_positions is None:
         raise UserError(
@@ -151,7 +151,7 @@ def _unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) 
     """
     if scaling.kind == "linear":
         return [0.0 for _ in plain]
-    length, kind = _original(scaling, model), scaling.kind
+    length, kind = _pretraining_length(scaling, model), scaling.kind
     if kind == "yarn" and scaling.attention_factor is None:
         raise UserError(f"model {model.name!r}: rope scaling 'yarn' needs attention_factor; give it in rope_scaling")
     if kind == "llama3":

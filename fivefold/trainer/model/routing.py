@@ -70,7 +70,7 @@ def routing_weights(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
     return weights * moe.scaling
 
 
-def within_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor | None:
+def mask_capacity(chosen: Tensor, sequences: Sequences, *, moe: MoE) -> Tensor | None:
     """Return a mask [R, k] of the choices within the expert's capacity; None: no limit.
 
     They are the first ⌈capacity · T k / E⌉ choices of a sequence for that expert. If a sequence is cut over ranks,
@@ -137,7 +137,7 @@ def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: M
     return (f - mean).div_(total).mul_(moe.aux_coefficient * scale)
 
 
-def updated_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
+def update_bias(bias: Tensor, load: Tensor, *, rate: float) -> Tensor:
     """Return the new bias [E] after a step with ``load`` [E], by the rule "free" above.
 
     ``load``: choices per expert, summed over ranks.

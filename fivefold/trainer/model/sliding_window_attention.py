@@ -72,11 +72,11 @@ def band_attention(
         part = _Part(queries, k.shape[1])
         scores = rule.scores(part.select_queries(q), k[:, :, keys], rows=part.rows)
         chunk_lse = scores.logsumexp(-1)
-        probabilities = scores.sub_(_finite(chunk_lse)[..., None]).exp_()
+        probabilities = scores.sub_(_replace_infinite(chunk_lse)[..., None]).exp_()
         if keys_B is not None:
             probabilities.mul_(part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts)).mul_(scale_of(rate))
         chunk_out = torch.matmul(probabilities, v[:, :, keys].to(probabilities.dtype))
-        lse[:, :, queries], out[:, :, queries] = part.by_head(chunk_lse), part.by_head(chunk_out).to(q.dtype)
+        lse[:, :, queries], out[:, :, queries] = part.to_heads(chunk_lse), part.to_heads(chunk_out).to(q.dtype)
     return out, lse
 
 
@@ -115,7 +115,7 @@ def band_attention_backward(
         part = _Part(queries, k.shape[1])
         q_part, g, o, lse_part = (part.select_queries(x) for x in (q, gradient, out, lse[..., None]))
         scores = rule.scores(q_part, k[:, :, keys], rows=part.rows)
-        probabilities = (scores - _finite(lse_part)).exp_()
+        probabilities = (scores - _replace_infinite(lse_part)).exp_()
         d_scores, dropped = torch.matmul(g, v[:, :, keys].to(g.dtype).mT), probabilities
         if keys_B is not None:
             factors = part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts).to(probabilities.dtype)
@@ -126,9 +126,9 @@ def band_attention_backward(
         if softcap:
             d_scores.mul_(scores.masked_fill_(probabilities == 0, 0.0).div_(softcap).square_().neg_().add_(1.0))
         d_scores.mul_(scale)
-        dq[:, :, queries] = part.by_head(torch.matmul(d_scores, k[:, :, keys].to(g.dtype)))
+        dq[:, :, queries] = part.to_heads(torch.matmul(d_scores, k[:, :, keys].to(g.dtype)))
         dk[:, :, keys] += torch.matmul(d_scores.mT, q_part)
-    return _like(dq, q), _like(dk, k), _like(dv, v)
+    return _copy_like(dq, q), _copy_like(dk, k), _copy_like(dv, v)
 
 
 @band_attention_backward.register_fake
@@ -163,7 +163,7 @@ class _Part(NamedTuple):
         grouped = row_keys(keys_B, numbers, place=place).view(len(keys_B), self.kv_heads, -1)
         return make_keep_mask(grouped, columns=range(key + keys.start, key + keys.stop), rate=rate)
 
-    def by_head(self, x: Tensor) -> Tensor:
+    def to_heads(self, x: Tensor) -> Tensor:
         """Reverse ``of`` in the dtype of ``x``; also for [B, K, N / K · rows]."""
         by_query_head: Tensor = x.unflatten(2, (-1, self.rows)).flatten(1, 2)
         return by_query_head
@@ -191,7 +191,7 @@ class _Rule(NamedTuple):
         return scores
 
 
-def _finite(sums: Tensor) -> Tensor:
+def _replace_infinite(sums: Tensor) -> Tensor:
     """Return ``sums`` with 0 for queries that see no key, so that their scores stay −∞."""
     return sums.masked_fill(sums == -torch.inf, 0.0)
 
@@ -201,6 +201,6 @@ def _empty_like(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
 
 
-def _like(x: Tensor, model: Tensor) -> Tensor:
+def _copy_like(x: Tensor, model: Tensor) -> Tensor:
     """Return ``x`` in the dtype of ``model``, in memory [B, T, N, H]."""
     return _empty_like(model).copy_(x)

@@ -39,7 +39,7 @@ def has_units() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FIRST_TF32
 
 
-def rounded(x: Tensor) -> Tensor:
+def round_to_tf32(x: Tensor) -> Tensor:
     """Return fp32 ``x`` rounded to tf32; infinities and NaN are unchanged."""
     bits = (x.contiguous().view(torch.int32) + (1 << (DROPPED - 1))) & (-1 << DROPPED)
     return torch.where(x.isfinite(), bits.view(torch.float32), x)
@@ -71,29 +71,29 @@ class Tf32GroupedGemms(GroupedGemms):
 
     def operand(self, x: Tensor) -> Tensor:
         """Round rows [n, in]."""
-        return rounded(x)
+        return round_to_tf32(x)
 
     def fprop(self, operand: Tensor, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
-        return super().fprop(operand, rounded(weights), offsets, ends)
+        return super().fprop(operand, round_to_tf32(weights), offsets, ends)
 
     def dgrad(self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None) -> Tensor:
         """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
-        return super().dgrad(rounded(gradient), rounded(weights), offsets, ends, total)
+        return super().dgrad(round_to_tf32(gradient), round_to_tf32(weights), offsets, ends, total)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor:
         """Round rows [n, in]."""
-        return rounded(x)
+        return round_to_tf32(x)
 
     def wgrad(self, gradient: Tensor, columns: Tensor, offsets: Tensor, ends: Ends) -> Tensor | Cast:
         """Multiply [n, out]ᵀ by [n, in] in each group → [E, out, in]."""
-        return super().wgrad(rounded(gradient), columns, offsets, ends)
+        return super().wgrad(round_to_tf32(gradient), columns, offsets, ends)
 
 
 @torch.library.custom_op("fivefold::tf32_mm", mutates_args=())
 def tf32_mm(a: Tensor, b: Tensor) -> Tensor:
     """Multiply ``a`` [M, K] by ``b`` [K, N] → [M, N], all fp32, as one custom op: no memory is counted for rounding."""
-    return rounded(a) @ rounded(b)
+    return round_to_tf32(a) @ round_to_tf32(b)
 
 
 @tf32_mm.register_fake

@@ -22,7 +22,7 @@ from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.logits import LogitShape
 from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look_up
 from fivefold.trainer.model.norm import norm
-from fivefold.trainer.model.operation import Run, direct
+from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import Rows, tables_of
 
 
@@ -35,17 +35,17 @@ class Head(nn.Module):
 
     def __init__(self, model: Model, *, embed: Embed) -> None:
         super().__init__()
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.norm = norm(model, model.width)
         bias, tied = model.head_bias, model.tied_embeddings
-        self.out = Linear.tied(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
+        self.out = Linear.tie(embed.tokens, bias=bias) if tied else Linear(model.width, model.vocab, bias=bias)
         self.kernels: Kernels = EAGER
         self.words, self.shape = model.vocab, LogitShape.from_model(model)
         self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
         self.chunked = self.skips = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
         self.weight = model.mtp.coefficient / model.mtp.depth if model.mtp else 0.0
-        layers = range(model.layers, model.layers + model.predicted)
+        layers = range(model.layers, model.layers + model.mtp_depth)
         self.mtp = nn.ModuleList(Prediction(model, block=Block(model, layer=layer)) for layer in layers)
 
     def forward(
@@ -65,9 +65,9 @@ class Head(nn.Module):
         h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
         if targets_BT is None:
             logits_RV: Tensor = self.run("head.out", self.out, h_RD)
-            return self.shape.shaped(logits_RV)
+            return self.shape.apply(logits_RV)
         if further is None:
-            return self._lost(h_RD, targets_BT, scale)
+            return self._compute_loss(h_RD, targets_BT, scale)
         losses = torch.empty(1 + len(self.mtp), dtype=torch.float32, device=x_RD.device)
         hidden = [h_RD]
         for module, tokens_BT in zip(self.mtp, further.tokens, strict=True):
@@ -78,12 +78,12 @@ class Head(nn.Module):
         scales = [scale, *(scale * self.weight for _ in self.mtp)]
         all_targets = (targets_BT, *further.targets)
         parts = [
-            self._lost(hidden.pop(0), targets_BT, loss_scale, into=into)
+            self._compute_loss(hidden.pop(0), targets_BT, loss_scale, into=into)
             for targets_BT, loss_scale, into in zip(all_targets, scales, losses, strict=True)
         ]
         return join_losses(losses, parts, filled=self.chunked)
 
-    def _lost(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
+    def _compute_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
         """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
         total: Tensor
         loss = self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape, skips=self.skips)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads
-from fivefold.trainer.model.dropout import PROBABILITIES, dropped, place_in, row_keys, score_rows
-from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.dropout import PROBABILITIES, apply_dropout, place_in, row_keys, score_rows
+from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 
 ROWS = 128  # query rows that are masked at a time
 
@@ -35,7 +35,7 @@ class Unfused:
         documents_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
         *,
-        run: Run = direct,
+        run: Run = call_directly,
     ) -> Tensor:
         """Attend: q [B, T, N, H], k and v [B, T, K, H] → [B, T, N, H of v]; each step is an operation for ``run``."""
         scores: Tensor = run("attention.core.scores", _scores, q_BTNH, k_BTKH, self.rule)
@@ -46,29 +46,29 @@ class Unfused:
         out: Tensor = run("attention.core.values", _values, probabilities, v_BTKH)
         return out
 
-    @outside_graphs
+    @exclude_from_graphs
     def _drop(self, shares: Tensor, keys_B: Tensor) -> Tensor:
         _, heads, tokens, _ = shares.shape
-        first = self.heads.first(heads)
+        first = self.heads.first_index(heads)
         numbers = score_rows(range(first, first + heads), range(tokens), device=shares.device)
         keys = row_keys(keys_B, numbers, place=place_in(self.rule.layer, PROBABILITIES))
-        out: Tensor = dropped(shares, keys, self.rule.dropout)
+        out: Tensor = apply_dropout(shares, keys, self.rule.dropout)
         return out
 
 
-@outside_graphs
+@exclude_from_graphs
 def _scores(q: Tensor, k: Tensor, rule: AttentionMask) -> Tensor:
     scores: Tensor = _Scores.apply(q, k, rule.scale)  # type: ignore[no-untyped-call]
     return scores
 
 
-@outside_graphs
+@exclude_from_graphs
 def _softmax(scores: Tensor, rule: AttentionMask, documents: Tensor | None) -> Tensor:
     probabilities: Tensor = _Softmax.apply(scores, rule, documents)  # type: ignore[no-untyped-call]
     return probabilities
 
 
-@outside_graphs
+@exclude_from_graphs
 def _values(shares: Tensor, v: Tensor) -> Tensor:
     out: Tensor = _Values.apply(shares, v)  # type: ignore[no-untyped-call]
     return out
@@ -81,14 +81,16 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: float) -> Tensor:
         ctx.scale = scale
         ctx.save_for_backward(q, k)
-        return _product(_by_key_head(q, k.shape[2]), _keys(k).mT, scale).view(q.shape[0], q.shape[2], q.shape[1], -1)
+        return _product(_group_by_key_head(q, k.shape[2]), _keys(k).mT, scale).view(
+            q.shape[0], q.shape[2], q.shape[1], -1
+        )
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         q, k = ctx.saved_tensors
         d_scores = gradient.reshape(q.shape[0] * k.shape[2], -1, k.shape[1])
         dq = _product(d_scores, _keys(k), ctx.scale)
-        dk = _product(d_scores.mT, _by_key_head(q, k.shape[2]), ctx.scale)
+        dk = _product(d_scores.mT, _group_by_key_head(q, k.shape[2]), ctx.scale)
         return _tokens_first(dq, q), _tokens_first(dk, k), None
 
 
@@ -122,7 +124,7 @@ class _Values(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         probabilities, v = ctx.saved_tensors
-        g = _by_key_head(gradient, v.shape[2])
+        g = _group_by_key_head(gradient, v.shape[2])
         d_probabilities = torch.bmm(g, _keys(v).mT).view(probabilities.shape)
         dv = torch.bmm(probabilities.view(g.shape[0], -1, probabilities.shape[-1]).mT, g)
         return d_probabilities, _tokens_first(dv, v)
@@ -153,7 +155,7 @@ def _product(left: Tensor, right: Tensor, scale: float) -> Tensor:
     return torch.baddbmm(left.new_empty(1).expand(left.shape[0], 1, 1), left, right, beta=0, alpha=scale)
 
 
-def _by_key_head(x: Tensor, kv_heads: int) -> Tensor:
+def _group_by_key_head(x: Tensor, kv_heads: int) -> Tensor:
     """Group query heads by key head: [B, T, N, H] → [B · K, N / K · T, H]."""
     sequences, tokens, heads, dim = x.shape
     return x.transpose(1, 2).reshape(sequences * kv_heads, heads // kv_heads * tokens, dim)
@@ -165,6 +167,6 @@ def _keys(x: Tensor) -> Tensor:
 
 
 def _tokens_first(x: Tensor, like: Tensor) -> Tensor:
-    """Reverse ``_by_key_head``: [B · K, N / K · T, H] → the shape of ``like`` [B, T, N, H]."""
+    """Reverse ``_group_by_key_head``: [B · K, N / K · T, H] → the shape of ``like`` [B, T, N, H]."""
     sequences, tokens, heads, dim = like.shape
     return x.view(sequences, heads, tokens, dim).transpose(1, 2).contiguous()

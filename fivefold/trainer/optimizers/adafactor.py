@@ -76,8 +76,8 @@ class _Moments:
     def __init__(self, cut: ShardedWeight, rates: Rates) -> None:
         self.cut, self.rates = cut, rates
         shard, weight = cut.shard, cut.shard.local_weight.weight
-        self.experts = shard.shape[0] if cut.stacked else 1
-        full_shape = weight.shape[1:] if cut.stacked else weight.shape
+        self.experts = shard.shape[0] if cut.is_stacked else 1
+        full_shape = weight.shape[1:] if cut.is_stacked else weight.shape
         self.numel, self.factored = prod(full_shape), len(full_shape) == 2
         expert_rows = shard.shape.numel() // shard.columns // self.experts  # rows of one expert on this tp rank
         end_row = shard.first_row + shard.rows
@@ -212,11 +212,11 @@ def _mean_sharding(cut: ShardedWeight, *, dim: int) -> Shard:
     """
     local_weight, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
 
-    def one(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    def shrink(sizes: tuple[int, ...]) -> tuple[int, ...]:
         return (*sizes[:-2], *((sizes[-2], 1) if dim == -1 else (1, sizes[-1])))
 
     slices = list(piece.slices)
     slices[dim] = slice(0, 1)
-    local_slice = LocalSlice(one(piece.shape), tuple(slices), piece.holders)
-    weight = local_weight.weight._replace(shape=one(local_weight.weight.shape))
+    local_slice = LocalSlice(shrink(piece.shape), tuple(slices), piece.holders)
+    weight = local_weight.weight._replace(shape=shrink(local_weight.weight.shape))
     return Shard(LocalWeight(weight, local_slice, local_weight.holders), axis=cut.rows if dim == -1 else ALONE)

@@ -24,7 +24,7 @@ class Codebook(NamedTuple):
     values: Tensor
     middles: Tensor
     dtype: torch.dtype = torch.uint8
-    scaled: bool = True
+    has_scales: bool = True
 
     @classmethod
     def build(cls, *, signed: bool, device: torch.device) -> Codebook:

@@ -23,7 +23,7 @@ class AdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: Groups, *, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
-        for weight in all_weights(self.param_groups):
+        for weight in iterate_weights(self.param_groups):
             moments = {name: torch.zeros_like(weight, dtype=torch.float32) for name in ("exp_avg", "exp_avg_sq")}
             step = torch.zeros((), dtype=torch.float32, device=weight.device)
             self.state[weight].update(step=step, **moments)
@@ -65,7 +65,7 @@ def count_step(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, dict[
             yield weight, state, group
 
 
-def all_weights(groups: Groups) -> Iterator[Tensor]:
+def iterate_weights(groups: Groups) -> Iterator[Tensor]:
     """Yield every weight of the parameter ``groups``."""
     for group in groups:
         yield from group["params"]

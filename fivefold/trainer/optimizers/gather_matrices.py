@@ -36,17 +36,17 @@ class ShardedWeight:
     @property
     def dim(self) -> int | None:
         """Return the dim that ``pieces`` divides, or None. The experts' first dim, which ep divides, does not count."""
-        first_dim = 1 if self.stacked else 0
+        first_dim = 1 if self.is_stacked else 0
         shapes = zip(self.shard.shape[first_dim:], self.shard.local_weight.weight.shape[first_dim:], strict=True)
         return next((first_dim + dim for dim, (piece, full) in enumerate(shapes) if piece != full), None)
 
     @property
-    def hidden(self) -> bool:
+    def is_hidden(self) -> bool:
         """Return whether the weight is a hidden matrix, which Muon updates: a matrix of a block or of an expert."""
         return self.shard.local_weight.weight.is_hidden
 
     @property
-    def stacked(self) -> bool:
+    def is_stacked(self) -> bool:
         """Return whether the first dim counts experts."""
         return self.shard.local_weight.weight.kind.startswith("expert")
 

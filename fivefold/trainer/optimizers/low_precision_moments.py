@@ -36,7 +36,7 @@ class Format(Protocol):
         """Return the dtype of the codes."""
 
     @property
-    def scaled(self) -> bool:
+    def has_scales(self) -> bool:
         """Return whether blocks have scales."""
 
     def read(self, codes: Tensor, scales: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Unscaled(NamedTuple):
     """Format without scales: elements are stored in bf16 or fp32 (fp32 is not copied)."""
 
     dtype: torch.dtype
-    scaled: bool = False
+    has_scales: bool = False
 
     def read(self, codes: Tensor, scales: Tensor) -> Tensor:
         """Return ``codes`` in fp32."""
@@ -70,7 +70,7 @@ class Scaled(NamedTuple):
 
     value: torch.dtype
     signed: bool
-    scaled: bool = True
+    has_scales: bool = True
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,14 +125,14 @@ class NarrowAdamW(torch.optim.Optimizer):
             shard, state = cut.shard, self.state[cut.shard.weight]
             blocks = is_quantized(shard.local_weight.weight.numel, vector=shard.local_weight.weight.is_vector)
             weight_formats: tuple[Format, ...] = tuple(
-                moment_format if blocks or not moment_format.scaled else fp32_format for moment_format in formats
+                moment_format if blocks or not moment_format.has_scales else fp32_format for moment_format in formats
             )
             self.formats[shard.weight] = weight_formats
             state["step"] = torch.zeros((), device=shard.weight.device)
             for moment, moment_format in zip(NAMES, weight_formats, strict=True):
                 state[moment] = torch.zeros_like(shard.weight, dtype=moment_format.dtype)
             scaled_moments = [
-                moment for moment, moment_format in zip(NAMES, weight_formats, strict=True) if moment_format.scaled
+                moment for moment, moment_format in zip(NAMES, weight_formats, strict=True) if moment_format.has_scales
             ]
             if scaled_moments:
                 scale_shard = _scale_sharding(cut)
@@ -161,7 +161,7 @@ class NarrowAdamW(torch.optim.Optimizer):
         for weight, state, group in fp32_update.count_step(self):
             assert weight.grad is not None
             formats, rows = self.formats[weight], len(weight)
-            if not any(moment_format.scaled or moment_format.dtype != torch.float32 for moment_format in formats):
+            if not any(moment_format.has_scales or moment_format.dtype != torch.float32 for moment_format in formats):
                 for w, g, m, v in fp32_update.blocks(weight, *(state[name] for name in NAMES)):
                     fp32_update.adamw(w, g, m, v, step=state["step"], group=group)
                 continue

@@ -26,11 +26,11 @@ COEFFICIENTS, STEPS, EPSILON = (3.4445, -4.7750, 2.0315), 5, 1e-7  # as in torch
 
 def build(weights: OptimizedWeights) -> Muon:
     """Build Muon over this rank's hidden matrices, and AdamW over its other weights."""
-    rest = [cut.shard for cut in weights.sharded if not cut.hidden and cut.shard.rows]
+    rest = [cut.shard for cut in weights.sharded if not cut.is_hidden and cut.shard.rows]
     adamw = build_fp32(weights, rest) if rest else None
     if adamw is not None:
         ensure_moments(adamw, rest)
-    hidden, job = [cut for cut in weights.sharded if cut.hidden], weights.job
+    hidden, job = [cut for cut in weights.sharded if cut.is_hidden], weights.job
     return Muon(hidden, adamw, lr=job.learning_rate.peak, momentum=job.optimizer.momentum, rates=weights.rates)
 
 
@@ -78,7 +78,7 @@ class Muon(torch.optim.Optimizer):
             weight_fp32 = shard.weight.float()  # the weight itself if it is fp32
             rate_factor, decay = self.rates[shard.name]
             weight_fp32.mul_(1 - rate_factor * rate * decay)
-            weight_fp32.add_(shard.local(part), alpha=-0.2 * sqrt(max(rows, columns)) * rate_factor * rate)
+            weight_fp32.add_(shard.view_local(part), alpha=-0.2 * sqrt(max(rows, columns)) * rate_factor * rate)
             shard.weight.copy_(weight_fp32)
 
     def _momentum_direction(self, sharded: ShardedWeight, *, momentum: float) -> Tensor:
@@ -89,7 +89,7 @@ class Muon(torch.optim.Optimizer):
             assert shard.weight.grad is not None
             average, gradient = self.state[shard.weight]["momentum"], shard.weight.grad.float()
             average.lerp_(gradient, 1 - momentum)
-            shard.local(part).copy_(gradient.lerp(average, momentum))
+            shard.view_local(part).copy_(gradient.lerp(average, momentum))
         return part
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from fivefold.trainer.optimizers.fp32_update import Groups, all_weights, blocks
+from fivefold.trainer.optimizers.fp32_update import Groups, blocks, iterate_weights
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 
 
@@ -22,7 +22,7 @@ class Sgd(torch.optim.Optimizer):
     def __init__(self, groups: Groups, *, lr: float, momentum: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum})
         if momentum:
-            for weight in all_weights(self.param_groups):
+            for weight in iterate_weights(self.param_groups):
                 self.state[weight]["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
 
     @torch.no_grad()

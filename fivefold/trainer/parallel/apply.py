@@ -77,8 +77,8 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         )
     attach_float8(module.blocks, job)
     attach_tf32(module, job, device=ranks.device)
-    compiled = _compiler(table) if job.stack.compiles else None
-    attach = partial(recompute.attach, groups=layout.recomputed, compiled=compiled)
+    compiled = _compiler(table) if job.stack.is_compiled else None
+    attach = partial(recompute.attach, groups=layout.recomputed_operations, compiled=compiled)
     attach(zip(module.blocks, recomputed_layers(model.layers, layout), strict=True))
     for mtp_module in module.head.mtp:
         attach_float8(mtp_module, job)

@@ -41,10 +41,10 @@ class Pending:
         self._out, self._works, self._inputs, self._interleaver = out, works, inputs, interleaver
         self._heard = heard
         if heard is not None:
-            heard.posted()
+            heard.on_launched()
 
     @property
-    def arriving(self) -> Tensor:
+    def output_buffer(self) -> Tensor:
         """Return the output buffer, whose contents are undefined before ``wait``."""
         return self._out
 
@@ -54,12 +54,12 @@ class Pending:
             self._interleaver.yield_turn()
         heard, self._heard = self._heard, None
         if heard is not None:
-            heard.waits(all(work is not None and work.is_completed() for work in self._works))
+            heard.on_wait_begin(all(work is not None and work.is_completed() for work in self._works))
         for work in self._works:
             assert work is not None
             work.wait()
         if heard is not None:
-            heard.done()
+            heard.on_wait_end()
         self._works, self._inputs = (), None
         return self._out
 

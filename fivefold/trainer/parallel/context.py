@@ -25,7 +25,7 @@ from fivefold.trainer.model.flash_attention import (
     attend_backward,
     sinks_backward,
 )
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_to_all, exchange
 from fivefold.trainer.parallel.mesh import Axis
 from fivefold.trainer.parallel.ring_blocks import Hops, ring_hops, zigzag
@@ -35,10 +35,10 @@ Kind = Literal["ring", "ulysses"]
 
 def positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
     """Return the positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
-    return _own_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
+    return _local_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
 
 
-def _own_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
+def _local_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
     if kind == "ulysses":
         return torch.arange(sequence).chunk(ranks)[rank]
     return zigzag(ranks=ranks, rank=rank, sequence=sequence)
@@ -65,7 +65,7 @@ class Ulysses:
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
 
-    @outside_graphs
+    @exclude_from_graphs
     def enter(self, q_BTNH: Tensor, k_BTKH: Tensor, v_BTKH: Tensor) -> tuple[Tensor, ...]:
         """Exchange tokens for heads: each of q, k, v [B, T / cp, heads, H] → [B, T, heads / cp, H]."""
         heads = k_BTKH.shape[2]
@@ -75,7 +75,7 @@ class Ulysses:
         exchanged: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
         return exchanged
 
-    @outside_graphs
+    @exclude_from_graphs
     def leave(self, out_BTNH: Tensor) -> Tensor:
         """Exchange heads for tokens: [B, T, N / cp, H] → [B, T / cp, N, H]."""
         (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
@@ -129,7 +129,7 @@ class Ring:
     def __init__(self, axis: Axis, rule: AttentionMask, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.axis, self.rule, self.heads = axis, rule, heads
 
-    @outside_graphs
+    @exclude_from_graphs
     def __call__(
         self,
         q_BTNH: Tensor,
@@ -149,7 +149,7 @@ class Ring:
         noise = None
         if rule.dropout and keys_B is not None:
             place = place_in(rule.layer, PROBABILITIES)
-            noise = Noise(keys_B, rule.dropout, place, self.heads.first(q_BTNH.shape[2]))
+            noise = Noise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]))
         out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops, noise)  # type: ignore[no-untyped-call]
         return out
 
@@ -242,18 +242,18 @@ class _Ring(torch.autograd.Function):
                     dkv = local_dkv
                     continue
                 dq[:, queries] += block_dq
-                dkv = _arrived(outgoing, like=kv) if dkv is None else dkv
+                dkv = _receive_sums(outgoing, like=kv) if dkv is None else dkv
                 for total, block_gradient in zip(_unpack(dkv, k, v), (dk, dv), strict=True):
                     total[:, keys] += block_gradient
             if hop_index:
-                outgoing = _Hop(_arrived(outgoing, like=kv) if dkv is None else dkv, axis)
+                outgoing = _Hop(_receive_sums(outgoing, like=kv) if dkv is None else dkv, axis)
             kv = hop.wait() if hop is not None else kv
         if outgoing is not None:
             local_dkv += outgoing.wait()
         return dq.to(q.dtype), *_unpack(local_dkv, k, v), d_sinks, None, None, None, None
 
 
-def _arrived(going: _Hop | None, *, like: Tensor) -> Tensor:
+def _receive_sums(going: _Hop | None, *, like: Tensor) -> Tensor:
     """Return the gradient sums that the previous rank sent on, or zeros on the first rank that adds to them."""
     return torch.zeros_like(like) if going is None else going.wait()
 

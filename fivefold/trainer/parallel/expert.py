@@ -20,7 +20,7 @@ from fivefold.trainer.model.float8.cast import E4M3, Cast, widen
 from fivefold.trainer.model.float8.matmul import Caster
 from fivefold.trainer.model.linear import Work
 from fivefold.trainer.model.moe import Moe, TokenDispatcher
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.model.routing import Sequences
 from fivefold.trainer.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
 from fivefold.trainer.parallel.mesh import Axis, Ranks
@@ -98,7 +98,7 @@ class DispatchPlan:
         self.arrived = sum(self.received)
         self.widest = max(sum(column) for column in received_by_etp)
         self.offsets = table.sum((0, 1)).cumsum(0, dtype=torch.int32)
-        self.order = _by_expert(table, [sum(column) for column in received_by_etp], widest=self.widest)
+        self.order = _sort_by_expert(table, [sum(column) for column in received_by_etp], widest=self.widest)
         self._counts_read = True
         del self._counts, self._received_counts
 
@@ -108,7 +108,7 @@ class DispatchPlan:
         return row_counts
 
 
-def _by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
+def _sort_by_expert(table: Tensor, columns: list[int], *, widest: int) -> Tensor | None:
     """Return indices that sort received rows by expert, each etp rank's rows padded to ``widest``.
 
     None: already sorted.
@@ -169,13 +169,13 @@ class AllToAllDispatcher(TokenDispatcher):
         """Start the all_to_all of the row counts per expert, [E] int64."""
         return DispatchPlan(counts, self.ep, self.etp, meanwhile=self.meanwhile, narrow=self.narrow)
 
-    @outside_graphs
+    @exclude_from_graphs
     def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """Start the dispatch; return two empty tensors that only link ``arrive`` to it in the autograd graph."""
         rows, share = _Dispatch.apply(rows, share, plan)  # type: ignore[no-untyped-call]
         return rows, share
 
-    @outside_graphs
+    @exclude_from_graphs
     def arrive(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """Wait for the dispatch; return rows [n', D] and routing weights [n'] for the local experts, from all ranks."""
         rows, share = _Arrive.apply(rows, share, plan)  # type: ignore[no-untyped-call]
@@ -185,7 +185,7 @@ class AllToAllDispatcher(TokenDispatcher):
         """Return the end of each local expert's rows: cumulative counts, int32 [local experts]."""
         return plan.offsets
 
-    @outside_graphs
+    @exclude_from_graphs
     def combine(self, rows: Tensor, plan: DispatchPlan) -> Tensor:
         """Send expert outputs back to the ranks of their tokens: [n', D] → [n, D]."""
         combined: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]

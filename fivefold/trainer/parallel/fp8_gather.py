@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from fivefold.layout.sharding import multiplies
-from fivefold.trainer.model.float8.cast import E4M3, TILE, by_tensor, scale_
+from fivefold.layout.sharding import is_gemm_weight
+from fivefold.trainer.model.float8.cast import E4M3, TILE, cast_per_tensor, scale_
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.mesh import Axis
 from fivefold.trainer.parallel.shard import Shard
@@ -41,7 +41,7 @@ class Scales:
         self._cached: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def join(self, shard: Shard) -> int:
-        """Add a matrix; return its index for ``of`` and ``largest``."""
+        """Add a matrix; return its index for ``of`` and ``get_amax``."""
         *experts, rows, columns = shard.shape
         block_rows, block_columns = (self.block or size for size in (rows, columns))
         blocks_down, blocks_across = ceil_div(rows, block_rows), ceil_div(columns, block_columns)
@@ -55,7 +55,7 @@ class Scales:
         """Return the scales of the matrix at index ``place``: fp32 [experts or 1, blocks down, blocks across]."""
         return self._current()[place][1]
 
-    def largest(self, place: int) -> Tensor:
+    def get_amax(self, place: int) -> Tensor:
         """Return the largest |w| among the weights that share each local row's scale: fp32 [rows, 1 or blocks]."""
         return self._current()[place][0].index_select(0, self.block_rows[place])
 
@@ -72,20 +72,20 @@ class Scales:
     def _compute(self) -> Iterator[tuple[Tensor, Tensor]]:
         local_maxima = list[Tensor]()
         for shard, groups, (experts, down, across) in zip(self._shards, self.block_rows, self._shapes, strict=True):
-            largest = _by_row(shard.weight.detach(), across)
+            largest = _row_amax(shard.weight.detach(), across)
             block_maxima = largest.new_zeros(experts * down, across)
             local_maxima.append(
                 block_maxima.scatter_reduce_(0, groups[:, None].expand(-1, across), largest, "amax").flatten()
             )
         global_maxima = all_reduce(torch.cat(local_maxima), self.axis, op=dist.ReduceOp.MAX).wait()
         largest = global_maxima.to(self.dtype).float()
-        scales = by_tensor(largest[:, None], amax=largest[:, None]).scale
+        scales = cast_per_tensor(largest[:, None], amax=largest[:, None]).scale
         counts = [math.prod(shape) for shape in self._shapes]
         for shape, matrix_largest, scale in zip(self._shapes, largest.split(counts), scales.split(counts), strict=True):
             yield matrix_largest.view(-1, shape[2]), scale.view(shape)
 
 
-def _by_row(rows: Tensor, across: int) -> Tensor:
+def _row_amax(rows: Tensor, across: int) -> Tensor:
     """Return the largest |w| of each row of [rows, columns] in ``across`` column blocks: fp32 [rows, across]."""
     if remainder := rows.shape[1] % TILE if across > 1 else 0:
         rows = F.pad(rows, (0, TILE - remainder))
@@ -98,7 +98,7 @@ class Payload:
 
     def __init__(self, shards: Sequence[Shard], scales: Scales) -> None:
         self.shards, self.scales = shards, scales
-        self.places = [scales.join(shard) if multiplies(shard.local_weight.weight) else None for shard in shards]
+        self.places = [scales.join(shard) if is_gemm_weight(shard.local_weight.weight) else None for shard in shards]
         itemsize = scales.dtype.itemsize
         self.sizes = [
             shard.padded_numel * (itemsize if place is None else 1)
@@ -111,7 +111,7 @@ class Payload:
         for slot, shard, place in zip(message.split(self.sizes), self.shards, self.places, strict=True):
             part = shard.weight.detach().to(self.scales.dtype)
             if place is not None:
-                part = by_tensor(part, amax=self.scales.largest(place)).data
+                part = cast_per_tensor(part, amax=self.scales.get_amax(place)).data
             flat = part.view(torch.uint8).view(-1)
             slot[: flat.numel()].copy_(flat)
         return message

@@ -50,7 +50,7 @@ class InFlightReduction:
         self._gradients: Gradients | None = None
         self._new = False  # started in the current pass
 
-    def begun(self, gradients: Gradients) -> None:
+    def begin(self, gradients: Gradients) -> None:
         """Record that a reduction of ``gradients`` has started, and finish the one before it."""
         self.finish()
         self._gradients, self._new = gradients, True
@@ -109,7 +109,7 @@ class Gradients:
         self._reducing: Pending | None = None
         self.squares: Watch | None = None  # observes each sum before it is reduced
 
-    def passing(self) -> list[Tensor]:
+    def transient_tensors(self) -> list[Tensor]:
         """Return the tensors that are allocated only within a step."""
         return [buffer for buffer in (self._sums, self.reduced) if buffer is not None]
 
@@ -120,7 +120,7 @@ class Gradients:
         else:
             self.expected = [count * passes // before for count in self.expected]
 
-    def updated(self) -> None:
+    def on_optimizer_step(self) -> None:
         """Drop the gradients, which the optimizer has used."""
         self._sums = self.reduced = None
         self._columns, self._begun = (), 0
@@ -157,7 +157,7 @@ class Gradients:
             self._columns = self._sums.split(self.sizes, dim=1)
         return self._columns[index]
 
-    def holds_sum(self, index: int) -> bool:
+    def has_sum(self, index: int) -> bool:
         """Return whether the next gradient of a weight is added to earlier ones."""
         return self._received[index] > 0
 
@@ -198,7 +198,7 @@ class Gradients:
         if self.underway is None:
             self.finish_reduce()
         else:
-            self.underway.begun(self)
+            self.underway.begin(self)
 
     def finish_reduce(self) -> None:
         """Wait for the reduction that was started; the last one of the step is also summed over replicas and copies."""
@@ -242,7 +242,7 @@ class Gradients:
     def _set_grads(self) -> None:
         assert self.reduced is not None
         for shard, chunk in zip(self.shards, self.reduced.split(self.sizes), strict=True):
-            shard.weight.grad = shard.local(chunk).to(shard.weight.dtype)
+            shard.weight.grad = shard.view_local(chunk).to(shard.weight.dtype)
 
 
 def resize(tensor: Tensor, numel: int) -> None:

@@ -40,7 +40,7 @@ class Interleaver:
         self._failed = False
 
     @property
-    def running(self) -> int:
+    def running_index(self) -> int:
         """Return the index of the function that runs now: 0 for the first, and if there is only one."""
         return self._running
 
@@ -72,7 +72,7 @@ class Interleaver:
                 pass
             except BaseException as error:
                 raised.append(error)
-            self._finished(1, failed=bool(raised))
+            self._on_finished(1, failed=bool(raised))
 
         thread = Thread(target=run, daemon=True)  # daemon: a lost message must not keep the process alive
         try:
@@ -84,13 +84,13 @@ class Interleaver:
             self._failed = True
             raise
         finally:
-            self._finished(0)
+            self._on_finished(0)
             thread.join()
             self._failed, self._running = False, 0
         if raised:
             raise raised[0]
 
-    def _finished(self, mine: int, *, failed: bool = False) -> None:
+    def _on_finished(self, mine: int, *, failed: bool = False) -> None:
         """Record that one function has ended; the other, if it is still running, continues alone."""
         self._failed = self._failed or failed
         if not self.alone:

@@ -13,13 +13,13 @@ from typing import Protocol
 class CommEvent(Protocol):
     """One observed message; its methods are called in this order."""
 
-    def posted(self) -> None:
+    def on_launched(self) -> None:
         """Record that the call that starts the message has returned."""
 
-    def waits(self, completed: bool) -> None:
+    def on_wait_begin(self, completed: bool) -> None:
         """Record that this rank begins to wait for the message; ``completed``: it had already ended."""
 
-    def done(self) -> None:
+    def on_wait_end(self) -> None:
         """Record that the wait is over."""
 
 

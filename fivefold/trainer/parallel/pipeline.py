@@ -120,7 +120,7 @@ class Pipeline:
             self._backward(stage, i, split=kind == "B")
 
     def _forward(self, stage: int, i: int, *, first: int) -> None:
-        stage_input = self._received(("F", stage - 1, i)) if stage else None
+        stage_input = self._take_received(("F", stage - 1, i)) if stage else None
         if stage_input is not None and torch.is_grad_enabled():
             stage_input.requires_grad_()
         output = self.stages[stage](stage_input, first + i)
@@ -138,7 +138,7 @@ class Pipeline:
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
         stage_input, end, inbox = self._graphs.pop((stage, i))
         if stage < self.last:
-            inbox.append(self._received(("B", stage + 1, i)))
+            inbox.append(self._take_received(("B", stage + 1, i)))
         self.wgrad_store.deferring = split
         run_backward(end)
         self.wgrad_store.deferring = False
@@ -158,7 +158,7 @@ class Pipeline:
 
     def messages(self) -> list[Tensor]:
         """Return the buffers of the messages in flight to or from other ranks."""
-        return [message.arriving for message in (*self._receiving.values(), *self._sending.values())]
+        return [message.output_buffer for message in (*self._receiving.values(), *self._sending.values())]
 
     # Messages
 
@@ -199,7 +199,7 @@ class Pipeline:
         rows = torch.empty(self.shape, dtype=self.dtype, device=self.ranks.device)
         self._receiving[part] = receive(rows, axis, source)
 
-    def _received(self, part: Part) -> Tensor:
+    def _take_received(self, part: Part) -> Tensor:
         if part in self._local_rows:
             return self._local_rows.pop(part)
         return self._receiving.pop(part).wait()

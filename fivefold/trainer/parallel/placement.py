@@ -18,9 +18,9 @@ from fivefold.layout.sharding import (
     POLICIES,
     Unit,
     extra_reduce_axis,
-    multiplies,
+    is_gemm_weight,
     policy,
-    reduces_each,
+    reduces_every_micro_batch,
     select_trained,
     units,
 )
@@ -77,7 +77,7 @@ class Placement:
                     table = stage_zero_units[:1]
                 if is_shared_here and adapter is None:
                     gradients = table[0].gradients
-                    gradients.expected[0] += self._uses("embed.tokens.weight") * (
+                    gradients.expected[0] += self._count_uses("embed.tokens.weight") * (
                         1 if gradients.every_micro_batch else backwards[last]
                     )
                 attach(self.module.embed, stage_zero_units[:1], keep=bool(table), shared=True, backward=False)
@@ -94,7 +94,7 @@ class Placement:
                     table = self._zero_units(Unit("embed", model_units[0].weights[:1]), backwards[stage])
                     stage_zero_units += table
                 for unit in (head[0], *([] if both_ends else table)):
-                    uses_per_weight = [self._uses(shard.name) for shard in unit.shards]
+                    uses_per_weight = [self._count_uses(shard.name) for shard in unit.shards]
                     expected = unit.gradients.expected
                     expected[:] = [uses * count for uses, count in zip(uses_per_weight, expected, strict=True)]
                 # onward="": it would prefetch a block otherwise
@@ -115,15 +115,15 @@ class Placement:
         backward_stages = [part[1] for action in row for part in parts(action) if part[0] == "B"]
         return [backward_stages.count(stage) for stage in range(self.table.stages)]
 
-    def _uses(self, name: str) -> int:
+    def _count_uses(self, name: str) -> int:
         """Return the number of gradients of a weight in one backward of the head.
 
         The output projection gets one per loss, the embedding table one per multi-token prediction module; these
         gradients do not wait for each other.
         """
-        losses, tied = 1 + self.model.predicted, self.model.tied_embeddings
+        losses, tied = 1 + self.model.mtp_depth, self.model.tied_embeddings
         if name == "embed.tokens.weight":
-            return self.model.predicted + tied * losses
+            return self.model.mtp_depth + tied * losses
         return losses if name.startswith("head.out.") else 1
 
     def _zero_units(self, unit: Unit, backwards: int, *, every_micro_batch: bool = True) -> list[ZeroUnit]:
@@ -149,21 +149,23 @@ class Placement:
         vocab = padded_vocab(self.model, self.job, tp=self.layout.tp)
         place = RankCoordinate(ranks["tp"].rank, ranks["ep"].rank, ranks["etp"].rank)
 
-        def local(weight: Weight) -> LocalWeight:
+        def make_local(weight: Weight) -> LocalWeight:
             piece = local_slice(weight, model=self.model, layout=self.layout, vocab=vocab, place=place)
             if weight in weights:
-                copies = _late_copies(weights.index(weight), sums)
+                copies = _count_late_copies(weights.index(weight), sums)
             else:  # both ends of the pipeline hold a frozen table
                 copies = 2 if weight.name == "embed.tokens.weight" and self._table_is_shared() else 1
             return LocalWeight(weight, piece, piece.holders * replica.size * copies)
 
-        shards, dtypes = [Shard(local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
+        shards, dtypes = [Shard(make_local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
         zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
-        frozen = [local(weight) for weight in every_weight if weight not in weights]
+        frozen = [make_local(weight) for weight in every_weight if weight not in weights]
         still = Axis(shard.name, 0, shard.ranks[:1], None)  # frozen weights that stay gathered are on every rank
         if zero_policy.weights_stay:
             frozen = [weight._replace(holders=weight.holders * shard.size) for weight in frozen]
-        every_micro_batch = every_micro_batch and not zero_policy.gradients_stay and reduces_each(self.layout, self.job)
+        every_micro_batch = (
+            every_micro_batch and not zero_policy.gradients_stay and reduces_every_micro_batch(self.layout, self.job)
+        )
         overlaps = "dp" in self.job.stack.overlap and ranks.streams
         gradients = Gradients(
             shards,
@@ -178,7 +180,7 @@ class Placement:
         )
         gradients.repeat(backwards, before=1)
         defers_gradients = every_micro_batch and any(
-            multiplies(weight) or self._defers_head(weight) for weight in weights
+            is_gemm_weight(weight) or self._defers_head(weight) for weight in weights
         )
         return ZeroUnit(
             self.module,
@@ -198,7 +200,7 @@ class Placement:
 
     def _is_packed(self, weight: Weight) -> bool:
         """Return whether the weight is stored in nf4."""
-        return self.job.adapter is not None and self.job.adapter.base == "nf4" and multiplies(weight)
+        return self.job.adapter is not None and self.job.adapter.base == "nf4" and is_gemm_weight(weight)
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""
@@ -230,7 +232,7 @@ class Placement:
         return self.model.shares_table and len(ends) == 2 and self.ranks["pp"].rank in ends
 
 
-def _late_copies(index: int, sums: list[ExtraReduce]) -> int:
+def _count_late_copies(index: int, sums: list[ExtraReduce]) -> int:
     """Return the number of ranks of other pipeline stages that also hold the weight ``index`` of a unit."""
     return prod(extra_reduce.axis.size for extra_reduce in sums if extra_reduce.late and index in extra_reduce.weights)
 
@@ -241,7 +243,7 @@ def _use_fp8_gathers(units: list[ZeroUnit], recipe: Recipe) -> None:
     scales_by_group: dict[str, Scales] = {}
     for unit in units:
         if (unit.shard.size > 1 or recipe.holds_casts) and any(
-            multiplies(shard.local_weight.weight) for shard in unit.shards
+            is_gemm_weight(shard.local_weight.weight) for shard in unit.shards
         ):
             new_scales = Scales(unit.shard, block=block, dtype=unit.dtypes.weights, device=unit.device)
             unit.payload = Payload(unit.shards, scales_by_group.setdefault(unit.shard.name, new_scales))

@@ -22,8 +22,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fivefold.layout.spec import CHEAP
 from fivefold.trainer.model import linear_op
-from fivefold.trainer.model.linear import Linear, fused_linears, recomputing
-from fivefold.trainer.model.operation import outside_graphs, skip_wrappers
+from fivefold.trainer.model.linear import Linear, fused_linears, mark_recomputation
+from fivefold.trainer.model.operation import exclude_from_graphs, skip_wrappers
 from fivefold.trainer.parallel.recomputed import Function, Operation, OutputsByStorage, SavedHandle, restore
 
 Compile = Callable[[Function], Function]
@@ -34,7 +34,7 @@ END_OF_MIXER = ("attention.out", "mixer.out")  # of a block without a feed-forwa
 def attach(
     blocks: Iterable[tuple[nn.Module, bool]], *, groups: frozenset[str], compiled: Compile | None = None
 ) -> None:
-    """Make the marked ``blocks`` recompute ``groups``, as in ``Layout.recomputed``; ``compiled``: torch.compile.
+    """Make ``blocks`` recompute ``groups``, as in ``Layout.recomputed_operations``; ``compiled``: torch.compile.
 
     Saved-tensor hooks run outside compiled code, so compiling is done here too: a block is compiled as one graph if all
     or nothing of it is recomputed, else operation by operation. Its linear layers are in its graph unless it is
@@ -118,9 +118,9 @@ class _SelectiveRecompute:
         self.here.outputs = None
         if chosen_groups:
             operation = Operation(function, inputs, outputs)
-            with recomputing(), saved_tensors_hooks(operation.pack, restore):
+            with mark_recomputation(), saved_tensors_hooks(operation.pack, restore):
                 result = function(*inputs)
-            operation.done(result, cheap=bool(chosen_groups & CHEAP))
+            operation.record_outputs(result, cheap=bool(chosen_groups & CHEAP))
         else:
             with saved_tensors_hooks(outputs.pack, restore):
                 result = function(*inputs)
@@ -148,21 +148,21 @@ class _FullRecompute:
             return self.inner(*inputs)
         self.here.layer = layer = RecomputedLayer(self.inner, inputs, self.here)
         try:
-            with recomputing(), saved_tensors_hooks(layer.pack, restore):
+            with mark_recomputation(), saved_tensors_hooks(layer.pack, restore):
                 result = self.inner(*inputs)
         finally:
             self.here.layer = None
-        layer.done((), cheap=False)
+        layer.record_outputs((), cheap=False)
         return result
 
     def run(self, name: str, function: Function, *inputs: Any) -> Any:
         """Run one operation; watch those near a block's end, as they may save only inputs. Others stay compiled."""
         if name.startswith(self.ends) and not name.endswith("act"):
-            return self._watched(function, *inputs)
+            return self._run_watched(function, *inputs)
         return function(*inputs)
 
-    @partial(outside_graphs, recursive=False)
-    def _watched(self, function: Function, *inputs: Any) -> Any:
+    @partial(exclude_from_graphs, recursive=False)
+    def _run_watched(self, function: Function, *inputs: Any) -> Any:
         layer = self.here.layer
         if layer is None:
             return function(*inputs)
@@ -194,7 +194,7 @@ class RecomputedLayer(Operation):
         self.ending: StopPoint | None = None
         self.saved: list[Tensor] | None = None
 
-    @outside_graphs
+    @exclude_from_graphs
     def enter(self, inputs: Sequence[Any]) -> None:
         """Record that a watched operation begins.
 
@@ -209,12 +209,12 @@ class RecomputedLayer(Operation):
             self.saved += [inputs[place].detach() for place in self.ending.places]
             raise _StopRecompute
 
-    @outside_graphs
+    @exclude_from_graphs
     def leave(self) -> None:
         """Record that the watched operation has ended."""
         self.entered, self.inside = (), None
 
-    @outside_graphs
+    @exclude_from_graphs
     def pack(self, tensor: Tensor) -> SavedHandle:
         """Save a handle as any operation does, and update the candidate for the ``StopPoint``."""
         place = next((place for place, x in enumerate(self.entered) if x is tensor), None)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fivefold.trainer.model.linear import recomputing
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.linear import mark_recomputation
+from fivefold.trainer.model.operation import exclude_from_graphs
 
 Function = Callable[..., Any]
 
@@ -118,7 +118,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
             return KeptTensor.keep(tensor)
         return OutputView(output, tensor.size(), tensor.stride(), cast(int, tensor.storage_offset()))
 
-    @outside_graphs
+    @exclude_from_graphs
     def pack(self, tensor: Tensor) -> KeptTensor | OutputView:
         """Keep the outputs that an operation saves, except cheap ones.
 
@@ -146,7 +146,7 @@ class Operation:
         self.handles: list[weakref.ref[SavedHandle]] = []
         self.outputs: list[weakref.ref[RecomputedOutput]] = []
 
-    @outside_graphs
+    @exclude_from_graphs
     def pack(self, tensor: Tensor) -> SavedHandle:
         """Return a handle to recompute ``tensor``.
 
@@ -158,7 +158,7 @@ class Operation:
         self.handles.append(weakref.ref(handle))
         return handle
 
-    def done(self, made: Any, *, cheap: bool) -> None:
+    def record_outputs(self, made: Any, *, cheap: bool) -> None:
         """Record the outputs ``made`` by the first run; an output that is a view of an input stays that input."""
         for tensor in _tensors(made):
             output = RecomputedOutput(self, cheap=cheap)
@@ -172,7 +172,7 @@ class Operation:
         """Run again, and hand saved tensors and outputs to the handles and outputs that are still referenced."""
         saved: list[Tensor] = []
         inputs = [x.open() if isinstance(x, OperationInput) else x for x in self.inputs]
-        with torch.enable_grad(), recomputing(), saved_tensors_hooks(_into(saved), _unread):
+        with torch.enable_grad(), mark_recomputation(), saved_tensors_hooks(_make_pack_hook(saved), _unread):
             result = self.rerun(inputs, saved)
         for handle, tensor in zip(self.handles, saved, strict=True):
             if (live_handle := handle()) is not None:
@@ -191,8 +191,8 @@ def _tensors(made: Any) -> list[Tensor]:
     return [output for output in (made if isinstance(made, tuple) else (made,)) if isinstance(output, Tensor)]
 
 
-def _into(saved: list[Tensor]) -> Callable[[Tensor], None]:
-    @outside_graphs
+def _make_pack_hook(saved: list[Tensor]) -> Callable[[Tensor], None]:
+    @exclude_from_graphs
     def pack(tensor: Tensor) -> None:
         saved.append(tensor.detach())
 

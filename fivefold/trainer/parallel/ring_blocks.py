@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model.attention_mask import AttentionMask
-from fivefold.trainer.model.flash_attention import Noise, Span, across, self_attention_spans
+from fivefold.trainer.model.flash_attention import Noise, Span, earlier_key_spans, self_attention_spans
 from fivefold.trainer.parallel.mesh import Axis
 
 
@@ -73,7 +73,7 @@ def _halves(axis: Axis, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     hops = [[blocks[0]._replace(spans=self_attention_spans(local_ids))]]
     for hop, block in enumerate(blocks[1:], start=1):
         # the queries see all of these keys, whatever the distance: every span has the offset of the block
-        spans = across(local_ids[:, block.queries], ids[axis.rank - hop][:, block.keys], offset=2 * tokens)
+        spans = earlier_key_spans(local_ids[:, block.queries], ids[axis.rank - hop][:, block.keys], offset=2 * tokens)
         hops.append([block._replace(spans=spans)])
     return hops
 
@@ -85,7 +85,7 @@ def _pairs_of_chunks(axis: Axis, *, window: int, sequences: int, tokens: int, id
     local_ids = None if ids is None else ids[axis.rank]
     first, second = _chunks(axis.rank, axis)
     places = (first * chunk, first * chunk, chunk, (second - first - 1) * chunk)
-    hops: Hops = [[Block(slice(0, tokens), slice(0, tokens), 0, _own_chunks(sequences, chunk, local_ids), places)]]
+    hops: Hops = [[Block(slice(0, tokens), slice(0, tokens), 0, _local_chunks(sequences, chunk, local_ids), places)]]
     for hop in range(axis.size):
         source = (axis.rank - hop) % axis.size
         blocks = hops[0] if hop == 0 else []
@@ -95,14 +95,14 @@ def _pairs_of_chunks(axis: Axis, *, window: int, sequences: int, tokens: int, id
                 if 0 < offset < window + chunk - 1:  # from the last key to the first query: offset − chunk + 1 tokens
                     spans = None
                     if ids is not None:
-                        spans = across(ids[axis.rank][:, queries], ids[source][:, keys], offset=offset)
+                        spans = earlier_key_spans(ids[axis.rank][:, queries], ids[source][:, keys], offset=offset)
                     blocks.append(Block(queries, keys, offset, spans, (query_chunk * chunk, key_chunk * chunk, 0, 0)))
         if hop:
             hops.append(blocks)
     return hops
 
 
-def _own_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[Span, ...]:
+def _local_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[Span, ...]:
     """Return the spans of each of this rank's chunks on itself, within documents if there are any."""
     if ids is not None:
         return self_attention_spans(ids.reshape(-1, chunk))

@@ -54,7 +54,7 @@ class Shard:
         self.packed = packed
         self.nf4: Nf4Weight | None = None
 
-    def local(self, flat: Tensor) -> Tensor:
+    def view_local(self, flat: Tensor) -> Tensor:
         """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]; of a packed one all its bytes."""
         if self.packed:
             return flat[: self.rows * self.columns // 2]
@@ -79,7 +79,7 @@ class Shard:
         """Return this shard's rows of a full weight: [rows, …], with zeros for padding."""
         local_slice = self.local_weight.local_slice
         local = whole.new_zeros(self.shape)
-        local[local_slice.front] = whole[local_slice.slices]
+        local[local_slice.data_slices] = whole[local_slice.slices]
         return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
 
     def boxes(self) -> Iterator[Box]:
@@ -88,14 +88,14 @@ class Shard:
         starts = [part.start for part in local_slice.slices]
         sizes = [part.stop - part.start for part in local_slice.slices]
         if len(self.shape) == 3:
-            yield from self._stacked(starts, sizes)
+            yield from self._iterate_stacked(starts, sizes)
             return
         rows = min(self.first_row + self.rows, sizes[0]) - self.first_row
         if rows > 0 and all(sizes[1:]):
             offsets = (starts[0] + self.first_row, *starts[1:])
             yield Box(offsets, (rows, *sizes[1:]), (slice(0, rows), *(slice(0, size) for size in sizes[1:])))
 
-    def _stacked(self, starts: list[int], sizes: list[int]) -> Iterator[Box]:
+    def _iterate_stacked(self, starts: list[int], sizes: list[int]) -> Iterator[Box]:
         expert_rows = self.shape[1]
         stop = self.first_row + self.rows
         for expert in range(self.first_row // expert_rows, -(-stop // expert_rows)):

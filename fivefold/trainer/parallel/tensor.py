@@ -26,7 +26,7 @@ from fivefold.trainer.model.kernels.loss import skip_rows
 from fivefold.trainer.model.kernels.norms import Sums
 from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.trainer.model.logits import PLAIN, LogitShape
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from fivefold.trainer.parallel.mesh import Axis
 
@@ -37,11 +37,11 @@ class _TensorParallelHooks(LinearHooks):
     def __init__(self, axis: Axis, *, sp: bool) -> None:
         self.axis, self.sp = axis, sp
 
-    def summed(self, x: Tensor) -> Wait:
+    def start_sum(self, x: Tensor) -> Wait:
         """Start the sum over ranks: reduce_scatter with sp, else all_reduce in place (``x`` is overwritten)."""
         return (reduce_scatter if self.sp else all_reduce)(x, self.axis).wait
 
-    def gathered(self, x: Tensor) -> Wait:
+    def start_gather(self, x: Tensor) -> Wait:
         """Start the all_gather of rows with sp; without it return ``x``."""
         return all_gather(x, self.axis).wait if self.sp else lambda: x
 
@@ -55,7 +55,7 @@ class ColumnParallel(_TensorParallelHooks):
 
     def enter(self, x: Tensor) -> Tensor:
         """All-gather the input: local rows → all rows (with sp)."""
-        return self.gathered(x)()
+        return self.start_gather(x)()
 
     def operand(self, x: Tensor, gemms: LinearGemms) -> Any:
         """All-gather the input (with sp), in its cast form if the GEMM casts it."""
@@ -72,11 +72,11 @@ class ColumnParallel(_TensorParallelHooks):
 
     def begin_reenter(self, x: Tensor) -> Wait:
         """Start the all_gather of the input again in the backward, concurrent with dx = g W."""
-        return self.gathered(x)
+        return self.start_gather(x)
 
     def begin_enter_backward(self, gradient: Tensor) -> Wait:
         """Start the sum of dx over ranks, concurrent with dW = gᵀ x."""
-        return self.summed(gradient)
+        return self.start_sum(gradient)
 
 
 class RowParallel(_TensorParallelHooks):
@@ -90,11 +90,11 @@ class RowParallel(_TensorParallelHooks):
 
     def leave(self, y: Tensor) -> Tensor:
         """Sum the output over ranks: partial sums of all rows → local rows (with sp)."""
-        return self.summed(y)()
+        return self.start_sum(y)()
 
     def leave_backward(self, gradient: Tensor) -> Tensor:
         """All-gather dy: local rows → all rows (with sp)."""
-        return self.gathered(gradient)()
+        return self.start_gather(gradient)()
 
 
 class GatherRows:
@@ -103,7 +103,7 @@ class GatherRows:
     def __init__(self, axis: Axis, *, sp: bool) -> None:
         self.hooks = _TensorParallelHooks(axis, sp=sp)
 
-    @outside_graphs
+    @exclude_from_graphs
     def __call__(self, x: Tensor) -> Tensor:
         """All-gather local rows to all rows; without sp return ``x``."""
         all_rows: Tensor = _GatherRows.apply(x, self.hooks)  # type: ignore[no-untyped-call]
@@ -114,12 +114,12 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, hooks: _TensorParallelHooks) -> Tensor:
         ctx.hooks = hooks
-        return hooks.gathered(x)() if hooks.sp else x.view_as(x)
+        return hooks.start_gather(x)() if hooks.sp else x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         hooks: _TensorParallelHooks = ctx.hooks
-        return hooks.summed(gradient if hooks.sp else gradient.clone())(), None
+        return hooks.start_sum(gradient if hooks.sp else gradient.clone())(), None
 
 
 class VocabParallel:
@@ -143,7 +143,7 @@ class VocabParallel:
         local_ids = ids - self.hooks.axis.rank * held
         return local_ids, (local_ids < 0) | (local_ids >= held)
 
-    @outside_graphs
+    @exclude_from_graphs
     def lookup(self, ids_R: Tensor, weight: Tensor) -> Tensor:
         """Embed ids of all rows → local rows [R, D] of the stream. The gradient of ``weight`` goes through autograd."""
         x_RD: Tensor = _Lookup.apply(ids_R, weight, self)  # type: ignore[no-untyped-call]
@@ -157,10 +157,10 @@ class VocabParallel:
         local_targets, is_local = local_targets.masked_fill_(foreign, 0)[:, None], ~foreign[:, None]
         target = logits.gather(1, local_targets).float().masked_fill_(~is_local, 0)
         target_reduction = all_reduce(target, axis)  # overlaps with the first pass
-        lse = _over_ranks(self.kernels.log_sum_exp(logits), axis)
+        lse = _logsumexp_over_ranks(self.kernels.log_sum_exp(logits), axis)
         counted = skip_rows(targets, lse)[1] if self.skips else None
         if times is not None:
-            self.kernels.into_gradient(logits, lse, local_targets, is_local, times, shape=self.shape)
+            self.kernels.logits_to_gradient(logits, lse, local_targets, is_local, times, shape=self.shape)
         losses = lse - target_reduction.wait()
         return (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
 
@@ -171,14 +171,14 @@ class NormSums(Sums):
     def __init__(self, axis: Axis, *, width: int, holders: int) -> None:
         self.axis, self.width, self.holders = axis, width, holders
 
-    @outside_graphs
+    @exclude_from_graphs
     def __call__(self, rows: Tensor) -> Tensor:
         """All-reduce ``rows`` [R, 1]."""
         summed = all_reduce(rows, self.axis).wait()
         return summed if self.holders == 1 else summed.div_(self.holders)
 
 
-def _own_rows(axis: Axis, rows: Tensor) -> Tensor:
+def _local_rows(axis: Axis, rows: Tensor) -> Tensor:
     """Return this rank's chunk of ``rows``, equally many per rank (sp)."""
     return rows.chunk(axis.size)[axis.rank]
 
@@ -190,18 +190,18 @@ class _Lookup(torch.autograd.Function):
         ctx.save_for_backward(ids)
         local_ids, foreign = vocabulary.to_local(ids, held=ctx.held)
         embedded = F.embedding(local_ids.masked_fill_(foreign, 0), weight).masked_fill_(foreign[:, None], 0)
-        return vocabulary.hooks.summed(embedded)()
+        return vocabulary.hooks.start_sum(embedded)()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
         (ids,) = ctx.saved_tensors
-        wait_gradient = ctx.vocabulary.hooks.gathered(gradient)
+        wait_gradient = ctx.vocabulary.hooks.start_gather(gradient)
         local_ids, foreign = ctx.vocabulary.to_local(ids, held=ctx.held)
         local_ids.masked_fill_(foreign, -1)  # the padding index, which the embedding's backward skips
         return None, torch.ops.aten.embedding_dense_backward(wait_gradient(), local_ids, ctx.held, -1, False), None
 
 
-def _over_ranks(lse: Tensor, axis: Axis) -> Tensor:
+def _logsumexp_over_ranks(lse: Tensor, axis: Axis) -> Tensor:
     """Return log Σ over ranks of exp(lse), computed relative to the largest, so that nothing overflows."""
     top = all_reduce(lse.clone(), axis, op=dist.ReduceOp.MAX).wait()
     return all_reduce(lse.sub_(top).exp_(), axis).wait().log_().add_(top)
@@ -247,6 +247,6 @@ def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
         if hasattr(submodule, "lookup"):
             submodule.lookup = vocabulary.lookup
         if hasattr(submodule, "own_rows") and sp:
-            submodule.own_rows = partial(_own_rows, axis)
+            submodule.own_rows = partial(_local_rows, axis)
         if hasattr(submodule, "loss"):
             submodule.loss = vocabulary.nats

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fivefold.layout.sharding import Policy, multiplies
+from fivefold.layout.sharding import Policy, is_gemm_weight
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
 from fivefold.trainer.model.nf4 import Nf4Weight
@@ -64,7 +64,7 @@ class ZeroUnit:
             itemsizes = [dtypes.weights.itemsize] * (len(self.gathered_sizes) - len(packed))
             wide_sizes = [size * item for size, item in zip(self.gathered_sizes, itemsizes, strict=False)]
             self.gathered_sizes = wide_sizes + [part.padded_numel // 2 for part in packed]
-        self.matrices = tuple(multiplies(weight_shard.local_weight.weight) for weight_shard in shards)
+        self.matrices = tuple(is_gemm_weight(weight_shard.local_weight.weight) for weight_shard in shards)
         self.neighbours: dict[str, ZeroUnit] = {}  # "forward", "backward": the unit to prefetch next
         self.mates: list[ZeroUnit] = []  # units of the same module, released with this one
         self.follows = False  # another unit releases this one
@@ -94,7 +94,7 @@ class ZeroUnit:
             chunks = [part[self.shard.rank] for part in self._parts[: len(self.shards)]]
         frozen_chunks = self._allocate_frozen()
         for shard, chunk in zip((*self.shards, *self.frozen), (*chunks, *frozen_chunks), strict=True):
-            shard.weight.data = shard.local(chunk)
+            shard.weight.data = shard.view_local(chunk)
         for shard, part in zip(self.frozen, self._parts[len(self.shards) :] or frozen_chunks, strict=True):
             _set_parameter(module, shard, part, trained=False)
         self._chunks = chunks + frozen_chunks * self.gathers_frozen
@@ -161,10 +161,10 @@ class ZeroUnit:
             return
         cast = self.payload is not None or self.dtypes.updated != self.dtypes.weights
         self._sent_copied = cast or not self.apart or self.gathers_frozen
-        send = self.own if not self._sent_copied else self._narrowed()
+        send = self.own if not self._sent_copied else self._pack_rows()
         self._gathering, self._sent = all_gather(send, self.shard), send
 
-    def _narrowed(self) -> Tensor:
+    def _pack_rows(self) -> Tensor:
         if self.payload is not None:
             return self.payload.pack()
         send = torch.empty(
@@ -210,28 +210,28 @@ class ZeroUnit:
         frozen = [self.frozen_rows, self.packed_rows, *self.nf4_scales]
         return [self.gathered, *frozen, *([self.own] if self.apart else [])]
 
-    def passing(self) -> list[Tensor]:
+    def transient_tensors(self) -> list[Tensor]:
         """Return the tensors that are allocated within a step: gathered weights, message buffers and gradients."""
-        message_buffers = [self._gathering.arriving, self._sent] if self._gathering is not None else []
-        return [self.gathered, *message_buffers, *self.gradients.passing()]
+        message_buffers = [self._gathering.output_buffer, self._sent] if self._gathering is not None else []
+        return [self.gathered, *message_buffers, *self.gradients.transient_tensors()]
 
     def drop(self) -> None:
         """Mark the gathered weights stale, and free them if the policy says so."""
         if self._gathering is not None:
             self.gather("")
         self.release()
-        self._stale()
+        self._mark_stale()
 
-    def _stale(self) -> None:
+    def _mark_stale(self) -> None:
         self._gathered_is_current = False
         if self.payload is not None:
             self.payload.scales.forget()
 
-    def updated(self) -> None:
+    def on_optimizer_step(self) -> None:
         """Drop gradients and mark the gathered weights stale; call it after the optimizer has changed the shards."""
         assert self._gathering is None, "weights that were fetched ahead were not used"
-        self.gradients.updated()
-        self._stale()
+        self.gradients.on_optimizer_step()
+        self._mark_stale()
 
     # Gradients: gathered → shards
 

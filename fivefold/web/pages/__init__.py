@@ -3,6 +3,6 @@
 render · stream   templates, filters, the frame of every page; long work as events
 plan · search     one layout; all layouts, streamed
 compare · sweep   up to eight variants side by side; the rows of a sweep's file
-rehearse · runs   a dry run with its tape; the folder's runs, live
+dryrun · runs   a dry run with its tape; the folder's runs, live
 learn             the guide
 """

@@ -12,10 +12,10 @@ from fivefold.record import UserError
 from fivefold.rendering.comparison import (
     describe_ratios,
     describe_shared,
+    explain_differences,
     finding,
     list_equal,
     make_difference_grid,
-    why,
 )
 from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.step_view import Part, list_memory_parts, list_time_parts
@@ -37,9 +37,9 @@ def router(site: Site) -> APIRouter:
         comparison, mistake = None, ""
         if len(asked.layout) * (1 + len(asked.machines)) > 1 or asked.stacks or asked.precisions:
             try:
-                comparison = await site.work.soon(lambda: look(site, asked))
+                comparison = await site.work.run_soon(lambda: look(site, asked))
             except UserError as error:
-                mistake = site.folder.plain(str(error))
+                mistake = site.folder.strip_root(str(error))
         return page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
 
     return pages
@@ -60,11 +60,13 @@ def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
         "shared": describe_shared(comparison),
         "settings": site.resolve(asked).settings,
         "finding": finding(comparison),
-        "why": [*why(comparison), *describe_ratios(comparison)],
+        "why": [*explain_differences(comparison), *describe_ratios(comparison)],
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),
-        "bars": [(variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in comparison.predicted],
-        "times": looks(comparison, memory=False),
-        "memories": looks(comparison, memory=True),
+        "bars": [
+            (variant, *bars(variant, slowest=slowest, fullest=fullest)) for variant in comparison.predicted_variants
+        ],
+        "times": list_looks(comparison, memory=False),
+        "memories": list_looks(comparison, memory=True),
     }
 
 
@@ -80,10 +82,10 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     )
 
 
-def looks(comparison: Comparison, *, memory: bool) -> list[tuple[str, str]]:
+def list_looks(comparison: Comparison, *, memory: bool) -> list[tuple[str, str]]:
     """Return CSS classes and names of the parts of the bars."""
     parts: list[Part] = []
-    for variant in comparison.predicted:
+    for variant in comparison.predicted_variants:
         assert variant.step is not None
         stage = max(variant.step.memory.stages, key=lambda stage: stage.peak_bytes)
         parts += list_memory_parts(stage) if memory else list_time_parts(variant.step.time)

@@ -19,7 +19,7 @@ def router(site: Site) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/learn")
-    def first() -> Response:
+    def redirect_to_index() -> Response:
         return RedirectResponse("/learn/index?seq=8192&gbs=64")
 
     @pages.get("/learn/{name}")
@@ -28,7 +28,7 @@ def router(site: Site) -> APIRouter:
             found_chapter = chapter(name)
         except UserError as error:
             return page("mistake.html", request, asked=asked, mistake=str(error), code=404)
-        view = await site.work.soon(lambda: look(site, asked)) if found_chapter.live else View()
+        view = await site.work.run_soon(lambda: look(site, asked)) if found_chapter.live else View()
         return page(
             "learn.html",
             request,
@@ -36,7 +36,7 @@ def router(site: Site) -> APIRouter:
             chapter=found_chapter,
             chapters=chapters(),
             view=view,
-            mistake=site.folder.plain(view.mistake),
+            mistake=site.folder.strip_root(view.mistake),
         )
 
     return pages

@@ -26,9 +26,9 @@ from fivefold.rendering.question import describe_job
 from fivefold.rendering.search import CHANGES
 from fivefold.rendering.step_view import list_memory_parts, list_time_parts, view_step
 from fivefold.rendering.table import machine as machine_line
-from fivefold.requests.across import TOKENS
 from fivefold.requests.configs import describe_defaults
 from fivefold.requests.fields import Line, TokenCount
+from fivefold.requests.offers import TOKENS
 from fivefold.requests.settings import Price
 from fivefold.results.search_result import Change
 from fivefold.step import Interval, StageMemory, Step
@@ -67,8 +67,8 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/plan")
     async def plan(request: Request, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
-        view = await site.work.soon(lambda: look(site, asked))
-        shown = site.folder.plain(view.mistake)
+        view = await site.work.run_soon(lambda: look(site, asked))
+        shown = site.folder.strip_root(view.mistake)
         return page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=sheet)
 
     @pages.get("/plan/config")
@@ -77,7 +77,7 @@ def router(site: Site) -> APIRouter:
         try:
             written = await site.answer(asked, lambda noun: write_config(noun, asked))
         except UserError as error:
-            return HTMLResponse(fragment("not_written.html", mistake=site.folder.plain(str(error))))
+            return HTMLResponse(fragment("not_written.html", mistake=site.folder.strip_root(str(error))))
         return HTMLResponse(fragment("config.html", files=written.files, remarks=written.remarks))
 
     @pages.get("/plan/model")
@@ -91,9 +91,11 @@ def router(site: Site) -> APIRouter:
         """Return what single changes would give, with the plans of those that change the layout."""
         change_list = await site.answer(
             asked,
-            lambda noun: questions.changes(model=noun.model, machine=noun.machine, job=noun.job, layout=asked.chosen()),
+            lambda noun: questions.changes(
+                model=noun.model, machine=noun.machine, job=noun.job, layout=asked.parsed_layout()
+            ),
         )
-        own_layout = str(asked.chosen())
+        own_layout = str(asked.parsed_layout())
 
         def address(change: Change) -> str:
             return asked.url("/plan", layout=change.layout) if change.layout != own_layout else ""
@@ -113,7 +115,7 @@ def look(site: Site, asked: PlanQuestion) -> View:
     except UserError as mistake:
         return View(mistake=str(mistake))
     try:
-        layout = asked.chosen()
+        layout = asked.parsed_layout()
     except UserError as mistake:
         return View(noun, mistake=str(mistake), start=f"dp{noun.machine.ranks} zero3 mbs1")
     view = View(noun, controls(noun, layout), sizes(noun, layout), choices=list_job_choices(noun, layout))
@@ -126,7 +128,7 @@ def look(site: Site, asked: PlanQuestion) -> View:
 def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> Written:
     """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
     machine = f"{noun.machine.name}:{noun.machine.ranks}"
-    plan = Plan(noun.model, asked.chosen(), noun.job, noun.machine.ranks_per_node, machine)
+    plan = Plan(noun.model, asked.parsed_layout(), noun.job, noun.machine.ranks_per_node, machine)
     written = write(plan, to=asked.to or list_formats(noun)[0].name)
     defaults = describe_defaults(noun.job)
     return written._replace(remarks=(*written.remarks, *((defaults,) if defaults else ())))
@@ -150,10 +152,10 @@ def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> 
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(plan.levels, rank=plan.rank, capacity_bytes=chip),
         "memory_finding": memory_finding(plan.levels, rank=plan.rank, capacity_bytes=chip),
-        "memory_looks": memory.looks(plan.levels),
+        "memory_looks": memory.list_looks(plan.levels),
         "pipeline": pipeline.picture(plan.rows, label=finding(step.time, plan.rows)),
         "pipeline_finding": finding(step.time, plan.rows),
-        "pipeline_looks": pipeline.looks(plan.rows),
+        "pipeline_looks": pipeline.list_looks(plan.rows),
         "causes": (causes := list_time_parts(step.time)),
         "time_bar": draw_stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],

@@ -97,7 +97,7 @@ def page(
     if path in COMMANDS and template != "mistake.html":
         values["copies"] = write_copies(command or asked, COMMANDS[path])
     text = environment.get_template(template).render(
-        here=path, asked=asked, about=asked.about(), mistake=mistake, **values
+        here=path, asked=asked, about=asked.to_shared(), mistake=mistake, **values
     )
     return HTMLResponse(text, status_code=code)
 

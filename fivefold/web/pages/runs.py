@@ -19,7 +19,7 @@ from fivefold.rendering.losses import draw_losses, list_loss_curves, list_points
 from fivefold.requests.fields import Lines
 from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
-from fivefold.results.step_comparison import Row, compare, so_far
+from fivefold.results.step_comparison import Row, compare, compare_unfinished
 from fivefold.step import Step
 from fivefold.units import GIB, byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs
@@ -46,21 +46,21 @@ def router(site: Site) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/runs")
-    async def listed(request: Request, asked: Annotated[RunQuestion, Query()]) -> HTMLResponse:
+    async def show_runs(request: Request, asked: Annotated[RunQuestion, Query()]) -> HTMLResponse:
         if asked.compare and not asked.folder:
             try:
-                shown = await site.work.soon(lambda: compare_runs(site, asked))
+                shown = await site.work.run_soon(lambda: compare_runs(site, asked))
             except UserError as error:
-                return page("mistake.html", request, asked=asked, mistake=site.folder.plain(str(error)))
+                return page("mistake.html", request, asked=asked, mistake=site.folder.strip_root(str(error)))
             return page("runs_compared.html", request, asked=asked, shown=shown, smooths=SMOOTHS)
         if not asked.folder:
-            summaries = await site.work.soon(lambda: runs.find(site.folder))
+            summaries = await site.work.run_soon(lambda: runs.find(site.folder))
             live = any(run_summary.state == "running" for run_summary in summaries)
             return page("runs.html", request, asked=asked, found=summaries, poll=LIVE if live else QUIET)
         try:
-            run = await site.work.soon(lambda: look(site, asked.folder))
+            run = await site.work.run_soon(lambda: look(site, asked.folder))
         except UserError as error:
-            return page("mistake.html", request, asked=asked, mistake=site.folder.plain(str(error)))
+            return page("mistake.html", request, asked=asked, mistake=site.folder.strip_root(str(error)))
         return page("run.html", request, asked=asked, run=run)
 
     return pages
@@ -137,7 +137,7 @@ def compare_run(predicted: Step | None, ended: RunFolder | None, training: list[
     """Compare prediction and measurement: in full once the run has ended, before that what is logged."""
     if ended is not None:
         return compare(ended.predicted, ended.measured)
-    return so_far(predicted, training) if predicted is not None else []
+    return compare_unfinished(predicted, training) if predicted is not None else []
 
 
 def list_speeds(training: list[dict[str, Any]]) -> list[tuple[float, float]]:
@@ -186,4 +186,4 @@ def lanes(site: Site, name: str) -> dict[str, Any]:
     duration = show_seconds(max(row[-1].end for row in rows))
     stages = min(len(ranks) for ranks in kinds.values())
     picture = pipeline.picture(rows, label=f"the step over time, {duration}", names=names, pp=stages)
-    return {"picture": picture, "looks": pipeline.looks(rows)}
+    return {"picture": picture, "looks": pipeline.list_looks(rows)}

@@ -48,7 +48,7 @@ class SearchPage(Begun, SearchQuestion):
     def question(self) -> SearchQuestion:
         """Return the question; a run on several machines has a front only if the reader asked for one."""
         is_default = self.front == type(self).model_fields["front"].default
-        return self.as_(SearchQuestion).replace(front=1 if self.is_of_run and is_default else self.front)
+        return self.convert(SearchQuestion).replace(front=1 if self.is_of_run and is_default else self.front)
 
 
 def router(site: Site) -> APIRouter:
@@ -122,7 +122,7 @@ def render_result(site: Site, asked: SearchPage, result: Found, fits: Sequence[F
         figures=list_key_figures(result.proposal.choice.step) if result.proposal else (),
         links=[address(asked, item) for item in result.best],
         layouts=[item.step.layout for item in result.best],
-        front=front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
+        front=draw_search_front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
         drawn=min(len(fits), DRAWN),
         fits=len(fits),
         worded=summarize(result.robust) if result.robust else "",
@@ -140,14 +140,14 @@ def get_plan_url(site: Site, asked: SearchQuestion, offer: Offer) -> str:
     """Return the URL of an offer's plan, on the machine by the name used in the question."""
     words = (asked.machine, *asked.machines)
     word_by_machine = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
-    return asked.about().url(
+    return asked.to_shared().url(
         "/plan", machine=replace_ranks(word_by_machine[offer.machine], offer.ranks), layout=offer.layout
     )
 
 
 def _plan(asked: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **changes: Any) -> str:
     settings = (*asked.set, f"reduce={reduce}") if reduce != "micro_batch" else asked.set
-    return asked.about().url("/plan", layout=layout, set=settings, **changes)
+    return asked.to_shared().url("/plan", layout=layout, set=settings, **changes)
 
 
 def plan_of_fit(asked: SearchQuestion, fit: Fit) -> str:
@@ -157,7 +157,7 @@ def plan_of_fit(asked: SearchQuestion, fit: Fit) -> str:
     return _plan(asked, layout=fit.layout, reduce=reduce, **changes)
 
 
-def front(asked: SearchQuestion, result: SearchResult, fits: Sequence[Fit] = ()) -> Any:
+def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequence[Fit] = ()) -> Any:
     """Draw the Pareto front as a staircase, and the other layouts that fit as points."""
     points = [
         _point(

@@ -93,7 +93,7 @@ class Stream:
                     if sketch is not None:
                         yield event("sketch", sketch(sorted(fits)))
                 elif name == "mistake":
-                    yield event("mistake", self.site.folder.plain(data))
+                    yield event("mistake", self.site.folder.strip_root(data))
                 else:
                     yield event(name, data)
         except (Busy, UserError) as error:

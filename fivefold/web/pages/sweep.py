@@ -68,12 +68,12 @@ def router(site: Site) -> APIRouter:
 
     @pages.get("/sweep")
     async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
-        files, content, mistake = await site.work.soon(lambda: files_below(site.folder)), None, ""
+        files, content, mistake = await site.work.run_soon(lambda: files_below(site.folder)), None, ""
         if asked.file:
             try:
-                content = await site.work.soon(lambda: look(site, asked))
+                content = await site.work.run_soon(lambda: look(site, asked))
             except UserError as error:
-                mistake = site.folder.plain(str(error))
+                mistake = site.folder.strip_root(str(error))
         return page(
             "sweep.html",
             request,

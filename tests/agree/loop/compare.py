@@ -16,7 +16,7 @@ from typing import Any
 from tests.agree.loop import reference
 from tests.agree.loop.cases import Case, make
 from tests.agree.loop.rank import play
-from tests.processes import forked
+from tests.processes import run_forked
 
 Values = dict[str, Any]
 TOLERANCE = 1e-6  # relative; of a mean over 256 tokens and more in fp32, whose sums are made in other orders
@@ -28,19 +28,19 @@ def place() -> Path:
     """What all runs share, made once, and gone when this process ends."""
     folder, process = Path(tempfile.mkdtemp(prefix="loop-")), os.getpid()
     atexit.register(lambda: shutil.rmtree(folder) if os.getpid() == process else None)
-    forked(1, make, folder)
+    run_forked(1, make, folder)
     return folder
 
 
 @lru_cache(maxsize=64)
-def _expected(run: str) -> list[Values]:
-    lines: list[Values] = forked(1, reference.train, json.loads(run), place() / "data")[0]
+def _train_reference(run: str) -> list[Values]:
+    lines: list[Values] = run_forked(1, reference.train, json.loads(run), place() / "data")[0]
     return lines
 
 
-def expected(case: Case) -> list[Values]:
+def get_reference_log(case: Case) -> list[Values]:
     """What the reference logs."""
-    return _expected(json.dumps(case.run(place())))
+    return _train_reference(json.dumps(case.run(place())))
 
 
 def folder_of(path: Path) -> Path:
@@ -50,11 +50,11 @@ def folder_of(path: Path) -> Path:
     return path
 
 
-def logged(
+def train_and_log(
     case: Case, folder: Path, sabotage: Callable[[], None] | None = None, stop_after: int | None = None
 ) -> list[Values]:
     """What the first rank of the real loop logs of steps and evaluations."""
-    lines = forked(case.world, play, case.run(place()), folder, sabotage, stop_after)[0]
+    lines = run_forked(case.world, play, case.run(place()), folder, sabotage, stop_after)[0]
     return [line for line in lines if any(kind in line for kind in KINDS)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.ma  # noqa: F401  np.unique wants it; what is imported before a fork need not be after
 import torch
 
-import fivefold.layout.legal  # noqa: F401
+import fivefold.layout.validity  # noqa: F401
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.record import read_lines

@@ -41,7 +41,7 @@ class Split(NamedTuple):
     def starts(self, samples: range, *, sequence: int, seed: int) -> np.ndarray:
         """Where the windows of ``samples`` begin."""
         windows = (len(self.tokens) - 1) // sequence
-        return np.array([sequence * shuffled(sample, windows=windows, seed=seed) for sample in samples])
+        return np.array([sequence * shuffle(sample, windows=windows, seed=seed) for sample in samples])
 
     def rows(self, starts: np.ndarray, *, sequence: int) -> Tensor:
         return torch.from_numpy(self.tokens[starts[:, None] + np.arange(sequence + 1)])
@@ -51,7 +51,7 @@ class Split(NamedTuple):
         return torch.from_numpy(np.searchsorted(self.ends, starts[:, None] + np.arange(sequence), side="right"))
 
 
-def shuffled(sample: int, *, windows: int, seed: int) -> int:
+def shuffle(sample: int, *, windows: int, seed: int) -> int:
     """Which of ``windows`` a sample is: six Feistel rounds, again until the number is one of them."""
     epoch, number = divmod(sample, windows)
     half = max(1, ((windows - 1).bit_length() + 1) // 2)
@@ -138,7 +138,7 @@ class Reference:
         return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()), also
 
     @torch.no_grad()
-    def _evaluated(self, step: int) -> Values:
+    def _evaluate(self, step: int) -> Values:
         samples, T = range(self.run["evaluate_sequences"]), self.job["sequence"]
         loss, _ = self._loss(self.heldout_split, self.heldout_split.starts(samples, sequence=T, seed=0))
         return {"step": step, "heldout_loss": loss.item()}
@@ -146,7 +146,7 @@ class Reference:
     def train(self) -> list[Values]:
         """The lines of a log: of each step and each evaluation."""
         job, every = self.job, self.run["evaluate_every"]
-        lines = [self._evaluated(0)]
+        lines = [self._evaluate(0)]
         for step, samples in enumerate(batches(job)):
             starts = self.train_split.starts(samples, sequence=job["sequence"], seed=job["seed"])
             loss, also = self._loss(self.train_split, starts)
@@ -167,7 +167,7 @@ class Reference:
                 }
             )
             if step + 1 == job["steps"] or (step + 1) % every == 0:
-                lines.append(self._evaluated(step + 1))
+                lines.append(self._evaluate(step + 1))
         return lines
 
 

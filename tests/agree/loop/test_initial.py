@@ -17,10 +17,10 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.full_weights import full_weights
+from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from tests.agree.loop.mutate import Mutation, locate, plant
-from tests.processes import forked
-from tests.selection import one_in
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 LAYERS = 3
 EXPERTS = MoE(experts=4, topk=2, ffn=32, shared_experts=1, dense_layers=1)
@@ -58,17 +58,17 @@ def draw_weights(model: Model, line: str, sabotage: Callable[[], None] | None) -
     for seed in (1, 2):
         job = Job(sequence=32, global_batch=4, precision=recipe("fp32"), seed=seed)
         built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-        results.append({name: weight.numpy() for name, weight in full_weights(built, model=model).items()})
+        results.append({name: weight.numpy() for name, weight in gather_full_weights(built, model=model).items()})
     return results
 
 
 def start(model: Model, line: str, sabotage: Callable[[], None] | None = None) -> list[Drawn]:
-    result: list[Drawn] = forked(Layout.parse(line).world, draw_weights, model, line, sabotage)[0]
+    result: list[Drawn] = run_forked(Layout.parse(line).world, draw_weights, model, line, sabotage)[0]
     return result
 
 
 @lru_cache
-def alone(model: Model) -> list[Drawn]:
+def start_alone(model: Model) -> list[Drawn]:
     return start(model, "dp1")
 
 
@@ -78,7 +78,7 @@ def spread(name: str) -> float:
     return 0.02 / math.sqrt(2 * LAYERS) if adds else 0.02
 
 
-def wrong(weights: Drawn) -> list[str]:
+def find_faults(weights: Drawn) -> list[str]:
     """What is not as the documentation says."""
     results, matrices = [], {}
     for name, weight in weights.items():
@@ -104,26 +104,28 @@ def wrong(weights: Drawn) -> list[str]:
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_the_distribution_is_as_stated(model: Model) -> None:
-    weights, others = alone(model)
-    assert wrong(weights) == wrong(others) == []
+    weights, others = start_alone(model)
+    assert find_faults(weights) == find_faults(others) == []
     experts = {name: weight for name, weight in weights.items() if ".experts." in name}
     assert len(experts) == (3 * (LAYERS - 1) if model.moe else 0)
-    assert wrong({f"{name[:9]}.{e}.{name}": weight[e] for name, weight in experts.items() for e in range(4)}) == []
+    assert (
+        find_faults({f"{name[:9]}.{e}.{name}": weight[e] for name, weight in experts.items() for e in range(4)}) == []
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "line"),
-    one_in(2, [(DENSE, "dp2 zero3 mbs1"), (DENSE, "tp2 mbs1"), (DENSE, "cp2 mbs1"), (MODELS[1], "pp2 mbs1"),
+    mark_share(2, [(DENSE, "dp2 zero3 mbs1"), (DENSE, "tp2 mbs1"), (DENSE, "cp2 mbs1"), (MODELS[1], "pp2 mbs1"),
      (MODELS[2], "dp2 ep2 zero1 mbs1"), (MODELS[2], "tp2 etp2 mbs1")]),
 )  # fmt: skip
 def test_no_layout_changes_a_bit(model: Model, line: str) -> None:
-    for whole, cut in zip(alone(model), start(model, line), strict=True):
+    for whole, cut in zip(start_alone(model), start(model, line), strict=True):
         assert whole.keys() == cut.keys()
         assert [name for name in whole if not np.array_equal(whole[name], cut[name])] == []
 
 
 def test_each_seed_draws_others() -> None:
-    weights, others = alone(DENSE)
+    weights, others = start_alone(DENSE)
     for name, weight in weights.items():
         together = np.mean(weight * others[name]) / spread(name) ** 2
         assert abs(together) < ERRORS * weight.size**-0.5 or weight.ndim == 1, name
@@ -144,7 +146,9 @@ MUTATIONS = [
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mistake_is_seen(mutation: Mutation) -> None:
     first, second = start(MODELS[1], "dp1", partial(plant, mutation))
-    assert wrong(first) or any(np.array_equal(first[name], second[name]) for name in first if first[name].ndim > 1)
+    assert find_faults(first) or any(
+        np.array_equal(first[name], second[name]) for name in first if first[name].ndim > 1
+    )
 
 
 def test_every_mistake_finds_its_text() -> None:

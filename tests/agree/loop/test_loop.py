@@ -9,8 +9,8 @@ import pytest
 
 from tests.agree.loop import reference
 from tests.agree.loop.cases import APART, CONSTANT, COSINE, LONG, WSD, Case
-from tests.agree.loop.compare import TOLERANCE, distance, expected, folder_of, logged
-from tests.selection import one_in
+from tests.agree.loop.compare import TOLERANCE, distance, folder_of, get_reference_log, train_and_log
+from tests.selection import mark_share
 
 CASES = [
     Case("llama", "dp2 zero2 mbs2", WSD, APART),
@@ -25,10 +25,10 @@ CASES = [
 JOINED, SPLIT = CASES[7], CASES[5]
 
 
-@pytest.mark.parametrize("case", one_in(8, CASES), ids=str)
+@pytest.mark.parametrize("case", mark_share(8, CASES), ids=str)
 def test_every_line_of_the_log_is_the_references(case: Case, tmp_path: Path) -> None:
-    theirs = expected(case)
-    assert distance(logged(case, folder_of(tmp_path / "run")), theirs) <= TOLERANCE
+    theirs = get_reference_log(case)
+    assert distance(train_and_log(case, folder_of(tmp_path / "run")), theirs) <= TOLERANCE
     assert [line["step"] for line in theirs if "loss" in line] == list(range(1, 13))
 
 
@@ -36,21 +36,21 @@ def test_a_run_that_was_stopped_goes_on_as_the_reference_does(tmp_path: Path) ->
     """A signal after the third step, while the batch is small; the other layout reads on where the first has ended."""
     first, second = (Case("llama", line, COSINE) for line in ("dp2 zero3 mbs1", "tp2 mbs2"))
     folder = folder_of(tmp_path / "run")
-    begun = logged(first, folder, stop_after=3)
+    begun = train_and_log(first, folder, stop_after=3)
     assert [line["step"] for line in begun if "loss" in line] == [1, 2, 3, 4]
-    ours = logged(second, folder)
+    ours = train_and_log(second, folder)
     assert ours[: len(begun)] == begun
     assert sum(line["step"] == 4 for line in ours) == 2, "its last step, and the held-out loss with which it goes on"
-    theirs = expected(second)
+    theirs = get_reference_log(second)
     assert distance([line for line in ours if line["step"] != 4 or "loss" in line], theirs) <= TOLERANCE
 
 
 def test_the_cases_are_not_idle() -> None:
     """Gradients are cut in some steps and not in others; documents, experts and the length of a row matter."""
-    norms = [line["gradient_norm"] for line in expected(CASES[1]) if "loss" in line]
+    norms = [line["gradient_norm"] for line in get_reference_log(CASES[1]) if "loss" in line]
     assert max(norms) > 2.7
     assert min(norms) < 1.7
-    assert distance(expected(SPLIT), expected(JOINED)) > 1e-3
+    assert distance(get_reference_log(SPLIT), get_reference_log(JOINED)) > 1e-3
 
 
 def test_the_reference_is_not_ours() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.agree.loop.cases import APART, CONSTANT, COSINE, LONG, SHORT, WSD, Case
-from tests.agree.loop.compare import TOLERANCE, distance, expected, folder_of, logged
+from tests.agree.loop.compare import TOLERANCE, distance, folder_of, get_reference_log, train_and_log
 from tests.agree.loop.mutate import Mutation, locate, plant
-from tests.selection import one_in
+from tests.selection import mark_share
 
 SEEN = 1e-4  # a hundred times what the comparison allows
 ALONE, TWO = Case("llama", "mbs4", COSINE, SHORT), Case("llama", "dp2 mbs2", COSINE, SHORT)
@@ -112,19 +112,19 @@ def make_params(planted: Planted) -> list[object]:
     return [pytest.param(case, mutation, id=mutation.name) for case, mutation in planted]
 
 
-@pytest.mark.parametrize(("case", "mutation"), one_in(20, make_params([*DATA, *HELDOUT, *SUMS, *UPDATE])))
+@pytest.mark.parametrize(("case", "mutation"), mark_share(20, make_params([*DATA, *HELDOUT, *SUMS, *UPDATE])))
 def test_a_mistake_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
-    ours = logged(case, folder_of(tmp_path / "run"), partial(plant, mutation))
-    assert distance(ours, expected(case)) > SEEN
+    ours = train_and_log(case, folder_of(tmp_path / "run"), partial(plant, mutation))
+    assert distance(ours, get_reference_log(case)) > SEEN
 
 
 @pytest.mark.parametrize(("case", "mutation"), make_params(RESUME))
 def test_a_mistake_in_a_resume_is_seen(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     """Two steps, and the others in a second start, which is not right."""
     folder, begun = folder_of(tmp_path / "run"), 3
-    assert distance(logged(case, folder, stop_after=1)[:begun], expected(case)[:begun]) <= TOLERANCE
-    resumed = [line for line in logged(case, folder, partial(plant, mutation)) if line["step"] > 2]
-    assert distance(resumed, expected(case)[begun:]) > SEEN
+    assert distance(train_and_log(case, folder, stop_after=1)[:begun], get_reference_log(case)[:begun]) <= TOLERANCE
+    resumed = [line for line in train_and_log(case, folder, partial(plant, mutation)) if line["step"] > 2]
+    assert distance(resumed, get_reference_log(case)[begun:]) > SEEN
 
 
 def test_every_mistake_finds_its_text() -> None:
@@ -135,5 +135,5 @@ def test_every_mistake_finds_its_text() -> None:
 def test_unchanged_code_passes_as_unmutated(tmp_path: Path) -> None:
     """So what is seen above is the mistake, not the planting."""
     every = {result.place: result._replace(new=result.old) for _, result in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]}
-    ours = logged(EXPERTS, folder_of(tmp_path / "run"), partial(plant, *every.values()))
-    assert distance(ours, expected(EXPERTS)) <= TOLERANCE
+    ours = train_and_log(EXPERTS, folder_of(tmp_path / "run"), partial(plant, *every.values()))
+    assert distance(ours, get_reference_log(EXPERTS)) <= TOLERANCE

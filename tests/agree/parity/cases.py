@@ -137,12 +137,12 @@ def job_for(layout: Layout, *, compiled: bool = False) -> Job:
     )
 
 
-def one_process(job: Job) -> tuple[Layout, Job]:
+def use_one_process(job: Job) -> tuple[Layout, Job]:
     """Return what every case is compared with: one rank, one sequence at a time, nothing compiled, full logits."""
     return Layout(), job.replace(compile=False, loss="fused", pairs=False)
 
 
-def uneven(layout: Layout) -> str:
+def make_uneven_stages(layout: Layout) -> str:
     """``stages=`` with all that is over on the last but one stage; of two on the last."""
     stages = layout.pp * layout.v
     sizes = [1] * stages

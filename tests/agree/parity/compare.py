@@ -20,10 +20,10 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import adapter_weights, weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
-from tests.agree.parity.cases import FEW, Case, one_process, text
+from tests.agree.parity.cases import FEW, Case, text, use_one_process
 from tests.agree.parity.rank import Array, Part, Told, play
 from tests.agree.said import Compared, Said, add_up, count_planned
-from tests.processes import forked
+from tests.processes import run_forked
 
 TOLERANCE = 1e-5
 PADDED = 1.25
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
     cores: float  # of attention per block and micro-batch
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         return max(self.loss_error, self.norm_error, self.gradient_error) <= TOLERANCE
 
 
@@ -50,7 +50,7 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
     """``told`` by each rank, against one process (or ``like``)."""
     model, layout, job = case.model, case.layout, case.job
     like = like or reference(model, job, len(told[0].norms))
-    whole = {step: assembled(like.gradients[step], model, job.adapter) for step in like.gradients}
+    whole = {step: assemble(like.gradients[step], model, job.adapter) for step in like.gradients}
     worst = max(
         (
             (error, f"{name} (step {step + 1})")
@@ -58,7 +58,7 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
             for name, error in errors(
                 [part for item in told for part in item.gradients[step]],
                 whole[step],
-                still=without_gradient(model) if job.adapter is None else [],
+                still=list_without_gradient(model) if job.adapter is None else [],
             ).items()
         )
     )
@@ -71,7 +71,7 @@ def judge(case: Compared, told: list[Told], *, like: Told | None = None) -> Verd
         norm_error=max(_relative_difference(item.norms, like.norms) for item in told),
         gradient_error=inf if moved else worst[0],
         weight=moved[0] if moved else worst[1],
-        said=differences(spoken(told), planned(model, layout, job)),
+        said=differences(sum_traffic(told), count_expected(model, layout, job)),
         flops=(sum(item.flops for item in told), work(model, layout=layout, job=blocks).hardware_flops),
         forwards=sum(item.forwards for item in told) / runs / (layout.tp * layout.cp),
         cores=sum(item.cores for item in told) / runs / (layout.tp * layout.cp),
@@ -87,12 +87,12 @@ def _relative_difference(ours: list[float], theirs: list[float]) -> float:
 @lru_cache(maxsize=64)
 def reference(model: Model, job: Job, steps: int = FEW, seconds: float = 120.0) -> Told:
     """One process on the same batches, in a process of its own."""
-    layout, plain = one_process(job)
-    told: Told = forked(1, play, model, layout, plain, None, steps, seconds=seconds)[0]
+    layout, plain = use_one_process(job)
+    told: Told = run_forked(1, play, model, layout, plain, None, steps, seconds=seconds)[0]
     return told
 
 
-def assembled(parts: list[Part], model: Model, adapter: Adapter | None = None) -> dict[str, Array]:
+def assemble(parts: list[Part], model: Model, adapter: Adapter | None = None) -> dict[str, Array]:
     """Return the full gradients of one process by name, of the weights that are trained."""
     trained = weights(model) if adapter is None else adapter_weights(model, adapter)
     shapes = {weight.name: weight.shape for weight in trained}
@@ -106,13 +106,13 @@ def _place(part: Part) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(part.offsets, part.values.shape, strict=True))
 
 
-def without_gradient(model: Model) -> list[str]:
+def list_without_gradient(model: Model) -> list[str]:
     """Return the biases of keys, or of their norms, that are not rotated: they add the same to all scores."""
     normed = model.norm == "layernorm" and model.norm_bias and model.qk_norm in ("head", "heads", "full")
     if model.mla or not (model.qkv_bias or normed):
         return []
     blocks = [f"blocks.{layer}" for layer in range(model.layers) if stills(model, layer)]
-    further = range(model.predicted)
+    further = range(model.mtp_depth)
     blocks += [f"head.mtp.{depth}.block" for depth in further if stills(model, model.layers + depth)]
     last = "k_norm.bias" if normed else "k.bias"  # a norm of keys changes what their own bias adds
     return [f"{block}.attention.{last}" for block in blocks]
@@ -120,7 +120,7 @@ def without_gradient(model: Model) -> list[str]:
 
 def stills(model: Model, layer: int) -> bool:
     """Whether a layer attends without rotary positions."""
-    return model.attends(layer) and not model.rotates(layer)
+    return model.has_attention(layer) and not model.has_rope(layer)
 
 
 def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> dict[str, float]:
@@ -150,12 +150,12 @@ def errors(parts: list[Part], whole: dict[str, Array], *, still: list[str]) -> d
     }
 
 
-def spoken(told: list[Told]) -> Said:
+def sum_traffic(told: list[Told]) -> Said:
     """What all ranks said, added up."""
     return add_up((line.axis, line.collective, line.messages, line.bytes) for item in told for line in item.traffic)
 
 
-def planned(model: Model, layout: Layout, job: Job) -> Said:
+def count_expected(model: Model, layout: Layout, job: Job) -> Said:
     """What the planner expects of all ranks."""
     held: tuple[tuple[int, ...], ...] = ((0,),)
     if layout.pp > 1:
@@ -182,4 +182,6 @@ def run(case: Case, *, steps: int = FEW, seconds: float = 120.0) -> Verdict:
     """Fork, play, judge."""
     torch.set_num_threads(1)
     text()  # once, and not in every process
-    return judge(case, forked(case.layout.world, play, case.model, case.layout, case.job, None, steps, seconds=seconds))
+    return judge(
+        case, run_forked(case.layout.world, play, case.model, case.layout, case.job, None, steps, seconds=seconds)
+    )

@@ -11,11 +11,11 @@ import random
 from collections.abc import Mapping
 from functools import lru_cache
 
-from fivefold.layout.legal import refuse
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.record import UserError
-from tests.agree.parity.cases import MODELS, TOKENS, Case, job_for, model_for, uneven
+from tests.agree.parity.cases import MODELS, TOKENS, Case, job_for, make_uneven_stages, model_for
 
 MOST_RANKS = 8
 # A value is what is written into the layout line; the first of each factor says nothing.
@@ -42,7 +42,7 @@ Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
 @lru_cache(maxsize=1)
-def covering(*, seed: int = 5) -> tuple[tuple[Case, ...], tuple[Pair, ...]]:
+def build_cases(*, seed: int = 5) -> tuple[tuple[Case, ...], tuple[Pair, ...]]:
     """The cases, always the same, and the pairs that no legal case holds."""
     chance = random.Random(seed)
     skeletons = _skeletons()
@@ -79,7 +79,7 @@ def _draw(pair: Pair, skeletons: list[Choice], chance: random.Random) -> list[Ch
     for _ in range(TRIES if fitting else 0):
         rest = {name: chance.choice(values) for name, values in FACTORS.items() if name not in SKELETON}
         choice = {**rest, **chance.choice(fitting), **fixed}
-        if _legal(choice):
+        if _is_legal(choice):
             results.append(choice)
         if len(results) == KEPT:
             break
@@ -98,7 +98,7 @@ def _skeletons() -> list[Choice]:
             continue
         for others in itertools.product(*(FACTORS[name] for name in SKELETON[4:])):
             choice = {**degrees, **dict(zip(SKELETON[4:], others, strict=True))}
-            if _legal({**rest, **choice}):
+            if _is_legal({**rest, **choice}):
                 results.append(choice)
     return results
 
@@ -107,7 +107,7 @@ def _pairs(choice: Choice) -> list[Pair]:
     return list(itertools.combinations(((name, choice[name]) for name in FACTORS), 2))
 
 
-def _legal(choice: Choice) -> bool:
+def _is_legal(choice: Choice) -> bool:
     if bool(choice["pp"]) != bool(choice["schedule"]) or (choice["stages"] and not choice["pp"]):
         return False
     try:
@@ -123,7 +123,7 @@ def _case(choice: Choice) -> Case:
     words = [choice[name] for name in FACTORS if name not in ("model", "stages")]
     text = " ".join(word for word in words if word)
     if choice["stages"]:
-        text += " " + uneven(Layout.parse(text))
+        text += " " + make_uneven_stages(Layout.parse(text))
     return Case(choice["model"], str(Layout.parse(text)))
 
 
@@ -139,7 +139,7 @@ def cross() -> tuple[Case, ...]:
     return tuple(results)
 
 
-def compiled() -> tuple[Case, ...]:
+def build_compiled_cases() -> tuple[Case, ...]:
     """Compilation under the other axes, and on one process."""
     dense = ("dp1", "dp1 ac=full", "dp2 zero3", "tp2", "tp2 nosp ac=norm+act", "cp2", "cp2 cp=ulysses", "dp2 tp2 cp2")
     experts = ("dp1", "dp2 ep2 zero1", "tp2 ep2", "tp2 etp2", "dp2 tp2 pp2 ep2 zero2 zbv ac=selective")
@@ -147,7 +147,7 @@ def compiled() -> tuple[Case, ...]:
     return tuple(Case(model, str(Layout.parse(text)), True) for model, texts in pairs for text in texts)
 
 
-def every_case() -> tuple[Case, ...]:
+def list_cases() -> tuple[Case, ...]:
     """Without doubles, cheap ones first."""
-    cases = dict.fromkeys((*covering()[0], *cross(), *compiled()))
+    cases = dict.fromkeys((*build_cases()[0], *cross(), *build_compiled_cases()))
     return tuple(sorted(cases, key=lambda case: (case.compiled, case.layout.world)))

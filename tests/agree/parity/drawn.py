@@ -26,9 +26,9 @@ from fivefold.rendering.progress import bar
 from tests.agree.drawn import Drawn, draw_cases
 from tests.agree.parity.cases import text
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
-from tests.agree.parity.matrix import Line, describe_line, sound
+from tests.agree.parity.matrix import Line, describe_line, is_sound
 from tests.agree.parity.rank import Told, play
-from tests.processes import Broken, forked
+from tests.processes import Broken, run_forked
 
 STEPS = 3  # the messages of the third are counted
 SECONDS = 600.0  # until a case counts as hung
@@ -40,9 +40,11 @@ def run(case: Drawn, *, seconds: float = SECONDS) -> Verdict:
     torch.set_num_threads(1)
     text()  # once, and not in every process
     like = reference(case.model, case.job, STEPS, seconds=seconds)
-    ranks = forked(case.layout.world, play, case.model, case.layout, case.job, _small_chunks, STEPS, seconds=seconds)
-    (verdict,) = forked(1, _judged, case, ranks, like, seconds=seconds)
-    return verdict._replace(said=tuple(line for line in verdict.said if not _routed(line, case)))
+    ranks = run_forked(
+        case.layout.world, play, case.model, case.layout, case.job, _use_small_chunks, STEPS, seconds=seconds
+    )
+    (verdict,) = run_forked(1, _judge, case, ranks, like, seconds=seconds)
+    return verdict._replace(said=tuple(line for line in verdict.said if not _depends_on_routing(line, case)))
 
 
 def control(case: Drawn) -> Verdict:
@@ -52,7 +54,7 @@ def control(case: Drawn) -> Verdict:
     return run(case._replace(layout=larger, job=case.job.replace(pairs=False)))
 
 
-def _small_chunks() -> None:
+def _use_small_chunks() -> None:
     """Of a process of its own: of engine and planner."""
     import fivefold.planner.counts.operations.layer
     import fivefold.trainer.model.chunked_loss
@@ -62,12 +64,12 @@ def _small_chunks() -> None:
     )
 
 
-def _judged(case: Drawn, ranks: list[Told], like: Told) -> Verdict:
-    _small_chunks()
+def _judge(case: Drawn, ranks: list[Told], like: Told) -> Verdict:
+    _use_small_chunks()
     return judge(case, ranks, like=like)
 
 
-def _routed(line: str, case: Drawn) -> bool:
+def _depends_on_routing(line: str, case: Drawn) -> bool:
     """Whether how much is said depends on the routing: as etp pads to the fullest, and as capacity drops."""
     moe = case.model.moe
     return line.startswith("etp ") or (line.startswith("ep ") and moe is not None and moe.capacity is not None)
@@ -93,13 +95,13 @@ def main() -> int:
     cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
     with bar("drawn") as report, finished.open("a") as log:
         for number, case in enumerate(cases):
-            if str(case) in done and not (options.again and not sound(done[str(case)])):
+            if str(case) in done and not (options.again and not is_sound(done[str(case)])):
                 continue
             report(str(case.layout), number, len(cases))
             line = done[str(case)] = _line(case)
             log.write(json.dumps(line) + "\n")
             log.flush()
-            if not sound(line):
+            if not is_sound(line):
                 print(describe_line(line), file=sys.stderr, flush=True)
     return _sum([done[str(case)] for case in cases])
 
@@ -109,8 +111,8 @@ def _line(case: Drawn) -> Line:
     line: dict[str, Any] = {"case": str(case), "world": case.layout.world}
     try:
         verdict = run(case)
-        line |= verdict._asdict() | {"equal": verdict.equal}
-        if not verdict.equal and max(verdict.loss_error, verdict.norm_error) <= TOLERANCE:
+        line |= verdict._asdict() | {"equal": verdict.is_equal}
+        if not verdict.is_equal and max(verdict.loss_error, verdict.norm_error) <= TOLERANCE:
             line["control"] = control(case).gradient_error
             line["equal"] = verdict.gradient_error <= 2 * line["control"]
     except Broken as error:
@@ -120,7 +122,7 @@ def _line(case: Drawn) -> Line:
 
 def _sum(lines: list[Line]) -> int:
     """Printed; 1 unless all are equal."""
-    good = [line for line in lines if sound(line)]
+    good = [line for line in lines if is_sound(line)]
     rounded = [line for line in good if "control" in line]
     for key in ("loss_error", "norm_error", "gradient_error"):
         worst = max((line[key] for line in good if line not in rounded), default=0.0)

@@ -12,8 +12,8 @@ import argparse
 import sys
 from typing import Any
 
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -72,7 +72,7 @@ def main() -> int:
                 print(f"{family} {text}: {refusal}", flush=True)
                 continue
             verdict = run(drawn)
-            good = verdict.equal and not verdict.said and verdict.flops[0] == verdict.flops[1]
+            good = verdict.is_equal and not verdict.said and verdict.flops[0] == verdict.flops[1]
             done, wrong = done + 1, wrong + (not good)
             print(f"{family} {text}: {verdict.gradient_error:.1e} {'' if good else verdict}", flush=True)
     print(f"{done - wrong} of {done} equal one process")

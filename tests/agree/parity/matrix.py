@@ -19,7 +19,7 @@ from typing import Any
 from fivefold.rendering.progress import bar
 from tests.agree.parity.cases import DOCUMENTS, STEPS, TOKENS, VOCAB, Case
 from tests.agree.parity.compare import TOLERANCE, run
-from tests.agree.parity.covering import covering, every_case
+from tests.agree.parity.covering import build_cases, list_cases
 from tests.processes import Broken
 
 Line = dict[str, Any]
@@ -37,21 +37,21 @@ def main() -> int:
     done = (
         {line["case"]: line for line in map(json.loads, finished.read_text().splitlines())} if finished.exists() else {}
     )
-    cases = [case for case in every_case() if all(word in str(case) for word in options.only)]
+    cases = [case for case in list_cases() if all(word in str(case) for word in options.only)]
     with bar("parity") as report, finished.open("a") as log:
         for number, case in enumerate(cases):
-            if str(case) in done and not (options.again and not sound(done[str(case)])):
+            if str(case) in done and not (options.again and not is_sound(done[str(case)])):
                 continue
             report(str(case), number, len(cases))
             line = done[str(case)] = play(case)
             log.write(json.dumps(line) + "\n")
             log.flush()
-            if not sound(line):
+            if not is_sound(line):
                 print(describe_line(line), file=sys.stderr)
     lines = [done[str(case)] for case in cases]
     if options.markdown:
         options.markdown.write_text(markdown(lines))
-    bad = [line for line in lines if not sound(line)]
+    bad = [line for line in lines if not is_sound(line)]
     print(f"{len(lines) - len(bad)} of {len(lines)} layouts equal one process")
     return 1 if bad else 0
 
@@ -78,13 +78,13 @@ def play(case: Case) -> Line:
     }
     try:
         verdict = run(case, steps=STEPS, seconds=COMPILED_SECONDS if case.compiled else SECONDS)
-        line |= verdict._asdict() | {"equal": verdict.equal}
+        line |= verdict._asdict() | {"equal": verdict.is_equal}
     except Broken as error:
         line |= {"broken": str(error)[-2000:]}
     return line | {"seconds": round(time.perf_counter() - begin, 2)}
 
 
-def sound(line: Line) -> bool:
+def is_sound(line: Line) -> bool:
     """Whether it equals one process and says what is planned."""
     return "broken" not in line and line["equal"] and not line["said"]
 
@@ -99,8 +99,8 @@ def describe_line(line: Line) -> str:
 
 def markdown(lines: Sequence[Line]) -> str:
     """The page for docs/explanation/measurements."""
-    _, impossible = covering()
-    equal = sum(sound(line) for line in lines)
+    _, impossible = build_cases()
+    equal = sum(is_sound(line) for line in lines)
     whole = [line for line in lines if "broken" not in line]
     worst_loss, worst = (max((line[key] for line in whole), default=0.0) for key in ("loss_error", "gradient_error"))
     return "\n".join(

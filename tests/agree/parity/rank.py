@@ -56,7 +56,7 @@ def play(model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | 
     losses, norms, gradients = [], [], {}
     meter = _Watch(built, counted)
     for step in range(steps):
-        mine = rows(job, layout, step=step, dp_rank=built.ranks["dp"].rank, ahead=model.predicted)
+        mine = rows(job, layout, step=step, dp_rank=built.ranks["dp"].rank, ahead=model.mtp_depth)
         with meter if step == METERED else nullcontext():
             done = engine.step(mine, counted=count_targets(job, step=step))
         losses += done.loss, *done.further

@@ -30,7 +30,7 @@ from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.run import Run as RunFile
-from tests.processes import forked
+from tests.processes import run_forked
 
 STEPS, LAST, SMOOTH = 300, 50, 10  # steps; those whose mean is compared; and over which curves are drawn
 LAYOUTS = (
@@ -76,14 +76,14 @@ def main() -> int:
             kept = options.folder / f"{run.layout_text} seed{run.seed}.txt".replace(" ", "-")
             if not kept.exists():
                 layout = Layout.parse(run.layout_text)
-                losses = forked(layout.world, losses_of, demo, layout, run.seed, options.folder / "data", seconds=7200)[
-                    0
-                ]
+                losses = run_forked(
+                    layout.world, losses_of, demo, layout, run.seed, options.folder / "data", seconds=7200
+                )[0]
                 kept.write_text("\n".join(map(repr, losses)))
             curves[str(run)] = [float(line) for line in kept.read_text().split()]
     _write(curves, options.out.with_suffix(".csv"))
     save(chart(curves), options.out.with_suffix(".png"))
-    between, within = spreads(curves)
+    between, within = measure_spreads(curves)
     print(f"mean loss of the last {LAST} steps: layouts within {between:.4f} of one process, seeds within {within:.4f}")
     return 0 if between <= within else 1
 
@@ -112,7 +112,7 @@ def losses_of(demo: RunFile, layout: Layout, seed: int, data: Path) -> list[floa
     return losses
 
 
-def spreads(curves: Curves) -> tuple[float, float]:
+def measure_spreads(curves: Curves) -> tuple[float, float]:
     """Largest distance in mean loss over the last steps: of a layout from one process, and of two seeds."""
     ends = {name: statistics.fmean(losses[-LAST:]) for name, losses in curves.items()}
     seeds = [ends[str(run)] for run in RUNS[: len(SEEDS)]]
@@ -144,7 +144,7 @@ def chart(curves: Curves) -> Any:
         for (step, loss), (_, base) in zip(_smooth(losses), one, strict=True)
         if name != str(RUNS[0])
     ]
-    between, within = spreads(curves)
+    between, within = measure_spreads(curves)
     finding = f"Six layouts stay within {between:.4f} nats of one process; its seeds differ by {within:.4f}"
     names = list(dict.fromkeys(value["run"] for value in values))
     colours = ["#bbbbbb", "#888888", "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2"]

@@ -12,13 +12,13 @@ from fivefold.model.spec import Model
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge
 from tests.agree.parity.rank import play
-from tests.processes import forked
-from tests.selection import one_in
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 
 @pytest.mark.parametrize(
     "case",
-    one_in(
+    mark_share(
         4,
         [
             Case("dense", "dp2 mbs2 ac=selective"),
@@ -31,23 +31,25 @@ from tests.selection import one_in
 )
 def test_no_token_sees_another_document(case: Case) -> None:
     apart = case.job.replace(documents="separate")
-    (alone,) = forked(1, play, case.model, Layout(), apart, seconds=120.0)
-    verdict = judge(case, forked(case.layout.world, play, case.model, case.layout, apart, seconds=120.0), like=alone)
-    assert verdict.equal, verdict
-    (joined,) = forked(1, play, case.model, Layout(), case.job, seconds=120.0)
+    (alone,) = run_forked(1, play, case.model, Layout(), apart, seconds=120.0)
+    verdict = judge(
+        case, run_forked(case.layout.world, play, case.model, case.layout, apart, seconds=120.0), like=alone
+    )
+    assert verdict.is_equal, verdict
+    (joined,) = run_forked(1, play, case.model, Layout(), case.job, seconds=120.0)
     assert max(abs(a - b) for a, b in zip(alone.losses, joined.losses, strict=True)) > 1e-4
 
 
-@pytest.mark.parametrize("apart", one_in(2, [pytest.param(True, id="apart"), pytest.param(False, id="joined")]))
+@pytest.mark.parametrize("apart", mark_share(2, [pytest.param(True, id="apart"), pytest.param(False, id="joined")]))
 def test_unfused_attention_is_flash_attention(apart: bool) -> None:
     """Against one process with flash attention, on every axis that it runs under."""
     case = Case("dense", "tp2 cp2 zero3 mbs2 cp=ulysses ac=selective")
     job = case.job.replace(documents="separate" if apart else "joined")
-    (flash,) = forked(1, play, case.model, Layout(), job, seconds=120.0)
+    (flash,) = run_forked(1, play, case.model, Layout(), job, seconds=120.0)
     unfused = Unfused(case.model, case.layout, job.replace(attention="unfused"))
-    told = forked(case.layout.world, play, *unfused, seconds=120.0)
+    told = run_forked(case.layout.world, play, *unfused, seconds=120.0)
     verdict = judge(unfused, told, like=flash)
-    assert verdict.equal, verdict
+    assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said
     assert apart or verdict.flops[0] == verdict.flops[1]
 

@@ -15,5 +15,5 @@ from tests.agree.parity.drawn import run
 )
 def test_whatever_is_drawn_equals_one_process(case: Drawn) -> None:
     verdict = run(case)
-    assert verdict.equal, (verdict, str(case))
+    assert verdict.is_equal, (verdict, str(case))
     assert verdict.said == (), str(case)

@@ -15,8 +15,8 @@ from fivefold.trainer.engine import Engine
 from tests.agree.parity.cases import DENSE, batch, job_for
 from tests.agree.parity.compare import judge
 from tests.agree.parity.rank import play
-from tests.processes import forked
-from tests.selection import one_in
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 MODEL = DENSE.replace(name="dropped", dropout=0.2, norm="layernorm", mlp="plain", qkv_bias=True)
 
@@ -29,7 +29,7 @@ class Compared(NamedTuple):
 
 @pytest.mark.parametrize(
     ("layout", "attention"),
-    one_in(
+    mark_share(
         6,
         [
             ("dp2 tp2 zero3 mbs2 ac=selective", "flash"),
@@ -42,12 +42,12 @@ class Compared(NamedTuple):
     ),
 )
 def test_every_layout_drops_the_same(layout: str, attention: str) -> None:
-    dropped_alike(MODEL, layout, attention=attention)
+    check_equal_dropout(MODEL, layout, attention=attention)
 
 
 @pytest.mark.parametrize(
     ("rates", "layout", "attention"),
-    one_in(
+    mark_share(
         2,
         [
             ({"dropout": 0.0, "attention_dropout": 0.3, "embedding_dropout": 0.1}, "tp2 cp2 mbs1", "flash"),
@@ -56,21 +56,21 @@ def test_every_layout_drops_the_same(layout: str, attention: str) -> None:
     ),
 )
 def test_places_have_rates_of_their_own(rates: dict[str, float], layout: str, attention: str) -> None:
-    dropped_alike(MODEL.replace(**rates), layout, attention=attention)
+    check_equal_dropout(MODEL.replace(**rates), layout, attention=attention)
 
 
-def dropped_alike(model: Model, layout: str, *, attention: str) -> None:
+def check_equal_dropout(model: Model, layout: str, *, attention: str) -> None:
     """Whether ``layout`` equals one process."""
     result = Layout.parse(layout)
     job = job_for(result).replace(attention=attention)
     case = Compared(model, result, job)
-    verdict = judge(case, forked(result.world, play, *case, seconds=240.0))
-    assert verdict.equal, verdict
+    verdict = judge(case, run_forked(result.world, play, *case, seconds=240.0))
+    assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said
     assert verdict.flops[0] == verdict.flops[1]
 
 
-def evaluated(model: Model) -> list[float]:
+def evaluate(model: Model) -> list[float]:
     """Losses of an evaluation, and of two steps on the same tokens."""
     job = job_for(Layout())
     engine = Engine(
@@ -85,7 +85,7 @@ def evaluated(model: Model) -> list[float]:
 
 
 def test_an_evaluation_drops_nothing() -> None:
-    ((dropped, first, second),) = forked(1, evaluated, MODEL, seconds=240.0)
-    ((plain, *_),) = forked(1, evaluated, MODEL.replace(dropout=0.0), seconds=240.0)
+    ((dropped, first, second),) = run_forked(1, evaluate, MODEL, seconds=240.0)
+    ((plain, *_),) = run_forked(1, evaluate, MODEL.replace(dropout=0.0), seconds=240.0)
     assert dropped == pytest.approx(plain, rel=1e-6)
     assert len({round(loss, 6) for loss in (dropped, first, second)}) == 3  # another mask at each step

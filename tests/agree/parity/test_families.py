@@ -6,7 +6,7 @@ import pytest
 
 from tests.agree.parity.drawn import run
 from tests.agree.parity.families import LAYOUTS, OF_EXPERTS, case
-from tests.selection import one_in
+from tests.selection import mark_share
 
 QUICK = (
     ("gpt2", "tp2 cp2 zero3 mbs1 ac=core+rope+out"), ("olmo2", "dp2 zero3 mbs1 ac=full"), ("olmo2", "tp2 mbs2"),
@@ -16,10 +16,10 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "layout"), one_in(6, QUICK))
+@pytest.mark.parametrize(("family", "layout"), mark_share(6, QUICK))
 def test_a_family_on_an_axis_equals_one_process(family: str, layout: str) -> None:
     assert layout in LAYOUTS + OF_EXPERTS
     verdict = run(case(family, layout))
-    assert verdict.equal, verdict
+    assert verdict.is_equal, verdict
     assert verdict.said == ()
     assert verdict.flops[0] == verdict.flops[1]

@@ -12,8 +12,8 @@ from fivefold.model.spec import Model
 from tests.agree.parity.cases import DENSE, job_for
 from tests.agree.parity.compare import judge
 from tests.agree.parity.rank import play
-from tests.processes import forked
-from tests.selection import one_in
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 CENTRED = DENSE.replace(name="centred", qk_norm="full", norm="layernorm", qkv_bias=True)
 PLUS = DENSE.replace(name="plus", qk_norm="heads", norm="layernorm", norm_bias=False, block="parallel_shared")
@@ -27,7 +27,7 @@ class Compared(NamedTuple):
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    one_in(
+    mark_share(
         4,
         [
             (CENTRED.replace(kv_heads=2, norm_plus_one=True), "tp4 mbs1 nosp"),  # two ranks hold a key head
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
 def test_cut_norms_are_those_of_one_process(model: Model, layout: str) -> None:
     result = Layout.parse(layout)
     case = Compared(model, result, job_for(result))
-    verdict = judge(case, forked(result.world, play, *case, seconds=240.0))
-    assert verdict.equal, verdict
+    verdict = judge(case, run_forked(result.world, play, *case, seconds=240.0))
+    assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said
     assert verdict.flops[0] == verdict.flops[1]

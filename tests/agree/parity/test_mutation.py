@@ -22,8 +22,8 @@ from fivefold.trainer.parallel.mesh import Axis
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge, reference
 from tests.agree.parity.rank import play
-from tests.processes import forked
-from tests.selection import one_in
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 FOUND = 1e-3  # a hundred times what parity allows
 STEPS = 2  # weights are gathered anew in the second
@@ -120,7 +120,7 @@ def stand_in(collective: str, x: Tensor, axis: Axis, *, received: Sequence[int] 
     return x
 
 
-def silenced(mutation: Mutation, sent: Callable[..., Any], calls: Iterator[int]) -> Callable[..., Any]:
+def silence(mutation: Mutation, sent: Callable[..., Any], calls: Iterator[int]) -> Callable[..., Any]:
     """``sent``, which is the collective, without the messages that the mutation leaves out."""
 
     def collective(x: Tensor, axis: Axis, **options: Any) -> Any:
@@ -155,19 +155,21 @@ def leave_out(mutation: Mutation) -> None:
     sent, function = getattr(speaks, mutation.collective), getattr(owner, last)
 
     @functools.wraps(function)
-    def quiet(*args: Any, **options: Any) -> Any:
-        setattr(speaks, mutation.collective, silenced(mutation, sent, itertools.count()))
+    def call_silenced(*args: Any, **options: Any) -> Any:
+        setattr(speaks, mutation.collective, silence(mutation, sent, itertools.count()))
         try:
             return function(*args, **options)
         finally:
             setattr(speaks, mutation.collective, sent)
 
-    setattr(owner, last, staticmethod(quiet) if isinstance(vars(owner).get(last), staticmethod) else quiet)
+    setattr(
+        owner, last, staticmethod(call_silenced) if isinstance(vars(owner).get(last), staticmethod) else call_silenced
+    )
 
 
-@pytest.mark.parametrize("mutation", one_in(25, MUTATIONS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", mark_share(25, MUTATIONS), ids=lambda mutation: mutation.name)
 def test_a_collective_that_is_left_out_is_found(mutation: Mutation) -> None:
     case = mutation.case
-    told = forked(case.layout.world, play, case.model, case.layout, case.job, partial(leave_out, mutation), STEPS)
+    told = run_forked(case.layout.world, play, case.model, case.layout, case.job, partial(leave_out, mutation), STEPS)
     verdict = judge(case, told, like=reference(case.model, case.job, STEPS))
     assert max(verdict.loss_error, verdict.norm_error, verdict.gradient_error) > FOUND

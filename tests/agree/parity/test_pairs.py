@@ -10,7 +10,7 @@ from fivefold.model.spec import Model
 from tests.agree.drawn import Drawn
 from tests.agree.parity.cases import DENSE, LATENT, job_for
 from tests.agree.parity.drawn import run
-from tests.selection import one_in
+from tests.selection import mark_share
 
 SMALL = DENSE.replace(layers=2)
 LATENT_SINKS = SMALL.replace(name="latent, sinks", kv_heads=8, mla=LATENT, attention_sinks=True)
@@ -53,10 +53,10 @@ CASES = (
 
 
 @pytest.mark.parametrize(
-    ("model", "text"), one_in(4, CASES), ids=lambda value: value if isinstance(value, str) else value.name
+    ("model", "text"), mark_share(4, CASES), ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
     layout = Layout.parse(text)
     verdict = run(Drawn(0, model, layout, job_for(layout)))
-    assert verdict.equal, verdict
+    assert verdict.is_equal, verdict
     assert verdict.said == ()

@@ -8,8 +8,8 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from tests.agree.parity.cases import END, MODELS, Case, batch, text
 from tests.agree.parity.compare import run
-from tests.agree.parity.covering import covering, every_case
-from tests.selection import one_in
+from tests.agree.parity.covering import build_cases, list_cases
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -48,31 +48,33 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", one_in(12, CASES), ids=str)
+@pytest.mark.parametrize("case", mark_share(12, CASES), ids=str)
 def test_a_layout_equals_one_process(case: Case) -> None:
     verdict = run(case)
-    assert verdict.equal, verdict
+    assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said
     assert verdict.flops[0] == verdict.flops[1]
 
 
-@pytest.mark.parametrize(("ac", "forwards", "cores"), one_in(3, [("none", 1, 1), ("selective", 1, 2), ("full", 2, 2)]))
-@pytest.mark.parametrize("schedule", one_in(3, ["dualpipev v2", "1f1b", "zb1p"]))
+@pytest.mark.parametrize(
+    ("ac", "forwards", "cores"), mark_share(3, [("none", 1, 1), ("selective", 1, 2), ("full", 2, 2)])
+)
+@pytest.mark.parametrize("schedule", mark_share(3, ["dualpipev v2", "1f1b", "zb1p"]))
 def test_blocks_run_forward_once_and_again_where_they_are_recomputed(
     schedule: str, ac: str, forwards: int, cores: int
 ) -> None:
     verdict = run(Case("dense", f"pp2 {schedule} ac={ac}"))
     assert (verdict.forwards, verdict.cores) == (forwards, cores)
-    assert verdict.equal
+    assert verdict.is_equal
 
 
 @pytest.mark.long  # the matrix itself is for `make parity`
 def test_the_matrix_is_whole() -> None:
     """As many layouts as promised, every schedule, and only pairs left out that no layout of eight ranks can have."""
-    cases, impossible = covering()
+    cases, impossible = build_cases()
     layouts = [case.layout for case in cases]
-    assert len(every_case()) >= 120
-    assert {layout.world for layout in (case.layout for case in every_case())} >= {1, 2, 4, 8}
+    assert len(list_cases()) >= 120
+    assert {layout.world for layout in (case.layout for case in list_cases())} >= {1, 2, 4, 8}
     assert {layout.schedule for layout in layouts if layout.pp > 1} == set(SCHEDULES)
     assert {case.model_name for case in cases} == set(MODELS)
     for one, other in impossible:

@@ -39,7 +39,7 @@ def check_dry_run(model: Model, job: Job, layout: Layout = LAYOUT, machine: Mach
     step = dryrun(model=model, machine=machine, layout=layout, job=job).step
     assert step is not None
     predicted = predict(model=model, machine=machine, layout=layout, job=job)
-    assert [row for row in compare(predicted, step) if row.wrong] == []
+    assert [row for row in compare(predicted, step) if row.is_wrong] == []
 
 
 def train(model: Model, job: Job) -> list[float]:

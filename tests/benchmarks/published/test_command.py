@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.__main__ import published
+from benchmarks.published.__main__ import score_published
 
 
 @pytest.mark.slow
@@ -15,13 +15,13 @@ def test_errors_by_another_field_than_the_source(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    published(["nemo_perf", "torchtitan"], by="software")
+    score_published(["nemo_perf", "torchtitan"], by="software")
     text = capsys.readouterr().out
     words = [line.split()[:3] for line in text.splitlines()]
     assert words[0][:2] == ["software", "of"]
     assert ["megatron", "time", "12"] in words
     assert ["torch", "time", "15"] in words
-    published(["nemo_perf"], by="model", json=True)
+    score_published(["nemo_perf"], by="model", json=True)
     result = json.loads(capsys.readouterr().out)["summaries"]
     assert sum(row["cases"] for row in result) == 12
     assert "llama3-70b" in {row["source"] for row in result}
@@ -29,7 +29,7 @@ def test_errors_by_another_field_than_the_source(
 
 @pytest.mark.slow
 def test_charts_show_every_run_and_the_diagonal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    published(["kempnerforge"], charts=tmp_path)
+    score_published(["kempnerforge"], charts=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{quantity}-{kind}.svg" for quantity in ("time", "peak") for kind in ("scatter", "over-ranks")
     }
@@ -43,7 +43,7 @@ def test_a_file_that_has_the_source_is_scored_with_it(tmp_path: Path, capsys: py
     """Half of an H100's work per joule lost: what the file says is what the column shows."""
     path = tmp_path / "fits.csv"
     path.write_text('source,constant,factor,runs\nnemo_perf,"HOPPER_JOULE[""bf16""]",0.5,9\n')
-    published(["nemo_perf"], left_out=path, json=True)
+    score_published(["nemo_perf"], left_out=path, json=True)
     (time,) = (row for row in json.loads(capsys.readouterr().out)["summaries"] if row["quantity"] == "time")
     assert time["mean"] < 0.05
     assert time["left_out"] > 3 * time["mean"]

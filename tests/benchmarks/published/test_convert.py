@@ -39,7 +39,7 @@ def test_seconds_from_tokens_and_from_flops_agree() -> None:
 
 
 def test_narrow_gradients_take_two_bytes_of_sixteen() -> None:
-    recipe = cells.narrow_gradients("fp8")
+    recipe = cells.use_16bit_gradients("fp8")
     assert (recipe.summed_bytes, recipe.total_bytes, recipe.compute) == (2, 16, "fp8")
 
 
@@ -47,12 +47,12 @@ def test_megatron_hides_pipeline_messages_only_between_virtual_stages() -> None:
     row = {"gpus": "64", "tp": "4", "pp": "4", "mbs": "1"}
     plain, interleaved = convert.layout_of_row(row, zero=1), convert.layout_of_row(row | {"vp": "5"}, zero=1)
     for name in ("megatron-core", "megatron-bridge", "nemo"):
-        assert not build_stack(name).hides_p2p(plain.schedule)
-        assert build_stack(name).hides_p2p(interleaved.schedule)
+        assert not build_stack(name).overlaps_p2p(plain.schedule)
+        assert build_stack(name).overlaps_p2p(interleaved.schedule)
 
 
 def test_nodes_of_another_size_keep_the_rates() -> None:
-    before, after = machine("h200", 8), convert.in_nodes(machine("h200", 8), 4)
+    before, after = machine("h200", 8), convert.split_into_nodes(machine("h200", 8), 4)
     assert (after.ranks_per_node, after.nodes, [link.span for link in after.links]) == (4, 2, [4, 8])
     assert [link.bandwidth for link in after.links] == [link.bandwidth for link in before.links]
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.published import reader, run
 from benchmarks.published.case import Case, Excluded, rows
-from benchmarks.published.cells import named_model
+from benchmarks.published.cells import find_model
 from benchmarks.published.readers import megatron_moe_zoo, xtuner
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
@@ -74,7 +74,7 @@ def test_paddle_has_no_sequence_parallelism_and_16_bit_gradients() -> None:
 
 def test_embedding_and_loss_take_the_room_of_two_layers() -> None:
     """Megatron-LM's --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split."""
-    model = named_model("Qwen3 235B A22B")
+    model = find_model("Qwen3 235B A22B")
     for layout, stages in (
         (Layout(pp=8, v=4, schedule="interleaved"), (2, *[3] * 30, 2)),
         (Layout(pp=8), (11, *[12] * 6, 11)),

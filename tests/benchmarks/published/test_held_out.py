@@ -28,7 +28,7 @@ def test_the_half_is_told_by_the_row_alone(source: str) -> None:
     results = [item for item in reader(source)() if not isinstance(item, Excluded)]
     assert results
     assert all(result.held_out == (crc32(result.row.encode()) % 2 == 0) for result in results)
-    halves = [case.held_out(row["row_id"]) for row in rows(source)]
+    halves = [case.is_held_out(row["row_id"]) for row in rows(source)]
     assert 0.25 < sum(halves) / len(halves) < 0.75
 
 

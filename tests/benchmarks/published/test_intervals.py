@@ -11,7 +11,7 @@ from benchmarks.published.score import Quantity, Score
 from fivefold.planner.time import errors
 
 
-def scored(
+def make_score(
     ratio: float, *, source: str, generation: str = "hopper", quantity: Quantity = "time", **more: object
 ) -> Score:
     """A run that measured ``ratio`` times what was predicted without its source."""
@@ -21,8 +21,8 @@ def scored(
 
 
 def test_a_cell_per_source_and_class_with_few_ratios_in_order() -> None:
-    scores = [scored(1 + at / 1000, source="many", ranks=at + 1) for at in range(900)]
-    scores += [scored(1.2, source="few"), scored(1.1, source="few", generation="ampere")]
+    scores = [make_score(1 + at / 1000, source="many", ranks=at + 1) for at in range(900)]
+    scores += [make_score(1.2, source="few"), make_score(1.1, source="few", generation="ampere")]
     few, ampere, many = sorted(learn(scores), key=lambda cell: (cell.rows, -cell.ratios[0]))
     assert (few.source, few.ratios, few.of.generation) == ("few", (1.2,), "hopper")
     assert (ampere.source, ampere.ratios, ampere.of.generation) == ("few", (1.1,), "ampere")
@@ -32,13 +32,13 @@ def test_a_cell_per_source_and_class_with_few_ratios_in_order() -> None:
 
 
 def test_held_out_rows_and_messages_are_not_learned_from() -> None:
-    assert learn([scored(1.1, source="s", held_out=True), scored(1.1, source="s", quantity="states")]) == ()
+    assert learn([make_score(1.1, source="s", held_out=True), make_score(1.1, source="s", quantity="states")]) == ()
 
 
 def test_a_source_is_covered_by_what_the_others_teach() -> None:
     """Three sources that agree, and one whose runs take twice as long: it alone lies outside."""
-    alike = [scored(1 + at / 100, source=name) for name in ("a", "b", "c") for at in range(-10, 11)]
-    far = [scored(2.0, source="d")] * 30
+    alike = [make_score(1 + at / 100, source=name) for name in ("a", "b", "c") for at in range(-10, 11)]
+    far = [make_score(2.0, source="d")] * 30
     result = {item.source: item for item in coverage([*alike, *far])}
     assert (result["d"].half, result["d"].most, result["d"].runs) == (0, 0, 30)
     assert 0.4 <= result["a"].half <= 0.8
@@ -46,7 +46,7 @@ def test_a_source_is_covered_by_what_the_others_teach() -> None:
 
 
 def test_written_in_one_order_and_read_again(tmp_path: Path) -> None:
-    scores = [scored(1.1, source="s")] * 5 + [scored(1.25, source="t", quantity="peak")] * 2
+    scores = [make_score(1.1, source="s")] * 5 + [make_score(1.25, source="t", quantity="peak")] * 2
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     write(learn(scores), one)
     write(learn(scores[::-1]), two)

@@ -17,7 +17,7 @@ from benchmarks.published.case import Case, Excluded, rows
 from benchmarks.published.cells import Row
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
-from tests.selection import one_in
+from tests.selection import mark_share
 
 NONSENSE = ("", "0", "-1", "7", "3.5", "nan", "inf", "1e400", "1_000", "٣", "n/a", "unknown", "99999999999999999999")
 ELSEWHERE = {
@@ -34,7 +34,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def mutated(source: str, draw: random.Random, *, cells_of_a_row: int = 1) -> list[Row]:
+def mutate(source: str, draw: random.Random, *, cells_of_a_row: int = 1) -> list[Row]:
     """The rows of a source, each with cells changed."""
     result = list(rows(source))
     columns = [key for key in result[0] if key not in ("row_id", "source", "note")]
@@ -55,7 +55,7 @@ def put(folder: Path, source: str, found: list[Row]) -> None:
         table.writerows(row | {"extra": "x"} for row in found)
 
 
-def accounted(found: list[Case | Excluded], source: list[Row]) -> None:
+def check_all_accounted(found: list[Case | Excluded], source: list[Row]) -> None:
     """Each row once, but for a figure that is several cases."""
     assert {item.row.partition(" ")[0] for item in found} == {row["row_id"] for row in source}
     assert len({item.row for item in found}) == len(found)
@@ -66,12 +66,12 @@ def accounted(found: list[Case | Excluded], source: list[Row]) -> None:
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_row_is_lost_and_none_ends_a_reader(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(source)
-    rounds = [mutated(source, draw, cells_of_a_row=1 + index % 3) for index in range(2)]
+    rounds = [mutate(source, draw, cells_of_a_row=1 + index % 3) for index in range(2)]
     monkeypatch.setattr(case, "DATA", tmp_path)
     for changed in rounds:
         put(tmp_path, source, changed)
         result = list(reader(source)())
-        accounted(result, changed)
+        check_all_accounted(result, changed)
         for item in result:
             if isinstance(item, Case):
                 assert item.layout.world == item.machine.ranks
@@ -79,7 +79,7 @@ def test_no_row_is_lost_and_none_ends_a_reader(source: str, tmp_path: Path, monk
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", one_in(2, SOURCES))
+@pytest.mark.parametrize("source", mark_share(2, SOURCES))
 def test_every_column_emptied(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of each kind of its table, with each column emptied in turn, and a line that ends early."""
     kept = list({(row["kind"], row.get("table"), row.get("framework")): row for row in rows(source)}.values())
@@ -87,7 +87,7 @@ def test_every_column_emptied(source: str, tmp_path: Path, monkeypatch: pytest.M
     for key in kept[0].keys() - {"row_id"}:
         emptied = [row | {key: ""} for row in kept]
         put(tmp_path, source, emptied)
-        accounted(list(reader(source)()), emptied)
+        check_all_accounted(list(reader(source)()), emptied)
     (tmp_path / f"{source}.csv").write_text(",".join(kept[0]) + f"\n{source}-1,open,y,high,measured\n")
     assert len(list(reader(source)())) == 1
 
@@ -97,7 +97,7 @@ def test_layouts_invalid_for_the_planner_are_excluded(tmp_path: Path, monkeypatc
     """Rows in, scores and exclusions out."""
     draw = random.Random(7)
     sources = ("dgxc_benchmarking", "torchtitan", "megatron_bridge_memory", "zero_bubble", "kempnerforge")
-    changed = {source: mutated(source, draw) for source in sources}
+    changed = {source: mutate(source, draw) for source in sources}
     monkeypatch.setattr(case, "DATA", tmp_path)
     for source, result in changed.items():
         put(tmp_path, source, result)
@@ -156,7 +156,9 @@ def test_every_printed_cell_of_a_scored_row_is_scored_or_listed(source: str) -> 
             assert (item.memory_bytes is not None) + ("peak" in listed) == memory, item.row
 
 
-def only(source: str, row_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> Case | Excluded:
+def convert_row(
+    source: str, row_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: str
+) -> Case | Excluded:
     """What one row becomes with some cells changed."""
     row = next(row for row in rows(source) if row["row_id"] == f"{source}-{row_id}") | changes
     with monkeypatch.context() as patch:
@@ -200,7 +202,7 @@ def test_a_row_is_read_from_its_own_columns(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = only(source, row, tmp_path, monkeypatch, **changes)
+    result = convert_row(source, row, tmp_path, monkeypatch, **changes)
     assert isinstance(result, Case), result
     read = {
         "machine": result.machine.name,
@@ -235,7 +237,7 @@ def test_a_row_is_read_from_its_own_columns(
 def test_unreadable_rows_are_excluded_with_their_cell(
     source: str, row: str, changes: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = only(source, row, tmp_path, monkeypatch, **changes)
+    result = convert_row(source, row, tmp_path, monkeypatch, **changes)
     assert isinstance(result, Excluded), result
     assert words in result.rule
 

@@ -46,7 +46,7 @@ def step(*, seconds: float, peak: int, reserved: int | None = None) -> Step:
     )
 
 
-def timed(predicted: float, measured: float, *, rivals: str = "a", source: str = "s", chip: str = "b200") -> Score:
+def make_score(predicted: float, measured: float, *, rivals: str = "a", source: str = "s", chip: str = "b200") -> Score:
     return Score(
         source=source,
         row="r",
@@ -89,18 +89,18 @@ def test_each_meter_has_its_prediction(changes: dict[str, object], predicted: in
 
 
 def test_a_summary_is_signed_where_it_says_so() -> None:
-    (summary,) = summarise([timed(p, 1.0, rivals="") for p in (1.1, 0.8, 1.3)])
+    (summary,) = summarise([make_score(p, 1.0, rivals="") for p in (1.1, 0.8, 1.3)])
     assert (summary.cases, summary.groups, summary.tau) == (3, 0, None)
     assert summary.bias == pytest.approx((0.1 - 0.2 + 0.3) / 3)
     assert summary.median == pytest.approx(0.2)
     assert summary.mean == pytest.approx(0.2)
     assert summary.worst == pytest.approx(0.3)
-    assert summarise([timed(0.5, 1.0), timed(1.2, 1.0)])[0].worst == -0.5
+    assert summarise([make_score(0.5, 1.0), make_score(1.2, 1.0)])[0].worst == -0.5
 
 
 def test_ranking_worked() -> None:
     """Measured in the order 1 2 3 4, predicted 2 1 3 4: one pair of six is turned, and the pick costs 10 %."""
-    scores = [timed(p, m) for p, m in ((2.0, 1.0), (1.0, 1.1), (3.0, 1.2), (4.0, 1.3))]
+    scores = [make_score(p, m) for p, m in ((2.0, 1.0), (1.0, 1.1), (3.0, 1.2), (4.0, 1.3))]
     (ranking,) = rank(scores)
     assert ranking.tau == pytest.approx((5 - 1) / 6)
     assert ranking.regret == pytest.approx(0.1)
@@ -110,7 +110,7 @@ def test_ranking_worked() -> None:
 
 def test_pairs_that_repeats_would_turn_are_not_asked_for() -> None:
     """1.005 follows 1 by half of a percent: of three pairs two are left, both in order. A sum of parts is exact."""
-    scores = [timed(p, m) for p, m in ((1.1, 1.0), (1.0, 1.005), (1.2, 1.3))]
+    scores = [make_score(p, m) for p, m in ((1.1, 1.0), (1.0, 1.005), (1.2, 1.3))]
     assert rank(scores)[0].tau == 1.0
     assert rank([s.replace(quantity="composed") for s in scores])[0].tau == pytest.approx(1 / 3)
 
@@ -123,7 +123,7 @@ def test_kendall_is_one_minus_twice_the_inversions(order: tuple[int, ...]) -> No
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=9), st.floats(0.1, 10))
 def test_a_constant_factor_costs_no_rank(measured: list[float], factor: float) -> None:
-    (ranking,) = rank([timed(m * factor, m) for m in measured])
+    (ranking,) = rank([make_score(m * factor, m) for m in measured])
     assert ranking.regret == pytest.approx(0, abs=1e-9)
 
 

@@ -54,7 +54,7 @@ def test_torchtitan_mfu_is_the_printed_one() -> None:
     result = {row: case for row, case in cases("torchtitan").items() if row in printed}
     assert len(result) == 6
     for row, case in result.items():
-        peak = 312e12 if case.machine.name == "a100" else 1979e12 if case.job.precision.narrow else 989e12
+        peak = 312e12 if case.machine.name == "a100" else 1979e12 if case.job.precision.is_low_precision else 989e12
         assert mfu(case, peak_flops=peak, embedding=True) == pytest.approx(printed[row], rel=0.01), row
 
 
@@ -98,7 +98,13 @@ def test_mpt_parameters_and_seconds() -> None:
         row = printed[name]
         assert case.model.parameters == pytest.approx(int(row["n_params"]), rel=7e-4), name
         assert case.step_seconds == pytest.approx(float(row["step_s_derived"]), rel=2e-3), name
-        peak = 312e12 if case.machine.name.startswith("a100") else 1979e12 if case.job.precision.narrow else 989e12
+        peak = (
+            312e12
+            if case.machine.name.startswith("a100")
+            else 1979e12
+            if case.job.precision.is_low_precision
+            else 989e12
+        )
         positions = case.model.positions * case.model.width / case.model.parameters
         assert mfu(case, peak_flops=peak) == pytest.approx(float(row["mfu_pct"]), rel=2e-3 + positions), name
 

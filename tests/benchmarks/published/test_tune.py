@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.published import reader
 from benchmarks.published.case import Case
-from benchmarks.published.tune import Factors, Run, error, halves, prepared, seconds, tune
+from benchmarks.published.tune import Factors, Run, error, halves, prepare_runs, seconds, tune
 
 SLOW = Factors(matmul=0.7, launch=1.5)
 
@@ -14,7 +14,7 @@ SLOW = Factors(matmul=0.7, launch=1.5)
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
     """Every hundredth."""
-    return prepared([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::100])
+    return prepare_runs([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::100])
 
 
 @pytest.mark.slow

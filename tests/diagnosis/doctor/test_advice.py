@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fivefold.diagnosis.doctor import examine, recompute
 from fivefold.trainer.measure.meter import Meter
-from tests.selection import one_in
+from tests.selection import mark_share
 
 WIDTH, LAYERS, ROWS = 16, 3, 256
 
@@ -43,14 +43,14 @@ def loss(model: nn.Module) -> Tensor:
     return functional.cross_entropy(model(torch.randn(ROWS, WIDTH)), torch.randint(8, (ROWS,)))
 
 
-def with_these(modules: tuple[str, ...]) -> nn.Module:
+def recompute_net(modules: tuple[str, ...]) -> nn.Module:
     model = Net()
     recompute(model, modules)
     return model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", one_in(2, [0.8, 0.65]))
+@pytest.mark.parametrize("share", mark_share(2, [0.8, 0.65]))
 def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
     plain = examine(Net, loss)
     budget = int(share * plain.peak_bytes)
@@ -59,14 +59,14 @@ def test_the_advice_fits_and_is_the_least_work(share: float) -> None:
     assert advice.fits
     assert advice.modules
     assert advice.predicted_peak_bytes == pytest.approx(advice.peak_bytes, rel=0.01)
-    proved = examine(lambda: with_these(advice.modules), loss)
+    proved = examine(lambda: recompute_net(advice.modules), loss)
     assert proved.peak_bytes == advice.peak_bytes <= budget
     assert proved.recomputed_flops == advice.extra_flops > 0
     # no choice of full blocks and of their mlps does it with fewer FLOPs
     for count in range(len(advice.modules)):
         for blocks in combinations(range(LAYERS), count):
             for inside in ("", ".mlp"):
-                tried = examine(lambda b=blocks, i=inside: with_these(tuple(f"blocks.{n}{i}" for n in b)), loss)
+                tried = examine(lambda b=blocks, i=inside: recompute_net(tuple(f"blocks.{n}{i}" for n in b)), loss)
                 assert tried.peak_bytes > budget or tried.recomputed_flops >= advice.extra_flops
 
 
@@ -75,7 +75,7 @@ def test_the_proof_is_the_real_run() -> None:
     budget = int(0.7 * examine(Net, loss).peak_bytes)
     advice = examine(Net, loss, budget_bytes=budget).advice
     assert advice is not None
-    model = with_these(advice.modules)
+    model = recompute_net(advice.modules)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     peaks = []
     for _ in range(2):
@@ -104,10 +104,10 @@ def test_nothing_to_do_and_nothing_that_helps() -> None:
 
 
 def test_a_peak_in_the_update_is_no_matter_of_activations() -> None:
-    def little(model: nn.Module) -> Tensor:
+    def compute_small_loss(model: nn.Module) -> Tensor:
         return model(torch.randn(2, WIDTH)).square().mean()
 
-    advice = examine(Net, little, budget_bytes=1000).advice
+    advice = examine(Net, compute_small_loss, budget_bytes=1000).advice
     assert advice is not None
     assert "it peaks in the update" in advice.reason
     assert "AdamW(fused=True) needs none" in advice.reason

@@ -125,7 +125,7 @@ def test_flops_are_those_of_torch(case: str) -> None:
 DEPTHWISE = 2 * 4 * 8 * 8 * 16 * 9 * 15
 
 
-def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def step_accumulating(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     for _ in range(3):
         (mlp_loss(model) / 3).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -134,7 +134,7 @@ def accumulated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_a_step_of_ones_own_accumulates() -> None:
-    once, thrice = examine(mlp, mlp_loss), examine(mlp, step=accumulated)
+    once, thrice = examine(mlp, mlp_loss), examine(mlp, step=step_accumulating)
     assert thrice.forward_flops == 3 * once.forward_flops
     assert thrice.gradients_bytes == once.gradients_bytes
     assert thrice.kept_bytes == once.kept_bytes
@@ -149,17 +149,17 @@ def test_narrow_weights_and_autocast() -> None:
     narrow = examine(half, tied_loss)
     assert narrow.parameters_bytes == narrow.gradients_bytes == 2 * narrow.parameters
 
-    def mixed(model: nn.Module) -> Tensor:
+    def compute_mixed(model: nn.Module) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return tied_loss(model)
 
-    assert examine(Tied, mixed).kept_bytes < examine(Tied, tied_loss).kept_bytes
+    assert examine(Tied, compute_mixed).kept_bytes < examine(Tied, tied_loss).kept_bytes
 
-    def for_a_gpu(model: nn.Module) -> Tensor:
+    def compute_for_gpu(model: nn.Module) -> Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
             return tied_loss(model)
 
-    result = examine(Tied, for_a_gpu)
+    result = examine(Tied, compute_for_gpu)
     assert result.kept_bytes == examine(Tied, tied_loss).kept_bytes
     assert any("autocast('cuda') does nothing" in remark for remark in result.remarks)
 
@@ -176,12 +176,12 @@ def test_optimizers(options: dict[str, bool]) -> None:
 
 
 def test_frozen_weights_have_neither_gradient_nor_moments() -> None:
-    def frozen() -> nn.Module:
+    def make_frozen() -> nn.Module:
         model = mlp()
         model[0].requires_grad_(False)
         return model
 
-    result = examine(frozen, mlp_loss)
+    result = examine(make_frozen, mlp_loss)
     assert result.parameters - result.trainable == 33 * 64
     assert result.gradients_bytes == 4 * result.trainable
 
@@ -190,7 +190,7 @@ def test_frozen_weights_have_neither_gradient_nor_moments() -> None:
 def test_ones_own_checkpointing_is_seen() -> None:
     from fivefold.diagnosis.doctor import recompute
 
-    def wrapped() -> nn.Module:
+    def make_wrapped() -> nn.Module:
         model = Tied()
         recompute(model, ("body.layers.0", "body.layers.1"))
         return model
@@ -198,7 +198,7 @@ def test_ones_own_checkpointing_is_seen() -> None:
     def loss(model: nn.Module) -> Tensor:  # a kernel that is chosen around a step is not chosen when it runs again
         return model(torch.randint(VOCABULARY, (2, 24))).square().mean()
 
-    plain, again = examine(Tied, loss), examine(wrapped, loss)
+    plain, again = examine(Tied, loss), examine(make_wrapped, loss)
     assert again.forward_flops == plain.forward_flops
     assert again.backward_flops == plain.backward_flops
     layer = next(part for part in plain.parts if part.module == "body.layers.0")
@@ -234,8 +234,8 @@ def test_the_peak_is_made_of_its_categories_and_known_places() -> None:
     assert at.phase == "backward"
     assert at.parameters_bytes == result.parameters_bytes
     assert at.optimizer_bytes == result.optimizer_bytes
-    assert sum(item.all_bytes for item in at.largest) <= at.peak_bytes
+    assert sum(item.total_bytes for item in at.largest) <= at.peak_bytes
     weight = next(item for item in at.largest if item.category == "parameters" and item.name == "embedding.weight")
-    assert weight.all_bytes == 4 * VOCABULARY * 32
+    assert weight.total_bytes == 4 * VOCABULARY * 32
     lines = {item.line for item in at.largest if item.category == "activations" and not item.name}
     assert {line.partition(":")[0] for line in lines} == {"tests/diagnosis/doctor/test_examine.py"}

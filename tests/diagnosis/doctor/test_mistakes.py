@@ -15,7 +15,7 @@ from fivefold.record import UserError
 MODEL = "import torch\nfrom torch import nn\ndef model():\n    return nn.Linear(4, 4)\n"
 
 
-def examined(path: Path) -> None:
+def examine_file(path: Path) -> None:
     given = load(path)
     examine(given.model, given.loss, make_optimizer=given.optimizer, step=given.step, file=given.name)
 
@@ -25,13 +25,13 @@ def line_of(folder: Path, text: str) -> str:
     path = folder / "mine.py"
     path.write_text(text)
     with pytest.raises(UserError) as said:
-        examined(path)
+        examine_file(path)
     line = str(said.value)
     assert "\n" not in line
     return line.replace(str(path), "mine.py")
 
 
-def in_loss(body: str) -> str:
+def write_loss(body: str) -> str:
     return MODEL + f"def loss(model):\n    x = model(torch.ones(2, 4))\n    {body}\n    return x.sum()\n"
 
 
@@ -45,17 +45,17 @@ def in_loss(body: str) -> str:
         (MODEL + "def losses(m): ...\n", "mine.py: has no function 'loss'", "did you mean 'losses'"),
         ("1 / 0\n", "mine.py:1: ZeroDivisionError", "division by zero"),
         ("import sys\nsys.exit()\n", "mine.py: ends the program", "__main__"),
-        (in_loss("x.sum().foo()"), "mine.py:7: AttributeError", "foo"),
-        (in_loss("x @ torch.ones(3, 3)"), "mine.py:7: RuntimeError", "4"),
-        (in_loss("x.nonzero()"), "mine.py:7: ", "shape hangs on values"),
-        (in_loss("x[x > 0]"), "mine.py:7: ", "shape hangs on values"),
-        (in_loss("x.argmax(1).tolist()"), "mine.py:7: ", "reads a number from a tensor"),
-        (in_loss("x.argmax().item()"), "mine.py:7: ", "reads a number from a tensor"),
-        (in_loss("x.detach().numpy()"), "mine.py:7: ", "asks for values"),
-        (in_loss("x.cuda()"), "mine.py:7: ", "leave the device to the doctor"),
-        (in_loss("torch.ones(2, device='cuda')"), "mine.py:7: ", "leave the device to the doctor"),
-        (in_loss("x = x.detach()"), "", "without a graph"),
-        (in_loss("return x"), "", "shape [2, 4]"),
+        (write_loss("x.sum().foo()"), "mine.py:7: AttributeError", "foo"),
+        (write_loss("x @ torch.ones(3, 3)"), "mine.py:7: RuntimeError", "4"),
+        (write_loss("x.nonzero()"), "mine.py:7: ", "shape hangs on values"),
+        (write_loss("x[x > 0]"), "mine.py:7: ", "shape hangs on values"),
+        (write_loss("x.argmax(1).tolist()"), "mine.py:7: ", "reads a number from a tensor"),
+        (write_loss("x.argmax().item()"), "mine.py:7: ", "reads a number from a tensor"),
+        (write_loss("x.detach().numpy()"), "mine.py:7: ", "asks for values"),
+        (write_loss("x.cuda()"), "mine.py:7: ", "leave the device to the doctor"),
+        (write_loss("torch.ones(2, device='cuda')"), "mine.py:7: ", "leave the device to the doctor"),
+        (write_loss("x = x.detach()"), "", "without a graph"),
+        (write_loss("return x"), "", "shape [2, 4]"),
         (MODEL.replace("4)", "4).to('cuda')") + "def loss(m): ...\n", "mine.py:4: ", "leave the device to the doctor"),
         (MODEL.replace("4)", "4).cuda()") + "def loss(m): ...\n", "mine.py:4: ", "leave the device to the doctor"),
         ("from torch import nn\nM = nn.Linear(4, 4)\ndef model(): return M\ndef loss(m): ...\n", "parameter weight",

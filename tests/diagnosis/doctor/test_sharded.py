@@ -17,8 +17,8 @@ import fivefold as ff
 from fivefold.cli import app
 from fivefold.diagnosis.doctor import Diagnosis, examine
 from fivefold.record import UserError
-from tests.profiling.test_watch_loop import BLOCKS, ROWS, WIDTH, adamw, loss, model, steps, two_ranks
-from tests.selection import one_in
+from tests.profiling.test_watch_loop import BLOCKS, ROWS, WIDTH, adamw, loss, model, run_two_ranks, steps
+from tests.selection import mark_share
 
 PLAN = {"*.0": "colwise", "*.2": "rowwise"}
 
@@ -42,7 +42,7 @@ def test_unchanged_model_is_reported_as_by_the_doctor() -> None:
     assert not torch.distributed.is_initialized()
 
 
-@pytest.mark.parametrize("reshard", one_in(2, [True, False]), ids=["zero-3", "zero-2"])
+@pytest.mark.parametrize("reshard", mark_share(2, [True, False]), ids=["zero-3", "zero-2"])
 def test_fsdp2_is_that_of_two_real_processes(tmp_path: Path, reshard: bool) -> None:
     def body() -> dict[str, Any]:
         module = model()
@@ -59,7 +59,7 @@ def test_fsdp2_is_that_of_two_real_processes(tmp_path: Path, reshard: bool) -> N
     for attempt in range(3):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        real = two_ranks(folder, body)
+        real = run_two_ranks(folder, body)
         if real["memory"]["stages"][0]["peak_bytes"] <= cost.peak_bytes * 1.005:
             break
     assert [item.model_dump() for item in cost.traffic] == real["traffic"]
@@ -110,7 +110,7 @@ def test_tied_weights_count_once() -> None:
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    one_in(
+    mark_share(
         3,
         [
             ({"fsdp": 1}, "--fsdp 1: a number of ranks from 2"),

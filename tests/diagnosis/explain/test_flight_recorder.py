@@ -56,7 +56,7 @@ def dump(calls: list[tuple[str, int, str, int, bool]], rank: int) -> dict[str, A
             "time_created_ns": 1000 * at + rank,
             "input_sizes": [[size]],
             "input_dtypes": ["BFloat16"],
-            "output_sizes": [[_out(name, size, group)]],
+            "output_sizes": [[_output_size(name, size, group)]],
             "output_dtypes": ["BFloat16"],
             "state": "completed" if done else "started",
             "retired": done,
@@ -73,7 +73,7 @@ def dump(calls: list[tuple[str, int, str, int, bool]], rank: int) -> dict[str, A
     return {"version": "2.10", "pg_config": config, "entries": entries}
 
 
-def _out(name: str, size: int, group: str) -> int:
+def _output_size(name: str, size: int, group: str) -> int:
     ranks = len(GROUPS[group][1])
     return {"_all_gather_base": size * ranks, "_reduce_scatter_base": size // ranks}.get(name, size)
 

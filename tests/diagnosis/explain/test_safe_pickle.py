@@ -31,20 +31,20 @@ class Runs:
         return os.mkdir, (str(self.path),)
 
 
-def written(path: Path, data: bytes) -> Path:
+def write(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
 def test_data_is_read(tmp_path: Path, protocol: int) -> None:
-    assert load(written(tmp_path / "x", pickle.dumps(DATA, protocol))) == DATA
+    assert load(write(tmp_path / "x", pickle.dumps(DATA, protocol))) == DATA
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None:
     there = tmp_path / "made"
-    path = written(tmp_path / "x", pickle.dumps({"segments": [Runs(there)]}, protocol))
+    path = write(tmp_path / "x", pickle.dumps({"segments": [Runs(there)]}, protocol))
     with pytest.raises(UserError, match=r"names posix\.mkdir, which unpickling would run") as refused:
         load(path)
     assert "\n" not in str(refused.value)
@@ -67,7 +67,7 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None
 )
 def test_pickle_with_code_is_a_one_line_error(tmp_path: Path, data: bytes, word: str) -> None:
     with pytest.raises(UserError, match=word) as refused:
-        load(written(tmp_path / "x", data))
+        load(write(tmp_path / "x", data))
     assert "\n" not in str(refused.value)
 
 
@@ -79,4 +79,4 @@ def test_objects_elsewhere_are_refused(tmp_path: Path) -> None:
     out = io.BytesIO()
     Points(out, 4).dump([7])
     with pytest.raises(UserError, match="refers to objects outside"):
-        load(written(tmp_path / "x", out.getvalue()))
+        load(write(tmp_path / "x", out.getvalue()))

@@ -37,10 +37,10 @@ class History(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self.known:
-                self.made(leaf.untyped_storage())
+                self.on_alloc(leaf.untyped_storage())
         return out
 
-    def made(self, storage: Any) -> None:
+    def on_alloc(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
         self.known[key] = size
         result = traceback.extract_stack()[:-2][::-1]
@@ -50,9 +50,9 @@ class History(TorchDispatchMode):
         self.add("alloc", key, size, frames)
         self.live += size
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self.gone, key)
+        weakref.finalize(storage, self.on_free, key)
 
-    def gone(self, key: int) -> None:
+    def on_free(self, key: int) -> None:
         size = self.known.pop(key)
         self.live -= size
         for action in ("free_requested", "free_completed"):
@@ -172,7 +172,7 @@ def test_torchs_own_writer_names_categories() -> None:
 
 
 @pytest.mark.slow
-def test_a_rehearsals_snapshot_says_what_the_rehearsal_says(tmp_path: Path) -> None:
+def test_a_dry_runs_snapshot_says_what_the_dry_run_says(tmp_path: Path) -> None:
     from fivefold.dry_run import dryrun
     from fivefold.dry_run.memory.snapshot import save
     from fivefold.dry_run.report import describe_peak

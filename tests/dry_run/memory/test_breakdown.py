@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from fivefold.dry_run.memory.breakdown import LiveStorage, largest, levels, stage_memory
+from fivefold.dry_run.memory.breakdown import LiveStorage, levels, list_largest, stage_memory
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Message, Scope, Site, Tape
 
 FORWARD, BACKWARD, UPDATE = Scope("forward", 1, 0), Scope("backward", 1, 0), Scope("update")
@@ -82,7 +82,7 @@ def test_the_parts_of_a_stage() -> None:
 
 def test_the_largest_that_live_at_the_peak() -> None:
     tape = step()
-    result = largest(tape, 4)
+    result = list_largest(tape, 4)
     assert [(one.bytes, one.category) for one in result] == [
         (2000, "optimizer"),
         (1000, "parameters"),
@@ -90,7 +90,7 @@ def test_the_largest_that_live_at_the_peak() -> None:
         (400, "gradients"),
     ]
     assert result[2] == LiveStorage(500, "logits", LOGITS, FORWARD)
-    assert sum(one.bytes for one in largest(tape, 100)) == stage_memory(tape, 0).peak_bytes
+    assert sum(one.bytes for one in list_largest(tape, 100)) == stage_memory(tape, 0).peak_bytes
 
 
 def test_seconds_of_each_event_may_be_given() -> None:

@@ -160,7 +160,7 @@ SIZES = st.one_of(st.integers(1, MIB), st.integers(MIB, 12 * MIB), st.integers(1
 MOVES = st.lists(st.one_of(SIZES, st.floats(0, 1, exclude_max=True)), max_size=60)  # a fraction: which one is freed
 
 
-def rounded(sizes: Iterable[int]) -> int:
+def round_sizes(sizes: Iterable[int]) -> int:
     return sum(max(512, (size + 511) // 512 * 512) for size in sizes)
 
 
@@ -181,7 +181,7 @@ def check(blocks: Allocator, living: dict[int, tuple[Block, int]]) -> None:
             former, address, block = block, address + block.size, block.after
     assert (blocks.reserved_bytes, blocks.allocated_bytes) == (total, used)
     assert len(living) == sum(block.state == USED for run in blocks.segments() for block in run)
-    assert blocks.reserved_bytes >= blocks.allocated_bytes >= rounded(size for _, size in living.values())
+    assert blocks.reserved_bytes >= blocks.allocated_bytes >= round_sizes(size for _, size in living.values())
     for pool in blocks._pools:
         assert [entry[2].state for entry in pool.idle] == [IDLE] * len(pool.idle)
         assert sum(entry[2].size for entry in pool.idle) + sum(
@@ -201,7 +201,7 @@ def test_blocks_tile_segments(moves: list[int | float], expandable: bool, capaci
             made = blocks.allocate(move)
             if made is None:  # and there is no complete segment left to release
                 assert limit is not None
-                assert expandable or blocks.reserved_bytes + segment(rounded([move])) > limit
+                assert expandable or blocks.reserved_bytes + segment(round_sizes([move])) > limit
                 assert expandable or all(len(run) > 1 or run[0].state == USED for run in blocks.segments())
             else:
                 living[made.address] = made, move

@@ -49,7 +49,7 @@ def tapes() -> list[Tape]:
     return [first, steady]
 
 
-def written(folder: Path, *, expandable: bool) -> dict[str, Any]:
+def write(folder: Path, *, expandable: bool) -> dict[str, Any]:
     path = folder / "new" / "rank0.pickle"
     save(tapes(), path, expandable=expandable)
     assert [item.name for item in path.parent.iterdir()] == ["rank0.pickle"]
@@ -60,7 +60,7 @@ def written(folder: Path, *, expandable: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("expandable", [False, True], ids=["segments", "expandable"])
 def test_torchs_own_readers_find_the_totals(tmp_path: Path, expandable: bool) -> None:
-    result = written(tmp_path, expandable=expandable)
+    result = write(tmp_path, expandable=expandable)
     # segments: 40, 30 that later hold 12 and 4, 30 anew, 2 for the 300 bytes; pages: 2, 2 (10 too many), 1, 2 MiB
     total = 40 + 40 + 20 + 2 if expandable else 40 + 30 + 30 + 2
     text = viz.segsum(result)
@@ -76,7 +76,7 @@ def test_torchs_own_readers_find_the_totals(tmp_path: Path, expandable: bool) ->
 
 
 def test_the_trace_tells_the_step(tmp_path: Path) -> None:
-    result = written(tmp_path, expandable=False)
+    result = write(tmp_path, expandable=False)
     lines = viz.trace(result).splitlines()
     assert lines[0] == "Device 0 ----------------"
     assert lines[1] == "14 entries"
@@ -98,7 +98,7 @@ def test_the_trace_tells_the_step(tmp_path: Path) -> None:
 
 
 def test_frames_are_operation_line_and_module(tmp_path: Path) -> None:
-    result = written(tmp_path, expandable=True)
+    result = write(tmp_path, expandable=True)
     text = viz.memory(result, format_flamegraph=str).splitlines()
     mine = "stream_0;active_allocated;module:0:blocks.0.mlp;linear.py:144:_FusedLinears.forward;torch:0:aten::mm"
     assert f"{mine} {4 * MIB}" in text
@@ -107,14 +107,14 @@ def test_frames_are_operation_line_and_module(tmp_path: Path) -> None:
 
 
 def test_categories_are_those_that_the_viewer_can_show(tmp_path: Path) -> None:
-    trace = written(tmp_path, expandable=False)["device_traces"][0]
+    trace = write(tmp_path, expandable=False)["device_traces"][0]
     named = [entry["category"] for entry in trace if entry["action"] == "alloc"]
     assert named == ["parameters", "unknown", "optimizer", "unknown", "unknown", "unknown"]
 
 
 @pytest.mark.parametrize("plot", [viz.trace_plot, viz.segment_plot])
 def test_pictures_hold_the_snapshot(tmp_path: Path, plot: Any) -> None:
-    result = written(tmp_path, expandable=False)
+    result = write(tmp_path, expandable=False)
     page = plot(result)
     (held,) = json.loads(re.search(r"local_files = (.*)\n", page)[1])  # type: ignore[index]
     assert pickle.loads(base64.b64decode(held["base64"])) == result
@@ -146,10 +146,10 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "rank0.pickle"
     path.write_bytes(b"former")
 
-    def full(*_: object, **__: object) -> None:
+    def fail_full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fivefold.dry_run.memory.snapshot.pickle.dump", full)
+    monkeypatch.setattr("fivefold.dry_run.memory.snapshot.pickle.dump", fail_full)
     with pytest.raises(RunFailure, match="the snapshot cannot be written: No space left on device; free some space"):
         save(tapes(), path, expandable=False)
     assert [item.name for item in tmp_path.iterdir()] == ["rank0.pickle"]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record import repetition
 from fivefold.dry_run.record.repetition import NotRepeatable, repeat, shorten
 from fivefold.dry_run.record.tape import ALLOC, Tape
-from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.p2p import P2PStep, p2p_steps
@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from tests.dry_run.record.tape_events import list_events
 from tests.dry_run.record.test_replay import MODELS
-from tests.selection import one_in
+from tests.selection import mark_share
 
 LAYOUTS = ["pp1", "pp4", "pp16", "pp4 v2 interleaved", "pp4 zb1p", "pp8 zb2p", "pp4 zbv", "pp4 dualpipe",
            "pp16 dualpipe", "pp4 dualpipev"]  # fmt: skip
@@ -76,31 +76,31 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "micro_batches"),
-    one_in(6, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES]),
+    mark_share(6, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES]),
 )
 def test_copied_micro_batches_do_what_micro_batches_do(
     name: str, text: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, model = Layout.parse(text), _deepened(MODELS[name], Layout.parse(text))
+    layout, model = Layout.parse(text), _deepen(MODELS[name], Layout.parse(text))
     job = Job(sequence=64, global_batch=layout.dp * layout.mbs * micro_batches, precision=recipe("bf16"))
     copied: list[Tape] = []
 
-    def spied(tape: Tape, *arguments: Any, **options: Any) -> None:
+    def repeat_and_record(tape: Tape, *arguments: Any, **options: Any) -> None:
         repeat(tape, *arguments, **options)
         copied.append(tape)
 
-    monkeypatch.setattr("fivefold.dry_run.rehearse.repeat", spied)
+    monkeypatch.setattr("fivefold.dry_run.rank_tapes.repeat", repeat_and_record)
     for rank in representatives(layout)[:2]:
         copied.clear()
-        short = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=True)
+        short = run_rank(model=model, layout=layout, job=job, rank=rank, streams=True)
         assert copied == [short.first, short.steady], "nothing was copied"
-        full = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=True, repeats=False)
+        full = run_rank(model=model, layout=layout, job=job, rank=rank, streams=True, repeats=False)
         assert list_events(short.first) == list_events(full.first)
         assert list_events(short.steady) == list_events(full.steady)
         assert not _new_storages(short.first) & _new_storages(short.steady)
 
 
-def _deepened(model: Model, layout: Layout) -> Model:
+def _deepen(model: Model, layout: Layout) -> Model:
     return model.replace(layers=max(model.layers, 2 * layout.pp * layout.v))
 
 
@@ -116,14 +116,14 @@ def _new_storages(tape: Tape) -> set[int]:
 def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"]
     job = Job(sequence=64, global_batch=16, precision=recipe("bf16"))
-    full = rehearse_rank(model=model, layout=layout, job=job, rank=0, streams=True, repeats=False)
+    full = run_rank(model=model, layout=layout, job=job, rank=0, streams=True, repeats=False)
     described = repetition._Template.describe
     monkeypatch.setattr(
         repetition._Template,
         "describe",
         lambda template, events, *, periods: [*described(template, events, periods=periods), periods],
     )
-    fallen_back = rehearse_rank(model=model, layout=layout, job=job, rank=0, streams=True)
+    fallen_back = run_rank(model=model, layout=layout, job=job, rank=0, streams=True)
     assert list_events(fallen_back.steady) == list_events(full.steady)
 
 

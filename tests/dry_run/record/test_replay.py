@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from fivefold.dry_run.fake.world import representatives
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.recording import NotReplayable, cut_recording
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
-from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from tests.dry_run.record.tape_events import list_events
-from tests.selection import one_in
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -53,23 +53,23 @@ def job_for(layout: Layout) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "streams"), one_in(16, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES])
+    ("name", "text", "streams"), mark_share(16, [pytest.param(*case, id=f"{case[0]} {case[1]}") for case in CASES])
 )
 def test_played_blocks_do_what_blocks_do(name: str, text: str, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse(text), MODELS[name]
     job = job_for(layout)
     recorded = []
 
-    def spied(*arguments: Any, **options: Any) -> Any:
+    def cut_and_record(*arguments: Any, **options: Any) -> Any:
         recorded.append(cut_recording(*arguments, **options))
         return recorded[-1]
 
-    monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", spied)
+    monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", cut_and_record)
     for rank in representatives(layout):
         recorded.clear()
-        played = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
+        played = run_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
         assert recorded, "nothing was played"
-        ran = rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=streams, replay=False)
+        ran = run_rank(model=model, layout=layout, job=job, rank=rank, streams=streams, replay=False)
         assert list_events(played.first) == list_events(ran.first)
         assert list_events(played.steady) == list_events(ran.steady)
 
@@ -79,9 +79,9 @@ def test_a_block_that_frees_what_was_there_before_runs_itself(monkeypatch: pytes
         raise NotReplayable
 
     layout = Layout.parse("dp2 zero3")
-    ran = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)
+    ran = run_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)
     monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", refuse)
-    fallen_back = rehearse_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True)
+    fallen_back = run_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True)
     assert list_events(fallen_back.steady) == list_events(ran.steady)
 
 
@@ -89,7 +89,7 @@ def test_every_rank_of_a_stage_does_as_its_first_or_holds_less() -> None:
     layout = Layout.parse("dp2 pp2 zero2")
     job = job_for(layout)
     tapes = {
-        rank: rehearse_rank(model=DENSE, layout=layout, job=job, rank=rank, streams=True).steady
+        rank: run_rank(model=DENSE, layout=layout, job=job, rank=rank, streams=True).steady
         for rank in range(layout.world)
     }
     for first in representatives(layout):

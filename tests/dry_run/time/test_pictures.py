@@ -11,14 +11,14 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from tests.selection import one_in
+from tests.selection import mark_share
 
 TINY = build_model("tiny").replace(layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=256)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "layout", one_in(4, ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
+    "layout", mark_share(4, ["dp2 zero3", "pp2 tp2 zb1p", "pp2 v2 dualpipev", "dp2 pp2 v2 interleaved zero1"])
 )
 def test_a_picture_shows_the_whole_step(layout: str) -> None:
     result = dryrun(
@@ -30,7 +30,7 @@ def test_a_picture_shows_the_whole_step(layout: str) -> None:
     assert result.played is not None
     assert result.table is not None
     for rank, row in zip(result.ranks, result.table.rows, strict=True):
-        tape = result.steady[rank]
+        tape = result.steady_tapes[rank]
         drawn = spans(result.played, tape, row)
         assert [span.name for span in drawn] == [*map(str, row), "update"]
         assert all(0 <= one.start <= one.end <= two.start + 1e-12 for one, two in pairwise(drawn))

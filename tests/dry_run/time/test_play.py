@@ -21,7 +21,7 @@ from fivefold.planner.predict import predict
 from fivefold.planner.time import roofline
 from fivefold.planner.time.network import Network
 from fivefold.record import UserError
-from tests.selection import one_in
+from tests.selection import mark_share
 
 Rehearsed = Callable[..., list[Tape]]
 H100 = resolve("h100:16", local=Path())
@@ -136,7 +136,9 @@ def test_kernels_and_messages_cost_what_the_planner_says() -> None:
     assert pricer.kernel(Kernel("matmul", (4096, 1024, 512, 2), "bfloat16", 0, 0, 1, 0)) == roofline.matmul(
         chip, m=4096, n=1024, k=512, dtype="bf16", batch=2
     )
-    assert pricer.kernel(Kernel("moving", (), "float32", 0, 10**9, 1, 0)) == roofline.moving(chip, moved_bytes=10**9)
+    assert pricer.kernel(Kernel("moving", (), "float32", 0, 10**9, 1, 0)) == roofline.memory_bound_seconds(
+        chip, moved_bytes=10**9
+    )
     full = 4 * 8 * 2048 * 2048 * 128
     whole = {"tokens": 2048, "keys": 2048, "head_dim": 128, "dtype": "bf16"}
     causal = Kernel("attention", (8, 2048, 2048, 128), "bfloat16", full, 0, 1, 0)
@@ -195,11 +197,11 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
-def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, rehearsed: Rehearsed) -> None:
+def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, make_tapes: Rehearsed) -> None:
     """With kernels that do not launch in vain: a model wide enough, of which shapes alone are needed."""
     model, result = build_model("llama3-8b").replace(layers=2), Layout.parse(layout)
     job = Job(sequence=4096, global_batch=4)
-    tapes = rehearsed(layout, model, job=job, all_ranks=False)
+    tapes = make_tapes(layout, model, job=job, all_ranks=False)
     step = play(tapes, machine=H100, job=job, world=result.world)
     planned = predict(model=model, machine=H100, layout=result, job=job).time
     assert step.step_seconds == pytest.approx(planned.step_seconds, rel=0.15)
@@ -207,9 +209,9 @@ def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, rehearsed: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", one_in(2, ["tp2 pp2", "pp2 zbv"]))
-def test_twins_are_in_lockstep(layout: str, rehearsed: Rehearsed) -> None:
-    every, some = (rehearsed(layout, all_ranks=item) for item in (True, False))
+@pytest.mark.parametrize("layout", mark_share(2, ["tp2 pp2", "pp2 zbv"]))
+def test_twins_are_in_lockstep(layout: str, make_tapes: Rehearsed) -> None:
+    every, some = (make_tapes(layout, all_ranks=item) for item in (True, False))
     world = Layout.parse(layout).world
     whole, short = (play(tapes, machine=H100, job=Job(), world=world) for tapes in (every, some))
     assert short.step_seconds == pytest.approx(whole.step_seconds, rel=1e-3)  # vocabularies are cut unevenly
@@ -217,8 +219,8 @@ def test_twins_are_in_lockstep(layout: str, rehearsed: Rehearsed) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, GLOO], ids=["nccl", "gloo"])
-def test_the_seconds_of_every_rank_are_the_step(machine: object, rehearsed: Rehearsed) -> None:
-    step = play(rehearsed("tp2 pp2"), machine=machine, job=Job(), world=4)  # type: ignore[arg-type]
+def test_the_seconds_of_every_rank_are_the_step(machine: object, make_tapes: Rehearsed) -> None:
+    step = play(make_tapes("tp2 pp2"), machine=machine, job=Job(), world=4)  # type: ignore[arg-type]
     for place, rank in enumerate(step.ranks):
         assert rank.seconds == pytest.approx(step.step_seconds)
         assert min(rank.compute, rank.bubble, rank.update, *rank.exposed.values()) >= 0

@@ -13,12 +13,12 @@ from fivefold.model.catalog import build_model
 
 
 @pytest.mark.slow
-def test_every_curve_is_of_a_function_that_a_step_runs(rehearsed: Callable[..., list[Tape]]) -> None:
+def test_every_curve_is_of_a_function_that_a_step_runs(make_tapes: Callable[..., list[Tape]]) -> None:
     tiny, job = build_model("tiny").replace(layers=2), Job(sequence=32, global_batch=4)
     plain = tiny.replace(norm="layernorm", mlp="plain", activation="gelu")
     ran = set()
     for model in (tiny, tiny.replace(activation="gelu"), plain):
         for kernels in ("fused", "eager"):
-            (tape,) = rehearsed("mbs4", model=model, job=job.replace(kernels=kernels))
+            (tape,) = make_tapes("mbs4", model=model, job=job.replace(kernels=kernels))
             ran |= {tape.sites[kernel.site].line.rpartition(" ")[2] for kernel in tape.kernels}
     assert set(CURVES) - ran == set()

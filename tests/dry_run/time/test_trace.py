@@ -19,11 +19,11 @@ H100 = resolve("h100:8", local=Path())
 
 
 @pytest.fixture(scope="module")
-def played(rehearsed: Callable[..., list[Tape]]) -> Played:
-    return play(rehearsed("tp2 pp2"), machine=H100, job=Job(), world=4)
+def played(make_tapes: Callable[..., list[Tape]]) -> Played:
+    return play(make_tapes("tp2 pp2"), machine=H100, job=Job(), world=4)
 
 
-def saved(played: Played, path: Path, *ranks: int) -> list[dict[str, Any]]:
+def save(played: Played, path: Path, *ranks: int) -> list[dict[str, Any]]:
     trace.save(played, path, ranks=ranks, about={"model": "tiny"})
     result = json.loads(path.read_text())
     assert result["otherData"] == {"model": "tiny"}
@@ -32,7 +32,7 @@ def saved(played: Played, path: Path, *ranks: int) -> list[dict[str, Any]]:
 
 
 def test_kernels_messages_scopes_and_memory(played: Played, tmp_path: Path) -> None:
-    events = saved(played, tmp_path / "t.json", 0, 3)
+    events = save(played, tmp_path / "t.json", 0, 3)
     assert {event["pid"] for event in events} == {0, 3}
     for rank in (0, 3):
         tape = played.tapes[rank]
@@ -64,7 +64,7 @@ def test_the_peak_is_told(played: Played, tmp_path: Path) -> None:
         elif kind == FREE:
             live -= sizes[storage]
         peak = max(peak, live)
-    told = [e["args"]["bytes"] for e in saved(played, tmp_path / "t.json", 0) if e["ph"] == "C"]
+    told = [e["args"]["bytes"] for e in save(played, tmp_path / "t.json", 0) if e["ph"] == "C"]
     assert max(told) == peak
     assert len(told) < len(tape)
 
@@ -72,9 +72,9 @@ def test_the_peak_is_told(played: Played, tmp_path: Path) -> None:
 def test_trace_keeps_the_longest_of_many_kernels(
     played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = [e["dur"] for e in saved(played, tmp_path / "a.json", 0) if e["ph"] == "X" and e["tid"] == 2]
+    whole = [e["dur"] for e in save(played, tmp_path / "a.json", 0) if e["ph"] == "X" and e["tid"] == 2]
     monkeypatch.setattr(trace, "MOST_SPANS", 40)
-    few = [e["dur"] for e in saved(played, tmp_path / "b.json", 0) if e["ph"] == "X" and e["tid"] == 2]
+    few = [e["dur"] for e in save(played, tmp_path / "b.json", 0) if e["ph"] == "X" and e["tid"] == 2]
     assert sorted(few) == sorted(whole)[-40:]
 
 

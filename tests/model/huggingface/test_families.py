@@ -15,7 +15,7 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
-from tests.model.judged import UNLISTED, further
+from tests.model.judged import UNLISTED, count_mtp_parameters
 
 
 def reference(config: dict[str, Any]) -> Any:
@@ -25,7 +25,7 @@ def reference(config: dict[str, Any]) -> Any:
     return AutoConfig.for_model("deepseek_v3" if kind == "kimi_k2" else kind, **keys)
 
 
-def on_meta(config: Any) -> torch.nn.Module:
+def build_on_meta(config: Any) -> torch.nn.Module:
     with torch.device("meta"):
         if config.model_type in UNLISTED:
             module: torch.nn.Module = getattr(transformers, UNLISTED[config.model_type])._from_config(config)
@@ -46,11 +46,11 @@ def scale_of(model: Model) -> float:
 @pytest.mark.parametrize("name", CATALOG)
 def test_catalog_models_equal_their_reference_class(name: str) -> None:
     config = reference(CATALOG[name].config)
-    model, module = from_config(config.to_dict(), name=name), on_meta(config)
-    assert model.parameters == size(module) + (further(module) if model.mtp else 0)
+    model, module = from_config(config.to_dict(), name=name), build_on_meta(config)
+    assert model.parameters == size(module) + (count_mtp_parameters(module) if model.mtp else 0)
     assert model.replace(source="") == build_model(name).replace(source="")  # the old keys and those of transformers 5
     scales = [part.scaling for part in module.modules() if hasattr(part, "scaling")]
-    attentions = sum(model.attends(layer) for layer in range(model.layers))
+    attentions = sum(model.has_attention(layer) for layer in range(model.layers))
     assert scales == pytest.approx([scale_of(model)] * attentions, rel=1e-12)
     norms = [part for part in module.modules() if "Norm" in type(part).__name__]
     assert {getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) for norm in norms} == {
@@ -59,7 +59,7 @@ def test_catalog_models_equal_their_reference_class(name: str) -> None:
     }
     if getattr(config, "layer_types", None):
         slides = [kind in ("sliding_attention", "chunked_attention") for kind in config.layer_types]
-        assert [model.slides(layer) for layer in range(model.layers)] == slides
+        assert [model.has_window(layer) for layer in range(model.layers)] == slides
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("config", VARIANTS, ids=[f"{i}-{c['model_type']}" for i, c in enumerate(VARIANTS)])
 def test_biases_ties_and_odd_shapes(config: dict[str, Any]) -> None:
-    assert from_config(config, name="x").parameters == size(on_meta(reference(config)))
+    assert from_config(config, name="x").parameters == size(build_on_meta(reference(config)))
 
 
 PHI4_MINI = {
@@ -135,7 +135,7 @@ PHI4_MINI = {
 
 def test_phi4_mini_has_longrope_on_three_quarters_of_the_head() -> None:
     model = from_config(PHI4_MINI, name="phi4-mini")
-    assert model.parameters == size(on_meta(reference(PHI4_MINI))) == 3_836_021_760
+    assert model.parameters == size(build_on_meta(reference(PHI4_MINI))) == 3_836_021_760
     assert (model.rope_dim, model.window, model.tied_embeddings) == (96, 262_144, True)
     assert model.rope_scaling is not None
     assert (model.rope_scaling.kind, model.rope_scaling.factor) == ("longrope", 32.0)
@@ -209,7 +209,7 @@ def test_gemma2_details() -> None:
 def test_qwen_slides_from_max_window_layers_on() -> None:
     config = {**SMALL, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}
     model = from_config(config, name="x")
-    assert [model.slides(layer) for layer in range(4)] == [False, False, False, True]
+    assert [model.has_window(layer) for layer in range(4)] == [False, False, False, True]
     assert from_config({**config, "use_sliding_window": False}, name="x").window is None
     assert from_config({**config, "max_window_layers": 0}, name="x").window_pattern == ()
 

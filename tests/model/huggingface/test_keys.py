@@ -16,7 +16,7 @@ from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.keys import EVERY_FAMILY
 from fivefold.model.huggingface.read import from_config, remark
 from fivefold.record import UsageWarning, UserError
-from tests.model.judged import build_reference, further, judge, quiet
+from tests.model.judged import build_reference, count_mtp_parameters, judge, silence_transformers
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
 
 # Of each family, by a seed; `python -m tests.endure.families` judges them all.
@@ -29,7 +29,7 @@ UNCOUNTED = ("rope_scaling", "rope_parameters", "hidden_act", "hidden_activation
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
     compared = 0
-    with quiet(), warnings.catch_warnings(), torch.device("meta"):
+    with silence_transformers(), warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")
         counted = [(key, value) for key, value in mutations(kind) if key not in UNCOUNTED]
         for key, value in random.Random(kind).sample(counted, COUNTED):
@@ -43,7 +43,7 @@ def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
             except Exception:
                 continue
             numel = sum(weight.numel() for weight in theirs.parameters() if weight.requires_grad)
-            assert model.parameters == numel + (further(theirs) if model.mtp else 0), (key, value)
+            assert model.parameters == numel + (count_mtp_parameters(theirs) if model.mtp else 0), (key, value)
             compared += 1
     assert compared > COUNTED / 4
 
@@ -52,7 +52,7 @@ def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_key_changes_our_model_where_it_changes_the_reference(kind: str) -> None:
     picked = random.Random(f"{kind} 1").sample(list(mutations(kind)), PICKED)
-    with quiet(), warnings.catch_warnings():
+    with silence_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for key, value in picked:
             verdict, why = judge(kind, FAMILIES[kind] | {key: value}, keys=(key,))
@@ -79,7 +79,7 @@ FOUND: list[tuple[str, str, Any]] = [  # what this test has found, once
 
 @pytest.mark.parametrize(("kind", "key", "value"), FOUND, ids=[f"{kind}-{key}" for kind, key, _ in FOUND])
 def test_keys_read_differently_from_the_reference(kind: str, key: str, value: Any) -> None:
-    with quiet(), warnings.catch_warnings():
+    with silence_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert judge(kind, FAMILIES[kind] | {key: value}, keys=(key,))[0] == ""
 
@@ -98,7 +98,7 @@ VISION = {
 @pytest.mark.parametrize("inner", [True, False])
 def test_a_multimodal_config_is_tied_by_its_own_key(outer: dict[str, Any], inner: bool) -> None:
     text = FAMILIES["gemma3_text"] | {"tie_word_embeddings": inner}
-    with quiet(), torch.device("meta"):
+    with silence_transformers(), torch.device("meta"):
         theirs = build_reference("gemma3", {"text_config": text, "vision_config": VISION, **outer})
     numel = sum(
         weight.numel() for name, weight in theirs.named_parameters() if "vision" not in name and "projector" not in name

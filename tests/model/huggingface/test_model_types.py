@@ -20,7 +20,7 @@ from fivefold.record import UsageWarning, UserError
 from tests.model.huggingface.test_wrappers import LIKE
 from tests.model.mutations import FAMILIES as SMALL
 from tests.model.mutations import LATENT
-from tests.selection import one_in
+from tests.selection import mark_share
 
 CONFIGS = {
     **SMALL,
@@ -40,7 +40,7 @@ def count_reference(config: dict[str, Any]) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-def explicit(kind: str) -> dict[str, Any]:
+def make_explicit_config(kind: str) -> dict[str, Any]:
     """Return a small config that gives every key of a family, one for each meaning."""
     family = FAMILIES[kind]
     config = read_config(CONFIGS[kind], family=family, name="x")
@@ -77,10 +77,10 @@ def test_biases_of_internlm3_are_read_under_both_names() -> None:
         from_config({**config, "bias": False}, name="x")
 
 
-@pytest.mark.parametrize("share", one_in(SHARES, range(SHARES)))
+@pytest.mark.parametrize("share", mark_share(SHARES, range(SHARES)))
 def test_another_model_of_transformers_is_refused_beside_every_known_architecture(share: int) -> None:
     for at, (family, read) in enumerate({**FAMILIES, **WRAPPERS}.items()):
-        config = explicit(family) if family in CONFIGS else {}
+        config = make_explicit_config(family) if family in CONFIGS else {}
         for other in (*sorted(MODEL_TYPES - READ), *FAMILIES)[(share + at) % SHARES :: SHARES]:
             if {**FAMILIES, **WRAPPERS}.get(other, read).architecture == read.architecture and other in READ:
                 continue
@@ -103,7 +103,7 @@ MORE_KEYS = ("internlm3", "deepseek_ocr2_text")
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in MORE_KEYS])
 def test_remote_code_is_read_if_it_leaves_nothing_of_the_shape_open(family: str) -> None:
-    whole = explicit(family)
+    whole = make_explicit_config(family)
     kind = next(kind for kind, read in FAMILIES.items() if read.architecture == FAMILIES[family].architecture)
     config = {**whole, "architectures": [FAMILIES[family].architecture], "model_type": "made-up"}
     assert from_config(config, name="x") == from_config({**whole, "model_type": kind}, name="x").replace(

@@ -70,4 +70,4 @@ def test_rows_within_a_fused_tensor() -> None:
         [1, 3, 5, 7],
         [2, 3, 8, 9],
     ]
-    assert [part.alone for part in (alone, after, in_turn, by_heads)] == [True, False, False, False]
+    assert [part.is_plain_copy for part in (alone, after, in_turn, by_heads)] == [True, False, False, False]

@@ -15,10 +15,10 @@ from fivefold.model.huggingface.families import WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import Folder
-from tests.model.judged import quiet
+from tests.model.judged import silence_transformers
 from tests.model.mutations import FAMILIES as SMALL
 from tests.model.mutations import PLAIN
-from tests.selection import one_in
+from tests.selection import mark_share
 from tests.trainer.checkpoint.test_huggingface_import import decoder
 
 # Text models that transformers builds within a multimodal one alone, each with the family whose small config it takes.
@@ -62,14 +62,14 @@ def count_text(config: dict[str, Any]) -> int:
     """Count the parameters of the text model that transformers builds."""
     keys = {key: value for key, value in config.items() if key != "model_type"}
     auto = AutoModelForImageTextToText if config["model_type"] in IMAGE_TEXT else AutoModelForCausalLM
-    with quiet(), torch.device("meta"), no_init_weights():  # type: ignore[no-untyped-call]
+    with silence_transformers(), torch.device("meta"), no_init_weights():  # type: ignore[no-untyped-call]
         theirs = AutoConfig.for_model(config["model_type"], **keys)
         module = auto.from_config(theirs)  # type: ignore[no-untyped-call]
         module.tie_weights()
     return sum(weight.numel() for name, weight in module.named_parameters() if any(part in name for part in OF_TEXT))
 
 
-@pytest.mark.parametrize("kind", one_in(6, [kind for kind in WRAPPERS if kind not in (*OF_TIMM, *OF_MODEL)]))
+@pytest.mark.parametrize("kind", mark_share(6, [kind for kind in WRAPPERS if kind not in (*OF_TIMM, *OF_MODEL)]))
 def test_the_text_model_has_as_many_parameters_as_in_transformers(kind: str) -> None:
     wrapper = WRAPPERS[kind]
     small = SMALL[LIKE.get(wrapper.text, wrapper.text)]
@@ -103,12 +103,12 @@ def test_phi4_multimodal_is_phi4_without_its_towers(tmp_path: Path) -> None:
     """Parameters by default and of a small model, whose text gives the logits of transformers."""
     keys = {**SMALL["phi3"], **TOWERS}
     for small in ({}, keys):
-        with quiet(), torch.device("meta"), no_init_weights():  # type: ignore[no-untyped-call]
+        with silence_transformers(), torch.device("meta"), no_init_weights():  # type: ignore[no-untyped-call]
             theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi4_multimodal", **small))  # type: ignore[no-untyped-call]
         towers = sum(weight.numel() for weight in theirs.model.embed_tokens_extend.parameters())
         numel = sum(weight.numel() for weight in theirs.parameters()) - towers
         assert from_config({"model_type": "phi4_multimodal", **small}, name="x").parameters == numel
-    with quiet():
+    with silence_transformers():
         theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi4_multimodal", **keys)).eval()  # type: ignore[no-untyped-call]
     text = torch.arange(12)[None]
     with torch.no_grad():

@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from fivefold.model.catalog import build_model, names
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.huggingface.write import differs, to_config
+from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.model.shape import MoE, RopeScaling
 from fivefold.record import UserError
 from tests.model.mutations import FAMILIES as SMALL
@@ -42,10 +42,10 @@ def test_training_only_fields_are_not_a_difference() -> None:
     model = build_model("qwen3-30b-a3b")
     assert model.moe is not None
     moe = model.moe.replace(aux_coefficient=0.5, capacity=1.5, balance="none")
-    assert differs(model, model.replace(name="mine", positions=64, dropout=0.1, moe=moe)) is None
+    assert find_difference(model, model.replace(name="mine", positions=64, dropout=0.1, moe=moe)) is None
     free = model.replace(moe=model.moe.replace(balance="free"))  # its file would have no place for the biases
-    assert differs(model, free) == "moe.balance='aux' instead of 'free'"
-    assert differs(model, model.replace(layers=47)) == "layers=48 instead of 47"
+    assert find_difference(model, free) == "moe.balance='aux' instead of 'free'"
+    assert find_difference(model, model.replace(layers=47)) == "layers=48 instead of 47"
     with pytest.raises(UserError, match=r"the nearest, qwen3_moe, has moe.balance='aux' instead of 'free'"):
         to_config(free)
 
@@ -64,7 +64,7 @@ def test_written_config_of_every_family_is_the_same_model_in_transformers(kind: 
     keys = {key: value for key, value in config.items() if key != "model_type"}
     theirs = AutoConfig.for_model(config["model_type"], **keys).to_dict()
     for read in (config, theirs):
-        assert differs(from_config(read, name="x").replace(mtp=model.mtp), model) is None
+        assert find_difference(from_config(read, name="x").replace(mtp=model.mtp), model) is None
 
 
 def test_experts_of_other_activations_and_queries_without_rank_are_written() -> None:
@@ -72,7 +72,7 @@ def test_experts_of_other_activations_and_queries_without_rank_are_written() -> 
         model = from_config({"model_type": kind, **SMALL[kind], **changed}, name="x")
         config = to_config(model)
         assert config["model_type"] == kind
-        assert differs(from_config(config, name="x"), model) is None
+        assert find_difference(from_config(config, name="x"), model) is None
 
 
 def test_the_nearest_family_is_the_one_with_the_fewest_differences() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from fivefold.adapter import NF4_CODEBOOK_BYTES, nf4_bytes, nf4_scales_bytes
 from fivefold.job import Job
-from fivefold.layout.legal import reasons
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model

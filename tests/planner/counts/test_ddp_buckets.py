@@ -30,7 +30,7 @@ def job(micro_batches: int = 1, **facts: object) -> Job:
     return Job(stack=stack, sequence=128, global_batch=4 * micro_batches, precision="fp32")
 
 
-def sent(text: str, asked: Job) -> Counter[tuple[str, int]]:
+def count_sent(text: str, asked: Job) -> Counter[tuple[str, int]]:
     """Count how often each collective of each size is sent over dp."""
     result: Counter[tuple[str, int]] = Counter()
     for message in messages(Counts(MODEL, asked), Layout.parse(text)):
@@ -39,26 +39,26 @@ def sent(text: str, asked: Job) -> Counter[tuple[str, int]]:
     return result
 
 
-def all_of(collective: str, *sizes: int, times: int = 1) -> Counter[tuple[str, int]]:
+def count_all(collective: str, *sizes: int, times: int = 1) -> Counter[tuple[str, int]]:
     return Counter({(collective, size): times for size in sizes})
 
 
 def test_whole_buckets_are_all_reduced_and_one_gather_hands_out_all() -> None:
-    updated = all_of("all_gather", WHOLE)
+    updated = count_all("all_gather", WHOLE)
     forward, backward = (270592, 279040, 274688, 176256), (299264, 291200, 279040, 131072)
-    assert sent("dp2 zero0 mbs2", job()) == all_of("all_reduce", WHOLE)
-    assert sent("dp2 zero1 mbs2", job(2)) == updated + all_of("all_reduce", *forward)
-    assert sent("dp2 zero2 mbs2", job(2)) == updated + all_of("all_reduce", *backward, times=2)
+    assert count_sent("dp2 zero0 mbs2", job()) == count_all("all_reduce", WHOLE)
+    assert count_sent("dp2 zero1 mbs2", job(2)) == updated + count_all("all_reduce", *forward)
+    assert count_sent("dp2 zero2 mbs2", job(2)) == updated + count_all("all_reduce", *backward, times=2)
 
 
 def test_zero3_gathers_modules_and_ahead_of_them() -> None:
-    reduced = all_of("reduce_scatter", 299264, 291200, 279040, 131072)
+    reduced = count_all("reduce_scatter", 299264, 291200, 279040, 131072)
     # small weights stay, and are gathered one by one after the update; the others ahead, at once
     usual = Counter({("all_gather", size): times for size, times in (NORMS | BLOCKS).items() if size < 100_000})
-    assert sent("dp2 zero3 mbs2", job()) == reduced + usual + all_of("all_gather", 2 * 131072)
-    assert sent("dp2 zero3 mbs2", job(param_persistence_threshold=0)) == reduced + all_of("all_gather", WHOLE)
+    assert count_sent("dp2 zero3 mbs2", job()) == reduced + usual + count_all("all_gather", 2 * 131072)
+    assert count_sent("dp2 zero3 mbs2", job(param_persistence_threshold=0)) == reduced + count_all("all_gather", WHOLE)
     item = Counter({("all_gather", size): 2 * times for size, times in (NORMS | BLOCKS).items()})
-    assert sent("dp2 zero3 mbs2", job(**LEAST_PREFETCH)) == reduced + item
+    assert count_sent("dp2 zero3 mbs2", job(**LEAST_PREFETCH)) == reduced + item
 
 
 def test_gathered_weights_follow_from_the_limits() -> None:

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
+from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model, names
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -28,8 +28,8 @@ from fivefold.planner.counts.operations.layer import Kind, get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import stages_held
 from fivefold.record import UserError
-from tests.layout.live import live
-from tests.selection import one_in
+from tests.layout.live import count_live
+from tests.selection import mark_share
 
 GPT = Model(
     name="gpt",
@@ -121,10 +121,10 @@ def test_activations_in_flight_are_those_of_figure_1(
     for text, published in (("nosp", none), ("ac=selective", selective)):
         result = Layout.parse(f"{layout} {text}")
         table = schedule(result.schedule, pp=result.pp, v=result.v, micro_batches=result.micro_batches(counts.job))
-        alive = max(passed.total() for passed, _ in live(table, rank=0))
+        alive = max(passed.total() for passed, _ in count_live(table, rank=0))
         blocks = alive * layers // (result.pp * result.v)
         part = get_local_degrees(result)
-        statistics = 2 * 2 * 4 * counts.local(part).stream_rows
+        statistics = 2 * 2 * 4 * counts.get_local(part).stream_rows
         assert blocks * (counts.profile(part, Kind(False, False)).kept_bytes - statistics) == published * 2**30
 
 
@@ -154,7 +154,7 @@ def test_cp_divides_what_is_kept(kind: str, cp: int) -> None:
 # ---- weights
 
 
-def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: int = 64, sp: bool = True) -> Layout:
+def draw_legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: int = 64, sp: bool = True) -> Layout:
     """Any legal layout of a model; what is illegal is not tried again."""
     degree = st.sampled_from([1, 2, 4, 8])
     pp = draw(st.sampled_from([n for n in (1, 2, 3, 4) if n <= model.layers]))
@@ -196,7 +196,7 @@ def legal(draw: st.DrawFn, model: Model, *, global_batch: int = 32, sequence: in
 @st.composite
 def layouts_of(draw: st.DrawFn, models: list[str]) -> tuple[Model, Layout]:
     model = build_model(draw(st.sampled_from(models)))
-    return model, legal(draw, model, sp=False)
+    return model, draw_legal(draw, model, sp=False)
 
 
 def copies(weight: Weight, *, model: Model, tp: int) -> Fraction:
@@ -218,7 +218,7 @@ def copies(weight: Weight, *, model: Model, tp: int) -> Fraction:
     return Fraction(tp if whole else 1)
 
 
-def held_by_a_replica(model: Model, layout: Layout) -> int:
+def count_replica_elements(model: Model, layout: Layout) -> int:
     """Elements on all ranks that together hold the model once, from what each of them says it holds."""
     vocab = padded_vocab(model, Job(), tp=layout.tp)
     total = 0
@@ -244,15 +244,15 @@ def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[
         else weight.numel * copies(weight, model=model, tp=layout.tp)
         for weight in weights(model)
     )
-    assert held_by_a_replica(model, layout) == expected
+    assert count_replica_elements(model, layout) == expected
 
 
-@pytest.mark.parametrize("name", one_in(4, names()))
+@pytest.mark.parametrize("name", mark_share(4, names()))
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st.DataObject) -> None:
     model = build_model(name)
-    layout = legal(data.draw, model, sp=False)
+    layout = draw_legal(data.draw, model, sp=False)
     job = Job(sequence=64, wgrad_accumulation="separate")
     counts, vocab = Counts(model, job), padded_vocab(model, job, tp=layout.tp)
     table = vocab // layout.tp * model.width
@@ -262,7 +262,7 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
         local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in held]
         mine = sum(weight.numel for weight in local)
         if unit == "head":  # further uses of tables: a tied one, and both of each further token predicted
-            mine += (model.tied_embeddings + 2 * model.predicted) * table
+            mine += (model.tied_embeddings + 2 * model.mtp_depth) * table
         ops = counts.unit(get_local_degrees(layout), unit).ops
         assert sum(op.parameters for op in ops) == mine, unit
         # an indexer runs without gradients
@@ -276,13 +276,13 @@ def test_copies_by_hand() -> None:
     keys = 2 * model.kv_heads * model.head_dim * model.width
     norms = (2 * model.layers + 1) * model.width
     layout = Layout(tp=16)
-    assert held_by_a_replica(model, layout) == model.parameters + model.layers * keys + 15 * norms
+    assert count_replica_elements(model, layout) == model.parameters + model.layers * keys + 15 * norms
 
 
 # ---- FLOPs
 
 
-def issued(model: Model, layout: Layout, job: Job) -> tuple[int, int, int]:
+def count_issued_flops(model: Model, layout: Layout, job: Job) -> tuple[int, int, int]:
     """Over all ranks and micro-batches: three times forward with the full square, causal, and what is executed: with
     recomputation, and of a window what it shows.
     """
@@ -311,9 +311,9 @@ def copied_flops(model: Model, layout: Layout, job: Job) -> int:
 @given(st.data())
 @pytest.mark.parametrize("model", [LLAMA, MIXTURE, WINDOWS, GPT], ids=lambda model: model.name)
 def test_all_ranks_together_do_the_work_of_the_model(model: Model, data: st.DataObject) -> None:
-    layout = legal(data.draw, model)
+    layout = draw_legal(data.draw, model)
     job = Job(sequence=64, global_batch=32, linears="separate")  # our own ring pads heads
-    full, causal, _ = issued(model, layout, job)
+    full, causal, _ = count_issued_flops(model, layout, job)
     done, added = work(model, layout=layout, job=job), copied_flops(model, layout, job)
     assert full == done.model_flops_full + added
     # each rank of cp rounds its share of the pairs up
@@ -326,11 +326,11 @@ def test_all_ranks_together_do_the_work_of_the_model(model: Model, data: st.Data
 def test_all_ranks_together_recompute_what_work_says(model: Model, data: st.DataObject) -> None:
     """Without copies and rings as much as one process does, and that is what their lists say."""
     model = model.replace(vocab=1024)
-    layout = legal(data.draw, model)
+    layout = draw_legal(data.draw, model)
     assume(layout.tp <= model.kv_heads and (layout.cp == 1 or layout.cp_kind == "ulysses"))
     job = Job(sequence=64, global_batch=32)
     hardware = work(model, layout=layout, job=job).hardware_flops
-    assert hardware == issued(model, layout, job)[2]
+    assert hardware == count_issued_flops(model, layout, job)[2]
     stages = {name: getattr(layout, name) for name in ("pp", "v", "schedule", "stages")} if "@" in layout.ac else {}
     assert hardware == work(model, layout=Layout(ac=layout.ac, **stages), job=job).hardware_flops
 
@@ -392,7 +392,7 @@ def test_a_loss_in_chunks_makes_no_product_twice() -> None:
 @given(st.data())
 def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataObject) -> None:
     model = data.draw(st.sampled_from([LLAMA, MIXTURE, WINDOWS]))
-    layout = legal(data.draw, model)
+    layout = draw_legal(data.draw, model)
     counts, last = Counts(model, Job(sequence=64)), layout.pp * layout.v - 1
     held = stages_held(layout)[: layout.recompute_ranks]
     again = {stage for stages in held for stage in stages} if layout.ac != "none" else set()

@@ -77,13 +77,13 @@ def test_without_it_two_all_reduces_a_layer_each_way(tp: int) -> None:
 def test_both_forms_send_the_same_but_for_what_is_gathered_again(tp: int) -> None:
     """An all-reduce is a reduce-scatter and a gather (Korthikanti 2022, §4.2.2)."""
 
-    def sent(text: str) -> int:
+    def count_sent(text: str) -> int:
         rows = count_traffic(DENSE, layout=Layout.parse(text), job=JOB)
         return sum(row.bytes for row in rows if row.axis == "tp")
 
     again = 8 * (2 * L + 1) * sent_bytes("all_gather", payload=2 * T * D * 2, ranks=tp)
     norms = sum(n * sent_bytes("all_reduce", payload=size, ranks=tp) for (_, size), n in NORMS.items())
-    assert sent(f"tp{tp} mbs2") == sent(f"tp{tp} mbs2 nosp") + again + norms
+    assert count_sent(f"tp{tp} mbs2") == count_sent(f"tp{tp} mbs2 nosp") + again + norms
 
 
 def test_recomputed_layers_say_their_forward_twice() -> None:
@@ -336,7 +336,7 @@ def local_elements(model: Model, layout: Layout) -> tuple[int, int]:
     return sum(weight.numel for weight in local) - experts, experts
 
 
-def by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tuple[str, str], tuple[int, int, int]]:
+def sum_by_group(text: str, *, model: Model = DENSE, job: Job = JOB) -> dict[tuple[str, str], tuple[int, int, int]]:
     """Of dp: (messages, payload of all of them together, ranks) by collective and group."""
     result: dict[tuple[str, str], tuple[int, int, int]] = {}
     for message in messages(Counts(model, job), Layout.parse(text)):
@@ -359,14 +359,14 @@ def test_zero_moves_gradients_as_often_as_it_may_and_weights_after_the_update_or
     P = local_elements(DENSE, layout)[0]
     units, m, ends = L + 2, layout.micro_batches(job), 2 * V // layout.tp * D + D
     g, w = precision.summed_bytes * P, precision.weights_bytes
-    assert by_group(f"{axes} zero0", job=job) == {("all_reduce", "replica"): (units, g, 4)}
+    assert sum_by_group(f"{axes} zero0", job=job) == {("all_reduce", "replica"): (units, g, 4)}
     often = m if reduce == "micro_batch" else 1
     for zero, times in ((1, 1), (2, often)):
-        assert by_group(f"{axes} zero{zero}", job=job) == {
+        assert sum_by_group(f"{axes} zero{zero}", job=job) == {
             ("all_gather", "shard"): (units, w * P, 4),
             ("reduce_scatter", "shard"): (times * units, times * g, 4),
         }
-    assert by_group(f"{axes} zero3", job=job) == {
+    assert sum_by_group(f"{axes} zero3", job=job) == {
         ("all_gather", "shard"): (m * (2 * L + 2), m * w * (2 * P - ends), 4),  # embedding and head once
         ("reduce_scatter", "shard"): (often * units, often * g, 4),
     }
@@ -401,7 +401,7 @@ def test_zero_3_moves_half_as_much_again() -> None:
 @pytest.mark.parametrize("shards", [2, 4])
 def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(zero: int, shards: int) -> None:
     P = local_elements(DENSE, Layout(dp=8))[0]
-    result = by_group(f"dp8 zero{zero}/{shards}", job=JOB.replace(reduce="step"))
+    result = sum_by_group(f"dp8 zero{zero}/{shards}", job=JOB.replace(reduce="step"))
     assert result["reduce_scatter", "shard"] == (L + 2, 4 * P, shards)
     assert result["all_reduce", "replica"] == (L + 2, 4 * P // shards, 8 // shards)
     assert result["all_gather", "shard"][2] == shards
@@ -416,17 +416,17 @@ def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_reduced_after_every_backward_it_is_said_as_often(zero: int) -> None:
-    once, item = (by_group(f"dp4 zero{zero}", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
+    once, item = (sum_by_group(f"dp4 zero{zero}", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
     assert item["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
     assert item["all_gather", "shard"] == once["all_gather", "shard"]
     # between groups of shards only what is summed up
-    once, item = (by_group(f"dp4 zero{zero}/2", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
+    once, item = (sum_by_group(f"dp4 zero{zero}/2", job=JOB.replace(reduce=when)) for when in ("step", "micro_batch"))
     assert item["reduce_scatter", "shard"][0] == 4 * once["reduce_scatter", "shard"][0]
     assert item["all_reduce", "replica"] == once["all_reduce", "replica"]
 
 
 def test_weights_that_stay_from_forward_to_backward_are_gathered_once_a_micro_batch() -> None:
-    again, once = (by_group("dp4 zero3", job=JOB.replace(reshard=after)) for after in ("forward", "backward"))
+    again, once = (sum_by_group("dp4 zero3", job=JOB.replace(reshard=after)) for after in ("forward", "backward"))
     assert (again["all_gather", "shard"][0], once["all_gather", "shard"][0]) == (4 * (2 * L + 2), 4 * (L + 2))
     assert again["reduce_scatter", "shard"] == once["reduce_scatter", "shard"]
 
@@ -453,7 +453,7 @@ def test_a_tied_table_whose_two_ends_are_stages_of_one_rank_is_reduced_once() ->
 def test_experts_are_reduced_among_those_that_hold_the_same(text: str, replicas: int, zero: int) -> None:
     layout = Layout.parse(f"{text} zero{zero}")
     assert layout.expert_replicas == replicas
-    result = by_group(f"{text} zero{zero}", model=EXPERTS, job=JOB.replace(reduce="step"))
+    result = sum_by_group(f"{text} zero{zero}", model=EXPERTS, job=JOB.replace(reduce="step"))
     dense, experts = local_elements(EXPERTS, layout)
     reduced, dense_group, group_name = (
         ("all_reduce", "replica", "expert_replica") if zero == 0 else ("reduce_scatter", "shard", "expert_shard")
@@ -467,7 +467,7 @@ def test_expert_shard_groups_are_cut_as_the_dense_ones() -> None:
     layout = Layout.parse("dp8 ep2 zero1/4")
     assert (layout.expert_shards, layout.expert_replicas) == (2, 4)
     experts = local_elements(EXPERTS, layout)[1]
-    result = by_group("dp8 ep2 zero1/4", model=EXPERTS)
+    result = sum_by_group("dp8 ep2 zero1/4", model=EXPERTS)
     assert result["reduce_scatter", "expert_shard"] == (L, 4 * experts, 2)
     assert result["all_reduce", "expert_replica"] == (L, 4 * experts // 2, 2)
 

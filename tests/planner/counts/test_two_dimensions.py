@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.legal import explain_unsupported_2d, reasons
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import local_weight
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import explain_unsupported_2d, reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
@@ -35,7 +35,7 @@ from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.space import Space
 from fivefold.record import UserError
 from fivefold.step import sent_bytes
-from tests.planner.search.test_space import DENSE, JOB, all_leaves
+from tests.planner.search.test_space import DENSE, JOB, list_leaves
 
 Floats = NDArray[np.float64]
 T, D, N, K, H, F = 16, 32, 8, 8, 4, 64
@@ -208,7 +208,7 @@ def test_uncounted_combination_is_a_one_line_error(changes: dict[str, object], t
 
 def test_the_search_has_every_cut_that_is_counted() -> None:
     space = Space(DENSE, JOB, world=4, recomputations=("none",), placements=False, two_dimensional=True)
-    leaves = all_leaves(space)
+    leaves = list_leaves(space)
     layouts = {space.layout(space.partials, leaves, at) for at in range(len(leaves.partial))}
     flat = {layout.replace(tp_inner=1) for layout in layouts if layout.tp == 4}
     expected = {item.replace(tp_inner=2) for item in flat if item.sp}
@@ -225,7 +225,7 @@ def test_no_bound_exceeds_the_estimate_in_two_dimensions() -> None:
     machine = resolve("h100:8", local=Path("/nowhere"))
     planner = Planner(model=DENSE, machine=machine, job=JOB)
     space = Space(DENSE, JOB, world=8, placements=False, two_dimensional=True)
-    leaves = all_leaves(space)
+    leaves = list_leaves(space)
     some = leaves.take(np.flatnonzero(space.partials.inner[leaves.partial] > 1)[::11])
     bounds = Bounds(planner, space, space.partials)
     memory, seconds = bounds.memory(some), bounds.seconds(some)[0]

@@ -1,4 +1,4 @@
-"""What the update costs, in worked numbers; ``tests/agree/rehearsal/test_update.py`` compares it with the dry run."""
+"""What the update costs, in worked numbers; ``tests/agree/dry_run/test_update.py`` compares it with the dry run."""
 
 from __future__ import annotations
 
@@ -78,12 +78,16 @@ def test_others_say_and_multiply_nothing(kind: str) -> None:
 def test_muons_update_is_priced_by_its_products_and_messages() -> None:
     """On one H100 at 600 to 900 TFLOP/s; eight share it, and wait for what they send."""
 
-    def more(ranks: int, text: str) -> float:
+    def count_difference(ranks: int, text: str) -> float:
         machine, layout = resolve(f"h100:{ranks}", local=Path("/nowhere")), Layout.parse(text)
         times = [predict(model=LLAMA, machine=machine, layout=layout, job=job(kind)).time for kind in ("muon", "adamw")]
         return times[0].optimizer_seconds - times[1].optimizer_seconds
 
-    alone, shared, repeated = more(1, "dp1"), more(8, "dp8 zero1"), more(8, "dp8 zero0")
+    alone, shared, repeated = (
+        count_difference(1, "dp1"),
+        count_difference(8, "dp8 zero1"),
+        count_difference(8, "dp8 zero0"),
+    )
     assert 666.5e12 / 900e12 < alone < 666.5e12 / 600e12
     assert repeated == pytest.approx(alone, rel=0.01)
     sent = 2 * 2 * 6.98e9 / 8 * 7 / 8 / 450e9  # there and back over NVLink

@@ -14,13 +14,13 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.ratios.exchanges import (
-    commonest_layer,
     context,
     experts_alone,
     experts_layer,
     gathered_width,
     gradients_last,
     gradients_step,
+    most_common_layer,
     pipeline,
     tensor,
     zero3_backward,
@@ -83,7 +83,7 @@ def test_zero3(degrees: dict[str, int]) -> None:
 def test_experts_are_gathered_among_those_who_hold_the_same() -> None:
     """16 ranks, ep8: a rank gathers half of an eighth of the experts, and 15/16 of all the rest."""
     model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
-    layer = commonest_layer(model, job)
+    layer = most_common_layer(model, job)
     dense, experts = zero3_forward(model, job, Layout(dp=16, ep=8, zero=3)).transfers
     assert dense.bytes == pytest.approx(layer.dense_weights * 2 * 15 / 16)
     assert experts.bytes == pytest.approx(layer.expert_weights / 8 * 2 * 1 / 2)
@@ -153,12 +153,12 @@ def test_a_layer_has_the_flops_that_the_planner_counts(name: str, attention: str
     done = work(model, layout=Layout(), job=job)
     counted = done.model_flops_causal if attention == "flash" else done.model_flops_full
     head = 2 * job.sequence * model.vocab * model.width
-    assert 3 * (model.layers * commonest_layer(model, job).flops + head) == counted
+    assert 3 * (model.layers * most_common_layer(model, job).flops + head) == counted
 
 
 def test_a_layer_has_the_weights_of_the_model() -> None:
     model = build_model("qwen3-30b-a3b")
-    layer = commonest_layer(model, Job())
+    layer = most_common_layer(model, Job())
     ends = 2 * model.vocab * model.width + model.width
     assert model.layers * (layer.dense_weights + layer.expert_weights) + ends == model.parameters
 

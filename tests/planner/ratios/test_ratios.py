@@ -99,21 +99,21 @@ def test_sizes_of_experts_are_exactly_where_hiding_begins(name: str, link: int) 
     result = sizing(model, machine=hardware, job=job, link=tier)
     balance = hardware.chip.peak("bf16") / tier.bandwidth
 
-    def offered(**changes: int) -> float:
+    def compute_ratio(**changes: int) -> float:
         assert model.moe is not None
         shared = model.moe.shared_ffn or model.moe.ffn  # stays as it is
         one_group = {"groups": 1, "topk_groups": 1}  # which bound topk
         changed = model.replace(moe=model.moe.replace(shared_ffn=shared, **one_group, **changes))
         return experts_layer(changed, job, Layout(dp=8, ep=8)).flops_per_byte * 7 / 8  # (n−1)/n → 1
 
-    assert offered(ffn=max(1, result.ffn_layer)) >= balance
-    assert result.ffn_layer == 0 or offered(ffn=result.ffn_layer - 1) < balance
+    assert compute_ratio(ffn=max(1, result.ffn_layer)) >= balance
+    assert result.ffn_layer == 0 or compute_ratio(ffn=result.ffn_layer - 1) < balance
     assert result.ffn_alone == -(-4 * balance // 6)  # 6·F/(g+w) = balance
     if result.topk_layer is None:
-        assert offered(topk=model.moe.experts) >= balance
+        assert compute_ratio(topk=model.moe.experts) >= balance
         return
-    assert result.topk_layer == 0 or offered(topk=result.topk_layer) >= balance
-    assert offered(topk=result.topk_layer + 1) < balance
+    assert result.topk_layer == 0 or compute_ratio(topk=result.topk_layer) >= balance
+    assert compute_ratio(topk=result.topk_layer + 1) < balance
 
 
 def test_wide_experts_hide_any_topk() -> None:

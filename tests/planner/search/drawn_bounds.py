@@ -32,7 +32,7 @@ class Compared(NamedTuple):
     seconds: float
 
     @property
-    def exceeds(self) -> bool:
+    def is_exceeded(self) -> bool:
         """Return whether a bound is above what it bounds."""
         return self.bound_bytes > self.peak_bytes * LARGER or self.bound_seconds > self.seconds * LARGER
 
@@ -61,8 +61,8 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
     candidates = _draw(space.place(partials, result.take(chosen)), 4 * count, some)
     candidates = _draw(space.shard(partials, candidates), count, some)
     bounds = Bounds(planner, space, partials)
-    light = bounds.estimates.lightest(candidates)
-    sizes = [bounds.resting()[candidates.partial]]
+    light = bounds.estimates.min_states(candidates)
+    sizes = [bounds.resting_bytes()[candidates.partial]]
     sizes += [bounds.memory(candidates, states=states, limit=limit) for states in (None, light) for limit in (0, 1)]
     if "activations" not in planner.job.offload:
         sizes.append(bounds.memory(candidates, states=light, limit=True, bare=True))
@@ -70,9 +70,9 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
     if timed:
         floors = [bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)]
         seconds += [floor[candidates.partial] for floor in floors]
-        seconds += [bounds.seconds(candidates)[0], bounds.without_zero(candidates)[0]]
-        seconds += [bounds.nearest(candidates, most=most)[0] for most in (*LADDER, 1)]
-        seconds += [bounds.nearest(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
+        seconds += [bounds.seconds(candidates)[0], bounds.seconds_of_any_zero(candidates)[0]]
+        seconds += [bounds.seconds_of_any_order(candidates, most=most)[0] for most in (*LADDER, 1)]
+        seconds += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
     for at, (size, least) in enumerate(zip(np.max(sizes, axis=0), np.max(seconds, axis=0), strict=True)):
         layout = space.layout(partials, candidates, at)
         try:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
+from fivefold.layout.validity import refuse
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
@@ -24,7 +24,7 @@ from fivefold.planner.search.tables import FEWEST, LADDER
 from fivefold.stack.catalog import build_stack as stack_named
 from tests.planner.draws import calibration
 from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
-from tests.selection import one_in
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +43,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("seed", one_in(9, range(3)))
+@pytest.mark.parametrize("seed", mark_share(9, range(3)))
 @pytest.mark.parametrize("case", CASES)
 def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     model, machine, job = build_model(case.split()[0]), resolve(case.split()[1], local=NOWHERE), CASES[case]
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
     bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
-    size_floor = bounds.resting()
+    size_floor = bounds.resting_bytes()
     seconds_floor = np.max([bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)], axis=0)
 
     def sample(candidates, most):
@@ -58,10 +58,13 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     candidates = sample(space.expand(space.partials, some.integers(0, len(space.partials.dp), 200)), 100)
     candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 100)), 32)
     sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
-    light = bounds.estimates.lightest(candidates)
+    light = bounds.estimates.min_states(candidates)
     lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]
-    cheap = [bounds.without_zero(candidates)[0], *(bounds.nearest(candidates, most=most)[0] for most in (*LADDER, 1))]
-    cheap += [bounds.nearest(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
+    cheap = [
+        bounds.seconds_of_any_zero(candidates)[0],
+        *(bounds.seconds_of_any_order(candidates, most=most)[0] for most in (*LADDER, 1)),
+    ]
+    cheap += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
     code = group_schedules(bounds, candidates)
     pipelines = {
         int(at): simulate_group(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]
@@ -90,8 +93,8 @@ def test_a_bound_for_every_recomputation_is_one_on_a_calibrated_machine_too() ->
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=1)
     candidates = space.expand(space.partials, np.flatnonzero(space.partials.mbs == 1))
     bounds = Bounds(planner, space, space.partials)
-    assert len(set(bounds.nearest(candidates, bare=True)[0])) == 1
-    assert len(set(bounds.nearest(candidates)[0])) > 3
+    assert len(set(bounds.seconds_of_any_order(candidates, bare=True)[0])) == 1
+    assert len(set(bounds.seconds_of_any_order(candidates)[0])) > 3
 
 
 def test_bound_includes_slowdown_by_overlapped_messages() -> None:
@@ -126,7 +129,7 @@ MEMORY = {  # and the least that a bound may be of the peak
 }
 
 
-@pytest.mark.parametrize("case", one_in(2, MEMORY))
+@pytest.mark.parametrize("case", mark_share(2, MEMORY))
 def test_the_bound_of_memory_counts_what_lives_and_no_more(case: str) -> None:
     """Stages of unlike layers keep what each of them keeps; offloaded activations are on the host; of few micro-batches
     all forwards are over before the first deferred weight gradients are made.
@@ -165,7 +168,7 @@ def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
     assert drawn is not None
     bounds = list(compare_bounds(*drawn, seed=seed, count=20, timed=False))
     assert bounds
-    assert [bound for bound in bounds if bound.exceeds] == []
+    assert [bound for bound in bounds if bound.is_exceeded] == []
 
 
 class StoredSpace(NamedTuple):
@@ -227,4 +230,4 @@ def test_no_bound_of_memory_exceeds_the_peak_where_one_did(case: str) -> None:
     planner = Planner(model=model, machine=machine, job=job)
     bounds = list(compare_bounds(planner, space, seed=0, count=20, timed=False))
     assert bounds
-    assert [bound for bound in bounds if bound.exceeds] == []
+    assert [bound for bound in bounds if bound.is_exceeded] == []

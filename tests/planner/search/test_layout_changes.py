@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.planner.search.layout_changes import change, rank_moves, with_virtual_stages, with_zero
-from fivefold.planner.search.simplest import _moves
+from fivefold.planner.search.simplest import _list_moves
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_ranks_move_between_all_axes_of_the_world() -> None:
 
 def test_a_pipeline_that_recomputes_on_some_ranks_has_simpler_layouts_without_it() -> None:
     """``ac=full@1`` goes with the pipeline whose ranks it names; it does not rule out a layout without pipeline."""
-    simpler = set(_moves(Layout.parse("dp4 pp2 mbs1 ac=full@1")))
+    simpler = set(_list_moves(Layout.parse("dp4 pp2 mbs1 ac=full@1")))
     assert Layout.parse("dp8 mbs1 ac=full") in simpler

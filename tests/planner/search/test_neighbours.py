@@ -8,18 +8,18 @@ from itertools import pairwise
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.legal import is_legal
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.layout.where import Where
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
-from fivefold.planner.search.layout_changes import changed_words
+from fivefold.planner.search.layout_changes import list_changed_keywords
 from fivefold.planner.search.neighbours import neighbours, walk
 from fivefold.record import UserError
-from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
-from tests.planner.search.test_space import every_layout
+from tests.planner.search.test_search import EXPERTS, FEW, SMALL, make_tight_machine
+from tests.planner.search.test_space import list_layouts
 
 SHALLOW = SMALL.replace(layers=2)
 
@@ -49,8 +49,8 @@ def differ(one: Layout, other: Layout) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [SMALL, EXPERTS], ids=["dense", "moe"])
 def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> None:
-    planner = Planner(model=model, machine=tight(4, gib=1.0), job=FEW)
-    every = every_layout(model, FEW, world=4)
+    planner = Planner(model=model, machine=make_tight_machine(4, gib=1.0), job=FEW)
+    every = list_layouts(model, FEW, world=4)
     for layout in random.Random(5).sample(sorted(every, key=str), 12):
         plain = {
             neighbour
@@ -64,7 +64,7 @@ def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> N
 
 
 def test_a_walk_takes_the_best_change_each_time_and_ends_where_none_helps() -> None:
-    planner = Planner(model=SHALLOW, machine=tight(4, gib=0.8), job=FEW)
+    planner = Planner(model=SHALLOW, machine=make_tight_machine(4, gib=0.8), job=FEW)
     start = Layout.parse("pp2 tp2 mbs1 zero0")
     result = walk(planner, start)
     before = (result.start, *result.path)
@@ -82,7 +82,7 @@ def test_a_walk_takes_the_best_change_each_time_and_ends_where_none_helps() -> N
 
 
 def test_a_walk_from_what_does_not_fit_first_makes_it_fit() -> None:
-    planner = Planner(model=SMALL, machine=tight(4, gib=1.0), job=FEW)
+    planner = Planner(model=SMALL, machine=make_tight_machine(4, gib=1.0), job=FEW)
     result = walk(planner, Layout.parse("dp4 mbs4"))
     assert not result.start.fits
     fits = [item.fits for item in result.path]
@@ -92,9 +92,9 @@ def test_a_walk_from_what_does_not_fit_first_makes_it_fit() -> None:
 
 def test_changes_are_told_by_their_words() -> None:
     before = Layout.parse("dp4 pp4 v2 zero1 mbs1")
-    assert changed_words(before, Layout.parse("dp16 zero1 mbs1")) == "dp16 without pp4 v2 interleaved"
-    assert changed_words(before, before.replace(schedule="zb1p", v=1)) == "zb1p without v2"
-    assert changed_words(before, before.replace(zero=2, shard_group=2)) == "zero2/2"
+    assert list_changed_keywords(before, Layout.parse("dp16 zero1 mbs1")) == "dp16 without pp4 v2 interleaved"
+    assert list_changed_keywords(before, before.replace(schedule="zb1p", v=1)) == "zb1p without v2"
+    assert list_changed_keywords(before, before.replace(zero=2, shard_group=2)) == "zero2/2"
     assert len(SCHEDULES) > 3
 
 
@@ -108,7 +108,7 @@ def test_changes_are_told_by_their_words() -> None:
     ],
 )
 def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, term: str, passes: str) -> None:
-    machine, job = tight(8, gib=4.0), Job(sequence=2048, global_batch=16)
+    machine, job = make_tight_machine(8, gib=4.0), Job(sequence=2048, global_batch=16)
     with pytest.raises(UserError, match="no layout of small on 8 ranks") as raised:
         search(model=SMALL, machine=machine, job=job, where=Where.parse(where))
     line = str(raised.value)
@@ -116,12 +116,12 @@ def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, t
     layout = Layout.parse(line.rpartition("there is '")[2].rstrip("'"))
     assert is_legal(layout, model=SMALL, job=job, machine=machine)
     kept = " ".join(item for item in where.split() if item not in term)
-    assert Where.parse(f"{kept} {passes}").holds(layout)
+    assert Where.parse(f"{kept} {passes}").is_satisfied_by(layout)
 
 
 @pytest.mark.slow
 def test_tightest_constraint_is_named_if_nothing_fits() -> None:
-    machine = tight(4, gib=1.0)
+    machine = make_tight_machine(4, gib=1.0)
     result = search(model=SMALL, machine=machine, job=FEW, where=Where.parse("zero=0 cp=1 dp>=2 pp=1"))
     assert not result.best
     assert result.misses

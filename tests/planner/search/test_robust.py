@@ -18,15 +18,15 @@ from fivefold.planner.search import search
 from fivefold.planner.search.robust import EvaluatedRegret
 from fivefold.planner.search.scenarios import scenarios
 from fivefold.planner.search.space import Space
-from tests.planner.search.test_search import EXPERTS, FEW, SMALL, tight
-from tests.selection import one_in
+from tests.planner.search.test_search import EXPERTS, FEW, SMALL, make_tight_machine
+from tests.selection import mark_share
 
 SHALLOW, SPARSE = SMALL.replace(layers=2), EXPERTS.replace(layers=2)
 SHORT = FEW.replace(global_batch=4)
 NARROW = Where.parse("ac=none,full sp=yes order=default kind=ring v=1 zero!=2 schedule=1f1b,gpipe,zb1p")
 
 
-def every(model: Model, machine: Machine, job: Job, **narrowed: Any) -> list[Layout]:
+def list_layouts(model: Model, machine: Machine, job: Job, **narrowed: Any) -> list[Layout]:
     space = Space(model, job, world=machine.ranks, **narrowed)
     candidates = space.expand(space.partials, space.partials.dp.nonzero()[0])
     candidates = space.shard(space.partials, space.place(space.partials, candidates))
@@ -40,12 +40,12 @@ def seconds(planner: Planner, layout: Layout) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "axes"), one_in(2, [(SPARSE, ("ep",)), (SHALLOW, ("tp", "cp", "pp"))]), ids=["moe", "dense"]
+    ("model", "axes"), mark_share(2, [(SPARSE, ("ep",)), (SHALLOW, ("tp", "cp", "pp"))]), ids=["moe", "dense"]
 )
 def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, ...]) -> None:
-    machine, job = tight(4, gib=1.0), SHORT
+    machine, job = make_tight_machine(4, gib=1.0), SHORT
     narrowed: dict[str, Any] = {"where": NARROW, "axes": axes}
-    layouts = every(model, machine, job, **narrowed)
+    layouts = list_layouts(model, machine, job, **narrowed)
     assert len(layouts) > 25
     told = scenarios(model=model, machine=machine, job=job)
     assert len(told) == (7 if model.moe else 6)
@@ -74,7 +74,7 @@ def test_the_most_robust_is_that_of_brute_force(model: Model, axes: tuple[str, .
 
 def test_a_straggler_holds_up_its_stage_and_nothing_speeds_up() -> None:
     """Without a pipeline all wait as if all were slower; in one, no more than that, and less where it hides."""
-    machine = tight(8, gib=64)
+    machine = make_tight_machine(8, gib=64)
     machine = machine.replace(chip=machine.chip.replace(launch_seconds=1e-9))  # the host is no slower
     plain, late = (Planner(model=SMALL, machine=machine, job=FEW, straggler=item) for item in (1.0, 1.5))
     slow = Planner(model=SMALL, machine=with_kernels(machine, speed=1 / 1.5), job=FEW)
@@ -98,7 +98,7 @@ def test_a_straggler_holds_up_its_stage_and_nothing_speeds_up() -> None:
 
 
 def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
-    machine = tight(8, gib=64)
+    machine = make_tight_machine(8, gib=64)
     near, far = with_network(machine, bandwidth=0.5, latency=2.0).links
     assert near == machine.links[0]
     assert (far.bandwidth, far.latency_seconds) == (
@@ -106,7 +106,7 @@ def test_a_machine_otherwise_is_otherwise_in_nothing_else() -> None:
         machine.links[1].latency_seconds * 2,
     )
     quick = with_kernels(machine, speed=2.0)
-    assert quick.chip.sustained("bf16") == 2 * machine.chip.sustained("bf16")
+    assert quick.chip.sustained_flops("bf16") == 2 * machine.chip.sustained_flops("bf16")
     assert quick.chip.memory_bandwidth == 2 * machine.chip.memory_bandwidth
     assert quick.links == machine.links
     one_node = scenarios(model=SMALL, machine=machine.replace(ranks=2), job=FEW)

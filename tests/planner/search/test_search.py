@@ -10,22 +10,22 @@ import pytest
 
 import fivefold
 from fivefold.job import RECIPES, Job
-from fivefold.layout.legal import can_express, reasons
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import can_express, reasons
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
-from fivefold.planner.search import fits_any, search
+from fivefold.planner.search import has_fitting_layout, search
 from fivefold.planner.search.space import Space
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
-from tests.selection import one_in
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,9 @@ EXPERTS = SMALL.replace(name="experts", layers=4, moe=MoE(experts=8, topk=2, ffn
 FEW = Job(sequence=2048, global_batch=16)
 
 
-def brute(model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, **narrowed: Any) -> list[Estimate]:
+def search_by_brute_force(
+    model: Model, machine: Machine, job: Job, risk: float = FITS_RISK, **narrowed: Any
+) -> list[Estimate]:
     """Every layout, estimated, that fits."""
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     space = Space(model, job, world=machine.ranks, **narrowed)
@@ -51,7 +53,7 @@ def best_of_node() -> SearchResult:
     return search(model=build_model("llama3-8b"), machine=NODE, job=JOB, top=1)
 
 
-def tight(ranks: int, *, gib: float) -> Machine:
+def make_tight_machine(ranks: int, *, gib: float) -> Machine:
     """Nodes of two on which a peak of up to about ``gib`` fits, so that layouts cross nodes and many do not fit."""
     machine = resolve(f"h100:{ranks}", local=Path("/nowhere"))
     near, far = machine.links
@@ -61,7 +63,7 @@ def tight(ranks: int, *, gib: float) -> Machine:
 
 @pytest.mark.parametrize(
     ("model", "batch", "only"),
-    one_in(
+    mark_share(
         2,
         [
             pytest.param(SMALL, 16, {"recomputations": ("none", "selective", "full")}, id="dense"),
@@ -70,8 +72,8 @@ def tight(ranks: int, *, gib: float) -> Machine:
     ),
 )
 def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[str, Any]) -> None:
-    machine, job = tight(4, gib=1.5), FEW.replace(global_batch=batch)
-    every = brute(model, machine, job, **only)
+    machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=batch)
+    every = search_by_brute_force(model, machine, job, **only)
     assert len(every) > 100
     result = search(model=model, machine=machine, job=job, top=1, levels=4, **only)
     best = result.best[0].step
@@ -87,12 +89,12 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[
     assert result.evaluated < result.tried / 10
 
 
-@pytest.mark.parametrize("batch", one_in(2, [4, 16]))
+@pytest.mark.parametrize("batch", mark_share(2, [4, 16]))
 def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     """Of all that run out of memory with a probability above the limit, but less likely than not."""
-    machine, job = tight(4, gib=1.0), FEW.replace(global_batch=batch)
+    machine, job = make_tight_machine(4, gib=1.0), FEW.replace(global_batch=batch)
     planner = Planner(model=SMALL, machine=machine, job=job)
-    every = brute(SMALL, machine, job, TIGHT_RISK)
+    every = search_by_brute_force(SMALL, machine, job, TIGHT_RISK)
     risks = {item.layout: planner.out_of_memory_risk(item.layout, item.ranks) for item in every}
     fastest = min(item.step_time.seconds for item in every if risks[item.layout] <= FITS_RISK)
     between = [item for item in every if risks[item.layout] > FITS_RISK and item.step_time.seconds < fastest]
@@ -111,12 +113,12 @@ def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
 @pytest.mark.parametrize(("gib", "wins"), [(4, "step"), (6, "micro_batch")])
 def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> None:
     """Against brute force under both: which one wins depends on what else the memory allows."""
-    machine, job = tight(4, gib=gib), FEW.replace(sequence=8192)
+    machine, job = make_tight_machine(4, gib=gib), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
     best = min(
         (item.step_time.seconds, item.peak_bytes, str(item.layout), reduce)
         for reduce in ("micro_batch", "step")
-        for item in brute(SMALL, machine, job.replace(reduce=reduce), **only)
+        for item in search_by_brute_force(SMALL, machine, job.replace(reduce=reduce), **only)
     )
     assert best[3] == wins
     result = search(model=SMALL, machine=machine, job=job, top=2, reduces=("step",), **only)
@@ -127,7 +129,7 @@ def test_how_often_gradients_are_reduced_is_weighed(gib: float, wins: str) -> No
 
 def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     """Of all layouts of ours, those that ``refuse`` lets pass under the stack, and its config can be told."""
-    machine, job = tight(4, gib=1.5), FEW.replace(stack=stack("megatron-core"))
+    machine, job = make_tight_machine(4, gib=1.5), FEW.replace(stack=stack("megatron-core"))
     ours = Space(SMALL, FEW, world=4)
     candidates = ours.expand(ours.partials, ours.partials.dp.nonzero()[0])
     candidates = ours.shard(ours.partials, ours.place(ours.partials, candidates))
@@ -194,9 +196,9 @@ def test_search_without_a_fit_names_what_would_fit() -> None:
 
 def test_the_nearest_misses_are_those_of_brute_force() -> None:
     """Of equal memory the fastest."""
-    machine, job = tight(4, gib=0.25), FEW.replace(global_batch=4)
+    machine, job = make_tight_machine(4, gib=0.25), FEW.replace(global_batch=4)
     only: dict[str, Any] = {"recomputations": ("none", "full"), "axes": ("tp", "pp"), "placements": False}
-    every = brute(EXPERTS, tight(4, gib=80), job, **only)
+    every = search_by_brute_force(EXPERTS, make_tight_machine(4, gib=80), job, **only)
     nearest = sorted((item.peak_bytes, item.step_time.seconds, str(item.layout)) for item in every)[:3]
     result = search(model=EXPERTS, machine=machine, job=job, **only)
     assert result.best == ()
@@ -250,7 +252,7 @@ def test_fits_any_agrees_with_search() -> None:
     for layers in (1, 64):
         model = build_model("llama3.2-1b").replace(layers=layers)
         result = search(model=model, machine=node, job=job, top=1)
-        assert fits_any(model=model, machine=node, job=job) == bool(result.best)
+        assert has_fitting_layout(model=model, machine=node, job=job) == bool(result.best)
         needs = [miss.needs_bytes for miss in result.misses]
         assert needs == sorted(needs)
         assert not needs or len(needs) == 3
@@ -266,15 +268,15 @@ def test_a_search_without_tight_layouts_finds_the_same_best() -> None:
 def test_an_interrupted_search_returns_the_best_so_far() -> None:
     told: list[tuple[str, float]] = []
 
-    def improved(layout: str, score: float) -> None:
+    def on_improved(layout: str, score: float) -> None:
         told.append((layout, score))
         raise KeyboardInterrupt
 
-    def at_once(*_: int) -> None:
+    def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
-    model, machine = SMALL, tight(4, gib=1.5)
-    result = search(model=model, machine=machine, job=FEW, within=0.02, improved=improved)
+    model, machine = SMALL, make_tight_machine(4, gib=1.5)
+    result = search(model=model, machine=machine, job=FEW, within=0.02, improved=on_improved)
     assert result.stopped
     assert result.proposal is not None
     assert result.best[0].step.time.step_seconds <= told[0][1]
@@ -283,4 +285,4 @@ def test_an_interrupted_search_returns_the_best_so_far() -> None:
     assert not whole.stopped
     assert result.tried < whole.tried
     with pytest.raises(KeyboardInterrupt):  # nothing is known yet
-        search(model=model, machine=NODE.replace(chip=NODE.chip.replace(memory_bytes=2**31)), job=JOB, report=at_once)
+        search(model=model, machine=NODE.replace(chip=NODE.chip.replace(memory_bytes=2**31)), job=JOB, report=interrupt)

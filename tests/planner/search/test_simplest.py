@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from fivefold.layout.legal import is_legal
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.layout.where import ANY, Where
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search import search
-from fivefold.planner.search.constraints import uneven_batch
+from fivefold.planner.search.constraints import describe_uneven_batch
 from fivefold.planner.search.layout_changes import rank_moves
 from fivefold.planner.search.simplest import Evaluated, Simplest, complexity
 from fivefold.planner.time.timeline import StepTime
 from fivefold.record import UserError
 from fivefold.rendering.search import page
-from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, brute, tight
+from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, make_tight_machine, search_by_brute_force
 from tests.printed import to_text
-from tests.selection import one_in
+from tests.selection import mark_share
 
 TERMS = (
     "tp<=2",
@@ -45,16 +45,18 @@ SHALLOW, SPARSE, SHORT = SMALL.replace(layers=2), EXPERTS.replace(layers=2), FEW
 
 
 @cache
-def all_layouts(model: Model, where: Where = ANY) -> list[Estimate]:
+def list_layouts(model: Model, where: Where = ANY) -> list[Estimate]:
     """Every layout of four tight ranks, estimated, that fits."""
-    return brute(model, tight(4, gib=1.0), SHORT, where=where)
+    return search_by_brute_force(model, make_tight_machine(4, gib=1.0), SHORT, where=where)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "where"), one_in(2, [(SHALLOW, ""), (SPARSE, "ac=none,full")]), ids=["dense", "moe"])
+@pytest.mark.parametrize(
+    ("model", "where"), mark_share(2, [(SHALLOW, ""), (SPARSE, "ac=none,full")]), ids=["dense", "moe"]
+)
 def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Model, where: str) -> None:
-    machine, job, only = tight(4, gib=1.0), SHORT, Where.parse(where)
-    every = all_layouts(model, only)
+    machine, job, only = make_tight_machine(4, gib=1.0), SHORT, Where.parse(where)
+    every = list_layouts(model, only)
     assert len(every) > 1000
     best = min(item.step_time.seconds for item in every)
     for within in (0.01, 0.3):
@@ -87,21 +89,23 @@ def test_an_estimate_does_not_depend_on_those_before_it() -> None:
         "tp2 pp2 mbs1 nosp",
     )
     layouts = [Layout.parse(name) for name in names]
-    one = Planner(model=SHALLOW, machine=tight(4, gib=1.0), job=SHORT)
+    one = Planner(model=SHALLOW, machine=make_tight_machine(4, gib=1.0), job=SHORT)
     for layout in random.Random(2).sample(layouts, len(layouts)):
-        fresh = Planner(model=SHALLOW, machine=tight(4, gib=1.0), job=SHORT)
+        fresh = Planner(model=SHALLOW, machine=make_tight_machine(4, gib=1.0), job=SHORT)
         assert one.estimate(layout) == fresh.estimate(layout), str(layout)
 
 
 @pytest.mark.slow
 def test_layouts_that_reduce_otherwise_are_weighed_beside_those_that_do_not() -> None:
     """Against brute force under both, where the best reduces once a step; no ZeRO below 2 is said to."""
-    machine, job = tight(4, gib=5), FEW.replace(sequence=8192)
+    machine, job = make_tight_machine(4, gib=5), FEW.replace(sequence=8192)
     only: dict[str, Any] = {"axes": (), "placements": False, "recomputations": ("none", "full")}
     every = [
         (item.step_time.seconds, complexity(item.layout, ranks_per_node=2, usual=usual), item.layout, usual)
         for usual in (True, False)
-        for item in brute(SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only)
+        for item in search_by_brute_force(
+            SMALL, machine, job.replace(reduce="micro_batch" if usual else "step"), **only
+        )
         if usual or item.layout.zero > 1
     ]
     best = min(every, key=lambda item: item[0])
@@ -128,18 +132,18 @@ def test_no_more_layouts_are_estimated_than_allowed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", one_in(2, range(5)))
+@pytest.mark.parametrize("first", mark_share(2, range(5)))
 def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(first: int) -> None:
     """Return each term once, together with two others."""
-    machine, job, every = tight(4, gib=1.0), SHORT, all_layouts(SHALLOW)
+    machine, job, every = make_tight_machine(4, gib=1.0), SHORT, list_layouts(SHALLOW)
     terms = random.Random(5).sample(TERMS, len(TERMS))
     where = Where.parse(" ".join(terms[first::5]))
-    left = [item for item in every if where.holds(item.layout)]
+    left = [item for item in every if where.is_satisfied_by(item.layout)]
     assert len(left) > 100, str(where)
     result = search(model=SHALLOW, machine=machine, job=job, top=1, within=0.1, where=where)
     assert result.best[0].step.time.step_seconds == min(item.step_time.seconds for item in left), str(where)
     assert result.proposal is not None
-    assert where.holds(Layout.parse(result.proposal.layout)), str(where)
+    assert where.is_satisfied_by(Layout.parse(result.proposal.layout)), str(where)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_fewest_constraints_are_named_with_the_closest_layout() -> None:
         layout = Layout.parse(str(told.value).rpartition("there is '")[2].rstrip("'"))
         assert is_legal(layout, model=SMALL, job=FEW, machine=NODE)
         said = Where.parse(str(told.value).rpartition(": with ")[2].partition(" there is")[0])
-        assert said.holds(layout)
+        assert said.is_satisfied_by(layout)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_fewest_constraints_are_named_with_the_closest_layout() -> None:
     ],
 )
 def test_a_batch_that_holds_dp_down_is_told(layout: str, batch: int, line: str) -> None:
-    assert uneven_batch(Layout.parse(layout), batch=batch) == line
+    assert describe_uneven_batch(Layout.parse(layout), batch=batch) == line
 
 
 def test_the_remark_stands_in_the_proposal() -> None:

@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from fivefold.job import Job
-from fivefold.layout.legal import can_express, reasons, refuse
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import can_express, reasons, refuse
 from fivefold.layout.where import ANY, Where
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MoE
@@ -24,7 +24,7 @@ from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.update import Ramp
-from tests.selection import one_in
+from tests.selection import mark_share
 
 DENSE = Model(name="dense", layers=6, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, vocab=128)
 MOE = DENSE.replace(name="moe", moe=MoE(experts=4, topk=2, ffn=32, dense_layers=1))
@@ -33,23 +33,23 @@ JOB = Job(sequence=64, global_batch=8)
 LEAVE_OUT = ("megatron-core", "deepspeed", "torchtitan", "nanotron", "fsdp2")
 
 
-def all_leaves(space: Space) -> CandidateLayouts:
+def list_leaves(space: Space) -> CandidateLayouts:
     partials = space.partials
     candidates = space.expand(partials, partials.dp.nonzero()[0])
     return space.shard(partials, space.place(partials, candidates))
 
 
-def every_layout(model: Model, job: Job, *, world: int) -> set[Layout]:
+def list_layouts(model: Model, job: Job, *, world: int) -> set[Layout]:
     """All that are legal, without regard to how the space is made; one order, and v that divides a rank's layers."""
-    return {layout for layout in every_parsed(model, world=world) if _legal(layout, model, job)}
+    return {layout for layout in list_parsed(model, world=world) if _is_legal(layout, model, job)}
 
 
-def _legal(layout: Layout, model: Model, job: Job) -> bool:
+def _is_legal(layout: Layout, model: Model, job: Job) -> bool:
     return next(reasons(layout, model=model, job=job, machine=None), None) is None
 
 
 @lru_cache
-def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
+def list_parsed(model: Model, *, world: int) -> frozenset[Layout]:
     """All that parse."""
     sizes = [size for size in range(1, world + 1) if world % size == 0]
     experts = [1, 2, 4] if model.moe else [1]
@@ -95,7 +95,7 @@ def every_parsed(model: Model, *, world: int) -> frozenset[Layout]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sequence", [64, 6])  # 3 tokens under cp2, which tp2 shares only if there are two of them
-@pytest.mark.parametrize("model", one_in(3, [MOE, DENSE, MIXER]), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", mark_share(3, [MOE, DENSE, MIXER]), ids=lambda model: model.name)
 def test_the_space_is_every_legal_layout_once(model: Model, sequence: int) -> None:
     _check_space(model, JOB.replace(sequence=sequence))
 
@@ -109,7 +109,7 @@ def test_a_batch_that_grows_leaves_out_more() -> None:
 def test_constraints_leave_what_meets_them(model: Model, text: str) -> None:
     """Also where some degrees are left without any ZeRO stage."""
     where = Where.parse(text)
-    assert _space(model, JOB, where) == {layout for layout in _space(model, JOB) if where.holds(layout)}
+    assert _space(model, JOB, where) == {layout for layout in _space(model, JOB) if where.is_satisfied_by(layout)}
 
 
 def test_other_orders_alone() -> None:
@@ -120,7 +120,7 @@ def test_other_orders_alone() -> None:
     every, mine = (
         {space.layout(space.partials, leaves, at) for at in range(len(leaves.partial))}
         for space in (both, others)
-        for leaves in [all_leaves(space)]
+        for leaves in [list_leaves(space)]
     )
     assert mine == {layout for layout in every if layout.order != DEFAULT_ORDER}
     assert 0 < len(mine) < len(every)
@@ -140,14 +140,14 @@ def test_a_stack_leaves_out_what_it_cannot_run(model: Model, stack: Stack) -> No
 
 def _check_space(model: Model, job: Job) -> set[Layout]:
     mine = _space(model, job)
-    assert mine == {layout for layout in every_layout(model, job, world=4) if can_express(layout, model=model, job=job)}
+    assert mine == {layout for layout in list_layouts(model, job, world=4) if can_express(layout, model=model, job=job)}
     return mine
 
 
 def _space(model: Model, job: Job, where: Where = ANY) -> set[Layout]:
     """As the search makes it, each layout once."""
     space = Space(model, job, world=4, recomputations=("none",), placements=False, where=where)
-    candidates = all_leaves(space)
+    candidates = list_leaves(space)
     mine = [space.layout(space.partials, candidates, at) for at in range(len(candidates.partial))]
     assert len(mine) == len(set(mine)) == int(space.candidates_of(space.partials).sum())
     return set(mine)

@@ -14,14 +14,14 @@ from fivefold.planner.search import search
 from fivefold.planner.search.neighbours import walk
 from fivefold.planner.search.stage_balance import balance, gain, recomputing_less
 from fivefold.stack.spec import Stack, SupportedLayouts
-from tests.planner.search.test_search import FEW, NODE, SMALL, tight
+from tests.planner.search.test_search import FEW, NODE, SMALL, make_tight_machine
 
 LAYERS = 8
 HEAVY = SMALL.replace(layers=LAYERS, vocab=128_000)  # a head as large as several layers
-MACHINE = tight(4, gib=64)
+MACHINE = make_tight_machine(4, gib=64)
 
 
-def every_split(layout: Layout) -> list[Layout]:
+def list_splits(layout: Layout) -> list[Layout]:
     """The layout with every number of layers on every stage."""
     stages = layout.pp * layout.v
     cuts = [(0, *item, LAYERS) for item in combinations(range(1, LAYERS), stages - 1)]
@@ -39,7 +39,7 @@ def test_balanced_stages_are_close_to_the_best_split(words: str) -> None:
     result = balance(even, planner)
     assert result is not None
     assert sum(result.stages) == LAYERS
-    best = min(seconds(planner, item) for item in every_split(even))
+    best = min(seconds(planner, item) for item in list_splits(even))
     assert best <= seconds(planner, result) <= best * 1.02, str(result)
     assert seconds(planner, result) < seconds(planner, even)
     assert best >= seconds(planner, even) * (1 - gain(even, planner)) * (1 - 1e-9)
@@ -61,7 +61,7 @@ def test_a_search_proposes_it_where_the_head_makes_the_last_stage_the_slowest() 
     chosen = Layout.parse(result.proposal.layout)
     assert chosen.stages[-1] == min(chosen.stages) < max(chosen.stages)
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
-    best = min(seconds(planner, item) for item in every_split(chosen))
+    best = min(seconds(planner, item) for item in list_splits(chosen))
     assert result.proposal.choice.step.time.step_seconds <= best * 1.02
     exact = search(model=HEAVY, machine=MACHINE, job=FEW, where=where)
     assert not any("stages" in item.step.layout for item in exact.best)
@@ -81,7 +81,7 @@ def test_smallest_number_of_ranks_recomputes(words: str) -> None:
     assert recomputing_less(layout.replace(ac="none"), small) is None
 
 
-def too_small_for_any(layouts: list[Layout], planner: Planner) -> Machine:
+def make_too_small_machine(layouts: list[Layout], planner: Planner) -> Machine:
     """The machine with the most memory, in steps of 16 MiB, with which none of ``layouts`` fits."""
     for memory in range(8 * 2**30, 2**30, -(2**24)):
         machine = MACHINE.replace(chip=MACHINE.chip.replace(memory_bytes=memory))
@@ -99,12 +99,12 @@ def test_a_search_finds_what_brute_force_finds_where_only_some_ranks_must_recomp
         Layout.parse("pp4 mbs1"),
     )
     planner = Planner(model=model, machine=MACHINE, job=job)
-    machine = too_small_for_any(every_split(base), planner)  # none goes without
+    machine = make_too_small_machine(list_splits(base), planner)  # none goes without
     small = Planner(model=model, machine=machine, job=job)
     where = Where.parse("pp=4 v=1 schedule=1f1b mbs=1 ac=none,full")
     result = search(model=model, machine=machine, job=job, where=where, within=0.0)
     assert result.proposal is not None
-    others = [item.replace(ac=f"full{at}") for item in every_split(base) for at in ("", "@1", "@2", "@3")]
+    others = [item.replace(ac=f"full{at}") for item in list_splits(base) for at in ("", "@1", "@2", "@3")]
     best = min((seconds(planner, item), str(item)) for item in others if small.fits(item))
     assert result.proposal.choice.step.time.step_seconds == pytest.approx(best[0])
     assert Layout.parse(best[1]).recompute_ranks == Layout.parse(result.proposal.layout).recompute_ranks == 1

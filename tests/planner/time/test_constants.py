@@ -17,7 +17,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.kernel_efficiency import KernelEfficiency
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
-from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, about
+from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, describe_constant
 from tests.docs.figures import list_figures
 
 ROOT = Path(__file__).parents[3]
@@ -46,23 +46,23 @@ def numbers(value: Any) -> list[float]:
     return [float(value)]
 
 
-def varying(constant: Constant) -> list[float]:
+def list_varied_numbers(constant: Constant) -> list[float]:
     """The numbers that the sensitivity varies."""
     doubled = numbers((constant.scale or times)(constant.value, 2.0))
     return [was for was, now in zip(numbers(constant.value), doubled, strict=True) if was != now]
 
 
-def printed() -> dict[str, list[float]]:
+def read_printed_numbers() -> dict[str, list[float]]:
     """By constant: the numbers in the first table."""
     text = TABLE.read_text(encoding="utf-8").partition("## The table")[2].partition("\n## ")[0]
     return {name: [float(number) for number in cell.split(", ")] for name, cell in ROW.findall(text)}
 
 
 def test_every_value_of_the_table_is_the_codes() -> None:
-    table = printed()
+    table = read_printed_numbers()
     assert set(table) == {constant.name for constant in CONSTANTS}
     for constant in CONSTANTS:
-        assert table[constant.name] == pytest.approx(varying(constant), rel=1e-3), constant.name
+        assert table[constant.name] == pytest.approx(list_varied_numbers(constant), rel=1e-3), constant.name
 
 
 def test_unit_and_source_of_the_table_are_those_of_the_record() -> None:
@@ -71,7 +71,7 @@ def test_unit_and_source_of_the_table_are_those_of_the_record() -> None:
     table = {cells[0].strip("| `"): cells for cells in rows}
     for name in Constants.model_fields:
         _, _, unit, where, meaning, source, *_ = table[name]
-        known = about(name)
+        known = describe_constant(name)
         assert unit == known.unit, name
         assert meaning, name
         assert list_figures(source) == list_figures(known.source), name

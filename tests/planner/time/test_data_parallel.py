@@ -13,7 +13,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import PUBLISHED
-from fivefold.planner.time.data_parallel import _hidden, end_seconds
+from fivefold.planner.time.data_parallel import _overlapped_seconds, end_seconds
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.stage_time import stage_seconds
 from fivefold.planner.time.unit_overlap import unit_seconds
@@ -108,12 +108,12 @@ def test_equal_messages_hide_together_as_one_by_one(chunks: int) -> None:
             for _ in range(some.randint(0, 4))
         ]
         rooms = [(some.uniform(0, 3), some.randint(1, 4)) for _ in range(some.randint(1, 4))]
-        later = [message.travelling for message, times in messages for _ in range(times)][1:]
+        later = [message.overlappable_seconds for message, times in messages for _ in range(times)][1:]
         every = [room for room, times in rooms for _ in range(times)]
         wanted = sum(min(message, room) for message, room in zip(later, every, strict=False))
         if chunks > 1:
             wanted = (1 - 1 / chunks) * sum(later) + min(sum(later) / chunks, sum(every))
-        assert _hidden(messages, rooms, chunks=chunks) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+        assert _overlapped_seconds(messages, rooms, chunks=chunks) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
 
 
 def test_sums_of_copies_by_weight_are_priced_by_micro_batch() -> None:

@@ -69,7 +69,7 @@ TARGETS = torch.zeros(R, dtype=torch.long)
 WORK: dict[str, Callable[..., Tensor]] = {
     "norm": lambda x, weight: EAGER.rms_norm(x, weight, epsilon=1e-5),
     "rope": lambda x: EAGER.rotate_first(x, x[0, :, :1].detach(), x[0, :, :1].detach()),
-    "activation": lambda gate, up: EAGER.gated(gate, up, "silu"),
+    "activation": lambda gate, up: EAGER.activate_gated(gate, up, "silu"),
     "experts": EAGER.weighted_swiglu,
     "loss": lambda x: cross_entropy(x * 1, TARGETS, scale=1.0),  # it overwrites its logits, so they may be no leaf
 }
@@ -96,7 +96,7 @@ def test_passes_are_those_of_the_operations(kind: str, width: int) -> None:
     assert (kernels, backward.kernels) == (told.kernels, told.backward_kernels)
 
 
-def rotated(heads: Tensor, angles: Tensor, *, nope: int) -> Tensor:
+def rotate_heads(heads: Tensor, angles: Tensor, *, nope: int) -> Tensor:
     """Heads of latent attention as Megatron rotates them without apply_rope_fusion (_apply_rotary_pos_emb_bshd)."""
     still, turned = torch.split(heads, [nope, angles.shape[-1]], dim=-1)
     turned = torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
@@ -109,7 +109,7 @@ def rotated(heads: Tensor, angles: Tensor, *, nope: int) -> Tensor:
 def test_latent_attention_is_rotated_in_as_many_passes_as_megatrons() -> None:
     heads, angles = torch.ones(R, 1, 16, 128 + 64, dtype=torch.bfloat16).requires_grad_(), torch.ones(R, 1, 1, 64)
     with Passes() as forward:
-        out = rotated(heads, angles, nope=128)
+        out = rotate_heads(heads, angles, nope=128)
     upstream = torch.ones_like(out)
     with Passes() as backward:
         torch.autograd.grad(out, heads, upstream)

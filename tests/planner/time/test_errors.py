@@ -10,7 +10,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
-from fivefold.planner.time.errors import Cell, RunClass, expected, expected_interval, read, run_class
+from fivefold.planner.time.errors import Cell, RunClass, estimate_interval, expected_interval, read, run_class
 from fivefold.stack.catalog import build_stack
 
 HERE = RunClass("hopper", "many", "dense", "16 bits", "megatron", "nothing")
@@ -53,7 +53,7 @@ def test_the_bias_of_the_nearest_runs_is_in_the_interval() -> None:
     """Runs of the same class took 1.3 times as long, those of other chips as long as predicted."""
     other = HERE._replace(generation="ampere", software="torch", nodes="one")
     cells = [cell("a", (1.28, 1.3, 1.32)), cell("b", (1.27, 1.31, 1.35)), cell("c", STEADY, other)]
-    near, far = (expected(10.0, of=of, ranks=8, cells=cells) for of in (HERE, other))
+    near, far = (estimate_interval(10.0, of=of, ranks=8, cells=cells) for of in (HERE, other))
     assert near is not None
     assert far is not None
     assert 12.5 < near.middle < 13.1
@@ -63,15 +63,15 @@ def test_the_bias_of_the_nearest_runs_is_in_the_interval() -> None:
 
 
 def test_a_source_of_many_rows_counts_once() -> None:
-    few = expected(1.0, of=HERE, ranks=8, cells=[cell("a", STEADY), cell("b", (1.5,), rows=1)])
-    many = expected(1.0, of=HERE, ranks=8, cells=[cell("a", STEADY, rows=900), cell("b", (1.5,), rows=1)])
+    few = estimate_interval(1.0, of=HERE, ranks=8, cells=[cell("a", STEADY), cell("b", (1.5,), rows=1)])
+    many = estimate_interval(1.0, of=HERE, ranks=8, cells=[cell("a", STEADY, rows=900), cell("b", (1.5,), rows=1)])
     assert few == many.replace(runs=4) if many else None
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=6), st.floats(0.1, 10))
 def test_bounds_are_in_order_and_scale_with_the_prediction(ratios: list[float], predicted: float) -> None:
     cells = [cell(str(at), (ratio,)) for at, ratio in enumerate(ratios)]
-    one, other = (expected(size, of=HERE, ranks=8, cells=cells) for size in (1.0, predicted))
+    one, other = (estimate_interval(size, of=HERE, ranks=8, cells=cells) for size in (1.0, predicted))
     assert one is not None
     assert other is not None
     assert one.low_90 <= one.low_50 <= one.middle <= one.high_50 <= one.high_90
@@ -84,16 +84,16 @@ def test_bounds_are_in_order_and_scale_with_the_prediction(ratios: list[float], 
 def test_unmeasured_class_is_reported() -> None:
     cells = [cell("a", STEADY), cell("b", STEADY, HERE._replace(kind="experts", precision="fp8"))]
 
-    def outside(of: RunClass, ranks: int = 64) -> tuple[str, ...]:
-        result = expected(1.0, of=of, ranks=ranks, cells=cells)
+    def list_outside(of: RunClass, ranks: int = 64) -> tuple[str, ...]:
+        result = estimate_interval(1.0, of=of, ranks=ranks, cells=cells)
         assert result is not None
         return result.outside
 
-    assert outside(HERE) == ()
-    assert outside(HERE._replace(generation="cdna")) == ("generation cdna",)
-    assert outside(HERE, 128) == ("128 ranks of hopper, of which 64 at most were measured",)
-    assert outside(HERE._replace(kind="experts")) == ("experts in 16 bits on hopper",)
-    assert outside(HERE._replace(software="fivefold")) == ("software fivefold",)
+    assert list_outside(HERE) == ()
+    assert list_outside(HERE._replace(generation="cdna")) == ("generation cdna",)
+    assert list_outside(HERE, 128) == ("128 ranks of hopper, of which 64 at most were measured",)
+    assert list_outside(HERE._replace(kind="experts")) == ("experts in 16 bits on hopper",)
+    assert list_outside(HERE._replace(software="fivefold")) == ("software fivefold",)
 
 
 def test_nothing_is_published_of_cpus_and_nothing_without_a_table(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_gloo_between_hosts_is_priced_as_it_sends() -> None:
         ("all_to_all", 3, 2),
     ):
         assert network.seconds(collective, payload, four) == pytest.approx(2e-6 * latencies + times * once, rel=1e-12)
-        assert network.busy(collective, payload, four) == pytest.approx(1e-6 * latencies + times * once / 10)
+        assert network.busy_seconds(collective, payload, four) == pytest.approx(1e-6 * latencies + times * once / 10)
     assert network.seconds("p2p", payload, four) == pytest.approx(2e-6 + payload / 20e9, rel=1e-12)
 
 
@@ -168,11 +168,17 @@ def test_a_curve_is_of_so_many_hosts() -> None:
         for n, s, b in points
     )
     network = Network(round_machine("gloo", Calibration(date="2026-01-01", torch="2", cores=2, collectives=measured)))
-    assert (network.seconds("all_reduce", 1000, Group(4, 1)), network.busy("all_reduce", 1000, Group(4, 1))) == (
+    assert (
+        network.seconds("all_reduce", 1000, Group(4, 1)),
+        network.busy_seconds("all_reduce", 1000, Group(4, 1)),
+    ) == (
         1e-3,
         1e-3,  # within a host a core does it all
     )
-    assert (network.seconds("all_reduce", 1000, Group(4, 2)), network.busy("all_reduce", 1000, Group(4, 2))) == (
+    assert (
+        network.seconds("all_reduce", 1000, Group(4, 2)),
+        network.busy_seconds("all_reduce", 1000, Group(4, 2)),
+    ) == (
         3e-3,
         2e-3,
     )

@@ -85,7 +85,7 @@ def test_a_ratio_and_its_inverse() -> None:
     inverse = expected_ratio(facts(), facts("dp64 zero3 ac=full"), (1.0, 0.8))
     assert inverse is not None
     for field in ("ratio", "low_90", "low_50", "high_50", "high_90"):
-        assert getattr(inverse, field) == pytest.approx(getattr(ratio.inverted(), field), rel=1e-12)
+        assert getattr(inverse, field) == pytest.approx(getattr(ratio.invert(), field), rel=1e-12)
     close = expected_ratio(facts("dp32 tp2 zero3"), facts(), (0.99, 1.0))
     assert close is not None
     assert close.verdict == "not distinguishable"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fivefold.machine.catalog import ROWS, names, resolve
 from fivefold.machine.spec import Chip
-from fivefold.planner.time.roofline import alignment, attention, matmul, moving
+from fivefold.planner.time.roofline import alignment, attention, matmul, memory_bound_seconds
 
 
 def chip(name: str) -> Chip:
@@ -191,8 +191,8 @@ def test_measured_attention(name, kind, backward, measured, mean, worst):
 
 def test_measured_additions():
     """``a + b`` of the files of vidur above: 4096 x 8192 on H100 in 62.4 us, 32768 x 8192 on A100 in 943 us."""
-    assert moving(chip("h100"), moved_bytes=3 * 4096 * 8192 * 2) == pytest.approx(62.4e-6, rel=0.12)
-    assert moving(chip("a100"), moved_bytes=3 * 32768 * 8192 * 2) == pytest.approx(943e-6, rel=0.02)
+    assert memory_bound_seconds(chip("h100"), moved_bytes=3 * 4096 * 8192 * 2) == pytest.approx(62.4e-6, rel=0.12)
+    assert memory_bound_seconds(chip("a100"), moved_bytes=3 * 32768 * 8192 * 2) == pytest.approx(943e-6, rel=0.02)
 
 
 def test_best_measured_matmuls_are_not_beaten():
@@ -214,7 +214,7 @@ def test_a_better_chip_is_never_slower(m, n, k, dtype, name):
     assert 0 < matmul(worse.replace(peak_flops=peaks), m=m, n=n, k=k, dtype=dtype) <= seconds
     more = worse.replace(memory_bandwidth=1.3 * worse.memory_bandwidth)
     assert matmul(more, m=m, n=n, k=k, dtype=dtype) <= seconds
-    assert 2 * m * n * k / seconds < worse.sustained(dtype)
+    assert 2 * m * n * k / seconds < worse.sustained_flops(dtype)
 
 
 @given(m=sizes, n=sizes, k=sizes, name=st.sampled_from(["a100", "h100", "b200", "mi300x"]))
@@ -247,9 +247,11 @@ def test_nothing_takes_no_time_and_the_smallest_kernel_some():
     result = chip("h100")
     assert matmul(result, m=0, n=8, k=8, dtype="bf16") == matmul(result, m=8, n=8, k=0, dtype="bf16") == 0
     assert (
-        attention(result, flops=0, tokens=0, keys=0, head_dim=128, dtype="bf16") == moving(result, moved_bytes=0) == 0
+        attention(result, flops=0, tokens=0, keys=0, head_dim=128, dtype="bf16")
+        == memory_bound_seconds(result, moved_bytes=0)
+        == 0
     )
-    assert 2e-6 < moving(result, moved_bytes=4) < 5e-6
+    assert 2e-6 < memory_bound_seconds(result, moved_bytes=4) < 5e-6
     assert 2e-6 < matmul(result, m=1, n=1, k=1, dtype="bf16") < 6e-6
     assert 2e-6 < attention(result, flops=4, tokens=1, keys=1, head_dim=1, dtype="bf16") < 6e-6
 
@@ -267,5 +269,5 @@ def test_attention_grows_and_backward_costs_more_than_twice(tokens, heads, head_
     forward = seconds(tokens, backward=False)
     assert seconds(tokens + 128, backward=False) > forward
     assert seconds(tokens, backward=True) > forward
-    assert 2.0 * heads * tokens**2 * head_dim / forward < result.sustained("bf16")
+    assert 2.0 * heads * tokens**2 * head_dim / forward < result.sustained_flops("bf16")
     assert math.isfinite(forward)

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.schedule import play as play_table
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model_of
 from fivefold.planner.predict import Planner
@@ -40,7 +40,7 @@ def seconds(text: str, **known) -> float:
     return planner(**known).estimate(Layout.parse(text)).step_time.seconds
 
 
-def legal(text: str, job: Job = JOB) -> Layout | None:
+def parse_legal(text: str, job: Job = JOB) -> Layout | None:
     layout = Layout.parse(text)
     try:
         refuse(layout, model=model_of("llama3-8b"), job=job, machine=resolve("h100:256", local=Path("no")))
@@ -53,7 +53,7 @@ def legal(text: str, job: Job = JOB) -> Layout | None:
 @given(text=LAYOUTS, overlap=OVERLAPS, weights=st.sampled_from(["overlapped", "before_forward", "broadcast"]))
 def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights):
     job = JOB.replace(overlap=overlap, param_all_gather=weights)
-    layout = legal(text, job)
+    layout = parse_legal(text, job)
     if layout is None:
         return
     step_time = planner(job).estimate(layout).step_time
@@ -64,7 +64,7 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights)
     assert step_time.longest_part
 
 
-def extrapolated(layout, count, duration, *, hop: float, alike) -> Extrapolated:
+def extrapolate_step(layout, count, duration, *, hop: float, alike) -> Extrapolated:
     tasks = distinct_tasks(layout, count, tuple(alike))
     return extrapolate(layout, count, seconds=list(map(duration, tasks)), hop=hop, alike=tuple(alike))
 
@@ -93,10 +93,10 @@ def test_a_continued_schedule_ends_when_the_whole_one_does(name, pp, rounds, for
 
     table = schedule(name, pp=pp, v=v, micro_batches=count)
     whole = play_table.play(table, seconds=duration, hop_seconds=lambda *_: hop)
-    result = extrapolated(layout, count, duration, hop=hop, alike=range(pp * v))
+    result = extrapolate_step(layout, count, duration, hop=hop, alike=range(pp * v))
     # A schedule whose pace is set late is not periodic yet where it is cut.
     assert max(result.ends) == pytest.approx(whole.seconds, rel=0.02)
-    assert result.busy == pytest.approx(whole.busy, rel=1e-9)
+    assert result.busy == pytest.approx(whole.busy_seconds, rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,9 +119,9 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
         back = seconds[kinds[task.backward_stage]] if task.backward_stage >= 0 else 0.0
         return {"F": 1, "B": 1, "W": 0.7, "BW": 1.7, "FB": 1}[task.kind] * seconds[kinds[task.stage]] + 1.7 * back
 
-    item = extrapolated(layout, count, duration, hop=0.1, alike=range(pp * v))
+    item = extrapolate_step(layout, count, duration, hop=0.1, alike=range(pp * v))
     alone, alike = len(asked), tuple(map(kinds.index, kinds))
-    result = extrapolated(layout, count, duration, hop=0.1, alike=alike)
+    result = extrapolate_step(layout, count, duration, hop=0.1, alike=alike)
     assert result.ends == pytest.approx(item.ends, rel=1e-12)
     assert result.busy == pytest.approx(item.busy, rel=1e-12)
     assert len(asked) - alone <= alone
@@ -138,7 +138,7 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
 @settings(max_examples=40, deadline=None)
 @given(text=LAYOUTS, overlap=OVERLAPS)
 def test_hiding_data_parallelism_never_costs_more_than_it_contends(text, overlap):
-    layout = legal(text)
+    layout = parse_legal(text)
     if layout is None:
         return
     without = tuple(axis for axis in overlap if axis != "dp")
@@ -149,7 +149,7 @@ def test_hiding_data_parallelism_never_costs_more_than_it_contends(text, overlap
 @settings(max_examples=40, deadline=None)
 @given(text=LAYOUTS)
 def test_a_better_machine_and_less_recomputation_are_never_slower(text):
-    layout = legal(text)
+    layout = parse_legal(text)
     if layout is None:
         return
     time = planner().estimate(layout).step_time.seconds

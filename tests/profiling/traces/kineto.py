@@ -80,7 +80,7 @@ class DrawnJob:
 def draw(seed: int, shape: Shape | None = None) -> DrawnJob:
     """Draw a job: the same operations on every rank, of durations that differ."""
     dice, shape = random.Random(seed), shape or Shape()
-    plan = [_planned(dice, shape) for _ in range(shape.steps)]
+    plan = [_plan_operations(dice, shape) for _ in range(shape.steps)]
     job = DrawnJob(
         [[] for _ in range(shape.ranks)],
         [[] for _ in range(shape.ranks)],
@@ -109,7 +109,7 @@ def draw(seed: int, shape: Shape | None = None) -> DrawnJob:
     return job
 
 
-def _planned(dice: random.Random, shape: Shape) -> list[str]:
+def _plan_operations(dice: random.Random, shape: Shape) -> list[str]:
     what = []
     for place in range(shape.operations):
         roll = dice.random()

@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from tests.processes import forked
+from tests.processes import run_forked
 
 STEPS = 3
 WORK = ("aten", "inductor", "torch.distributed.ddp.reducer")  # namespaces of operators that compute
@@ -29,21 +29,21 @@ def job(sequences: int = 8) -> Job:
 
 def ddp_traces(folder: Path, ranks: int = 2) -> list[Path]:
     """Of a torch loop with DistributedDataParallel, in which rank 1 has more to do."""
-    return _recorded(ranks, folder, _ddp)
+    return _record(ranks, folder, _ddp)
 
 
 def engine_traces(folder: Path, layout: str = "dp2 zero2 mbs2") -> list[Path]:
     """Of our own engine under a layout."""
-    return _recorded(Layout.parse(layout).world, folder, _engine, layout)
+    return _record(Layout.parse(layout).world, folder, _engine, layout)
 
 
-def _recorded(ranks: int, folder: Path, function: Callable[..., None], *arguments: Any) -> list[Path]:
+def _record(ranks: int, folder: Path, function: Callable[..., None], *arguments: Any) -> list[Path]:
     paths = [folder / f"rank{rank}.json" for rank in range(ranks)]
-    forked(ranks, function, str(folder), *arguments)
+    run_forked(ranks, function, str(folder), *arguments)
     return paths
 
 
-def _profiled(folder: str, step: Callable[[], None]) -> None:
+def _profile(folder: str, step: Callable[[], None]) -> None:
     for _ in range(2):
         step()
     path = f"{folder}/rank{dist.get_rank()}.json"
@@ -71,7 +71,7 @@ def _ddp(folder: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    _profiled(folder, step)
+    _profile(folder, step)
 
 
 def _engine(folder: str, text: str) -> None:
@@ -86,17 +86,17 @@ def _engine(folder: str, text: str) -> None:
         engine.step(tokens)
         engine.zero_grad()
 
-    _profiled(folder, step)
+    _profile(folder, step)
 
 
-def as_gpu(path: Path) -> str:
+def convert_to_gpu(path: Path) -> str:
     """A CPU trace as Kineto would write it of a GPU: each thread's outermost operators as kernels of a stream.
 
     Read anew here, by a stack of what is open on each thread; operators of autograd and c10d are no kernels.
     """
     trace = json.loads(path.read_text(encoding="utf-8"))
     kernels = []
-    for event in outermost(trace["traceEvents"]):
+    for event in select_outermost(trace["traceEvents"]):
         message = event["name"].startswith("gloo:")
         name = f"ncclDevKernel_{event['name'][5:]}" if message else f"kernel {event['name']}"
         kernels.append((event["ts"], event["dur"], name, event["tid"] % 1000 + (1000 if message else 0)))
@@ -113,7 +113,7 @@ def as_gpu(path: Path) -> str:
     return f'{{"distributedInfo": {info},\n"traceEvents": {json.dumps(events)}}}'
 
 
-def outermost(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def select_outermost(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Operators that compute and lie in no other such one of their thread, and gloo's messages."""
     results: list[dict[str, Any]] = []
     threads: dict[Any, list[dict[str, Any]]] = {}

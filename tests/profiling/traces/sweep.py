@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.profiling.traces.recorded import outermost
+from tests.profiling.traces.recorded import select_outermost
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -51,7 +51,7 @@ def windows(events: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return results
 
 
-def of_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
+def sweep_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
     """Sweep a window of a trace with kernels."""
     begin, end = window
     launches = {item["args"]["correlation"]: ns(item)[0] for item in events if item.get("cat") == "cuda_runtime"}
@@ -87,13 +87,13 @@ def of_gpu(events: list[dict[str, Any]], window: tuple[int, int]) -> Swept:
     )
 
 
-def of_cpu(path: Path) -> list[Swept]:
+def sweep_cpu(path: Path) -> list[Swept]:
     """Sweep every step of a CPU trace, in tenths of a microsecond."""
     text = path.read_text(encoding="utf-8")
     events = [entry for entry in json.loads(text, parse_float=Decimal)["traceEvents"] if entry.get("ph") == "X"]
     annotations = sorted(ns(event) for event in events if str(event["name"]).startswith("ProfilerStep"))
     ends = [start for start, _ in annotations[1:]] + [annotations[-1][1]]
-    work = outermost(events)
+    work = select_outermost(events)
     results = []
     for (begin, _), end in zip(annotations, ends, strict=True):
         compute, message = np.zeros((end - begin) // 100, bool), np.zeros((end - begin) // 100, bool)

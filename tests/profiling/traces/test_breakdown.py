@@ -14,7 +14,7 @@ from benchmarks.speed.traces import (
     MAX_DIFFERENCE_PERCENT,
     TraceSummary,
     max_difference,
-    ours,
+    summarize_with_fivefold,
     write_random_traces,
 )
 from fivefold.profiling.traces import read
@@ -42,10 +42,10 @@ def test_every_nanosecond_is_where_a_sweep_finds_it(
     for rank, path in enumerate(paths):
         events = kineto.events(kineto.draw(seed, QUICK._replace(ranks=ranks)), rank)
         results = [nanoseconds(item) for item in report.breakdown if item.rank == rank]
-        assert results == [sweep.of_gpu(events, window) for window in sweep.windows(events)], path
+        assert results == [sweep.sweep_gpu(events, window) for window in sweep.windows(events)], path
         kernels = [sweep.ns(event) for event in events if event.get("cat") in sweep.DEVICE]
         whole = (min(start for start, _ in kernels), max(end for _, end in kernels))
-        assert nanoseconds(report.total[rank]) == sweep.of_gpu(events, whole)
+        assert nanoseconds(report.total[rank]) == sweep.sweep_gpu(events, whole)
 
 
 def test_parts_add_up(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_breakdown_equals_holistic_trace_analysis(seed: str, tmp_path: Path) -> 
         int(rank): TraceSummary(*row) for rank, row in json.loads(FROZEN.read_text(encoding="utf-8"))[seed].items()
     }
     write_random_traces(int(seed), tmp_path)
-    mine = ours(tmp_path)
+    mine = summarize_with_fivefold(tmp_path)
     assert mine.keys() == theirs.keys()
     assert max(max_difference(mine[rank], theirs[rank]) for rank in mine) < MAX_DIFFERENCE_PERCENT
 
@@ -90,7 +90,7 @@ def test_a_run_on_cpu_is_where_a_sweep_finds_it(record: object, tmp_path: Path) 
     assert report.device == "CPU"
     for rank, path in enumerate(paths):
         results = [nanoseconds(item) for item in report.breakdown if item.rank == rank]
-        swept = sweep.of_cpu(path)
+        swept = sweep.sweep_cpu(path)
         assert [result.window for result in results] == [item.window for item in swept]
         for mine, theirs in zip(results, swept, strict=True):
             assert mine.communication > 0

@@ -120,7 +120,7 @@ def test_damage_within_a_gzip_file_is_a_cut(content: tuple[bytes, list[dict[str,
     assert result == content[1]
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("disable_garbage_collection")
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -266,7 +266,7 @@ class TestOneJob:
     def events(self) -> list[dict[str, Any]]:
         return kineto.events(kineto.draw(1), 0)
 
-    def refused(self, *paths: Path, said: str, **options: Any) -> None:
+    def check_invalid(self, *paths: Path, said: str, **options: Any) -> None:
         with pytest.raises(UserError) as mistake:
             read(list(paths), **options)
         assert said in str(mistake.value)
@@ -274,35 +274,37 @@ class TestOneJob:
 
     def test_a_rank_twice(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         both = write(tmp_path / "a", 0, events), write(tmp_path / "b", 0, events)
-        self.refused(*both, said="are both traces of rank 0; give the traces of one job, one per rank")
+        self.check_invalid(*both, said="are both traces of rank 0; give the traces of one job, one per rank")
 
     def test_worlds_that_differ(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         both = write(tmp_path, 0, events, world=2), write(tmp_path, 1, events, world=4)
-        self.refused(*both, said="are of two jobs, of 2 and 4 ranks")
+        self.check_invalid(*both, said="are of two jobs, of 2 and 4 ranks")
 
     def test_gpus_and_cpus(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         host = [event for event in events if event["cat"] == "cpu_op"]
-        self.refused(write(tmp_path, 0, events), write(tmp_path, 1, host), said="one ran on GPUs, the other on CPUs")
+        self.check_invalid(
+            write(tmp_path, 0, events), write(tmp_path, 1, host), said="one ran on GPUs, the other on CPUs"
+        )
 
     def test_two_times(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         later = kineto.metadata(0, 2)["baseTimeNanoseconds"] + 3_600 * 10**9
         both = write(tmp_path, 0, events), write(tmp_path, 1, events, baseTimeNanoseconds=later)
-        self.refused(*both, said="are traces of two runs, 59 min 59 s apart")
+        self.check_invalid(*both, said="are traces of two runs, 59 min 59 s apart")
 
     def test_no_such_step(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
         path = write(tmp_path, 0, events)
-        self.refused(path, step=99, said="--step 99: no such ProfilerStep on every rank; they share: 3, 4, 5")
+        self.check_invalid(path, step=99, said="--step 99: no such ProfilerStep on every rank; they share: 3, 4, 5")
         assert read([path], step=4).report.steps == ("ProfilerStep#4",)
 
     def test_a_folder(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
-        self.refused(tmp_path, said="holds no .json or .json.gz")
+        self.check_invalid(tmp_path, said="holds no .json or .json.gz")
         (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
-        self.refused(
+        self.check_invalid(
             tmp_path, said="contains no PyTorch profiler trace; left out: notes.json: is not a PyTorch profiler trace"
         )
-        self.refused(tmp_path / "notes.json", said="has no traceEvents")
-        self.refused(tmp_path / "gone.json", said="no such file")
-        self.refused(Path("a\0b"), said="is not a file name")
+        self.check_invalid(tmp_path / "notes.json", said="has no traceEvents")
+        self.check_invalid(tmp_path / "gone.json", said="no such file")
+        self.check_invalid(Path("a\0b"), said="is not a file name")
         write(tmp_path, 0, events, world=1)
         report = read([tmp_path]).report
         assert report.ranks == (0,)

@@ -31,18 +31,18 @@ TORCH = {
 @pytest.mark.parametrize("name", TORCH)
 def test_formats_are_those_of_torch(name: str) -> None:
     ours, theirs = formats.FORMATS[name], torch.finfo(TORCH[name])
-    assert (ours.largest, ours.smallest_normal, ours.spacing) == (theirs.max, theirs.tiny, theirs.eps)
+    assert (ours.max_value, ours.smallest_normal, ours.spacing) == (theirs.max, theirs.tiny, theirs.eps)
     assert ours.sign + ours.exponent + ours.mantissa == theirs.bits
-    assert ours.smallest == theirs.smallest_normal * theirs.eps
+    assert ours.min_value == theirs.smallest_normal * theirs.eps
 
 
 def test_fp4_is_its_sixteen_codes() -> None:
     """OCP MX 1.0: ±0, 0.5, 1, 1.5, 2, 3, 4, 6."""
     fp4 = formats.FORMATS["fp4 e2m1"]
-    assert (fp4.smallest, fp4.smallest_normal, fp4.spacing, fp4.largest) == (0.5, 1.0, 0.5, 6.0)
+    assert (fp4.min_value, fp4.smallest_normal, fp4.spacing, fp4.max_value) == (0.5, 1.0, 0.5, 6.0)
 
 
-def _real(rank: int, name: str, ranks: int) -> list[list[float]]:
+def _run_gloo(rank: int, name: str, ranks: int) -> list[list[float]]:
     """What gloo makes of the buffers: chunk c of rank r is 10^r · (c + 1), so that each sum tells its terms."""
     held = collectives.buffers_before(name, ranks)
     values = [
@@ -74,7 +74,7 @@ def _real(rank: int, name: str, ranks: int) -> list[list[float]]:
 
 
 def _gloo(ranks: int) -> dict[str, Any]:
-    return {name: _real(dist.get_rank(), name, ranks) for name in collectives.NAMES}
+    return {name: _run_gloo(dist.get_rank(), name, ranks) for name in collectives.NAMES}
 
 
 def test_collectives_end_as_gloo_says(forked: Callable[..., list[Any]]) -> None:
@@ -115,7 +115,7 @@ def test_a_roofline_has_every_matmul_under_the_roof() -> None:
     step = ff.predict("llama3-8b", "h100:8", "dp8 zero3 mbs1", seq=4096)
     values = roofline._merge_labels(
         roofline._value(op, ridge=chip.peak("bf16") / chip.memory_bandwidth)
-        for op in roofline._distinct(step)
+        for op in roofline._merge_equal(step)
         if op.flops
     )
     assert {"mlp.up", "attention.core", "head.out"} <= {value["name"] for value in values}

@@ -24,10 +24,10 @@ from fivefold.trainer.checkpoint.async_saver import Saver
 from fivefold.trainer.checkpoint.checkpoint import Checkpoint, Progress, read, save
 from fivefold.trainer.engine import Engine
 from tests.endure.ranks import Ranks
-from tests.selection import one_in
-from tests.trainer.test_faults import assert_line, here, losses, saved_step, set_run
+from tests.selection import mark_share
+from tests.trainer.test_faults import assert_line, losses, saved_step, set_run, workspace
 
-__all__ = ["here"]
+__all__ = ["workspace"]
 
 ODD = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)  # no cut comes out even
 MIXED = ODD.replace(name="mixed", moe=MoE(experts=4, topk=2, ffn=9, balance="free"))
@@ -55,7 +55,7 @@ def manifest(step: int, *, layout: Layout, model: Model, job: Job) -> Checkpoint
     )
 
 
-def both_ways(folder: Path, layout: Layout, model: Model, job: Job) -> bool:
+def save_both_ways(folder: Path, layout: Layout, model: Model, job: Job) -> bool:
     """Whether step 1, of which the first byte was written after step 3, is saved as if training had waited for it."""
     may, begin = threading.Event(), checkpoint_folder.begin
     checkpoint_folder.begin = lambda final: (may.wait(60), begin(final))[1]  # the first rank, before all write
@@ -86,7 +86,7 @@ def bits(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("layout", "model", "changes"),
-    one_in(
+    mark_share(
         3,
         [
             ("dp2 ep2 zero1 mbs1", MIXED, {"precision": recipe("fp16")}),
@@ -97,10 +97,10 @@ def bits(path: Path) -> dict[str, str]:
 )
 def test_the_same_bytes(forked, tmp_path: Path, layout: str, model: Model, changes: dict[str, object]) -> None:
     job = Job(**(JOB.model_dump() | changes))
-    assert all(forked(2, both_ways, tmp_path, Layout.parse(layout), model, job))
+    assert all(forked(2, save_both_ways, tmp_path, Layout.parse(layout), model, job))
 
 
-def full(_descriptor: int) -> None:
+def fail_full(_descriptor: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -110,10 +110,10 @@ def fill_the_disk(folder: Path) -> list[str]:
     sync, said = os.fsync, []
     with Saver(folder, built=built, keep=3, asynchronous=True) as saver:
         for number in (1, 2):
-            os.fsync = full if number == 2 and built.ranks.rank == 1 else sync
+            os.fsync = fail_full if number == 2 and built.ranks.rank == 1 else sync
             saver.save(manifest(number, layout=layout, model=ODD, job=JOB))
             step()
-            while number == 2 and not saver.failed:
+            while number == 2 and not saver.has_failed:
                 time.sleep(0.01)
             try:
                 said.append(str(saver.wait()))
@@ -158,19 +158,19 @@ def test_training_does_not_wait_for_the_disk(forked, tmp_path: Path) -> None:
     assert beside < waited / 4
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("workspace")
 def test_a_run_ends_after_a_save_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk of rank 1 is full from the second checkpoint on: all ranks end, in one line, long before step 200."""
     sync = os.fsync
 
-    def full_later(descriptor: int) -> None:
-        (full if os.environ.get("RANK") == "1" and saved_step() >= 4 else sync)(descriptor)
+    def fail_later(descriptor: int) -> None:
+        (fail_full if os.environ.get("RANK") == "1" and saved_step() >= 4 else sync)(descriptor)
 
-    monkeypatch.setattr(os, "fsync", full_later)
+    monkeypatch.setattr(os, "fsync", fail_later)
     set_run(layout="dp2 zero1 mbs2", job={"steps": 200})
     ranks = Ranks(2)
     assert ranks.wait(seconds=90) == {0: 1, 1: 1}
-    (line,) = (line for line in ranks.said().splitlines() if line.startswith("fivefold: "))
+    (line,) = (line for line in ranks.read_output().splitlines() if line.startswith("fivefold: "))
     assert_line(
         line,
         r"fivefold: run/checkpoints/step-00000008: cannot be written: rank 1: No space left on device \(at least .*\); "

@@ -28,7 +28,7 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
-from fivefold.trainer.checkpoint.checkpoint import Checkpoint, Progress, latest, load, read, save
+from fivefold.trainer.checkpoint.checkpoint import Checkpoint, Progress, find_latest, load, read, save
 from fivefold.trainer.optimizers.optimizer import clip, learning_rate, sum_over_ranks
 
 MODEL = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
@@ -67,7 +67,7 @@ def train(built: Built, layout: Layout, *, first: int, last: int, model: Model =
         losses.append(float(loss))
         built.optimizer.step()
         for unit in built.units:
-            unit.updated()
+            unit.on_optimizer_step()
     return losses
 
 
@@ -84,7 +84,7 @@ def state(built: Built) -> State:
     return result
 
 
-def equal(a: State, b: State) -> bool:
+def are_equal(a: State, b: State) -> bool:
     return a.keys() == b.keys() and all(
         len(a[name][1]) == len(b[name][1]) and all(map(torch.equal, a[name][1], b[name][1])) for name in a
     )
@@ -130,16 +130,16 @@ def run_and_resume(directory: Path, layout: Layout, job: Job) -> tuple[bool, ...
     with torch.no_grad():  # gathers weights, which are stale once others are loaded
         resumed.module(torch.zeros(1, 8).long(), torch.zeros(1, 8).long(), scale=1.0)
     came = load(path, built=resumed, model=MODEL.replace(name="renamed", source="elsewhere"), job=job)
-    restored = equal(state(resumed), before)
+    restored = are_equal(state(resumed), before)
     later = train_on(resumed, 3, 6)
     return (
         restored,
         came == progress(3),
         earlier + later == losses,
-        equal(state(resumed), final),
+        are_equal(state(resumed), final),
         torch.equal(torch.rand(3), drawn),
-        equal(state(half), before),
-        path == latest(directory),
+        are_equal(state(half), before),
+        path == find_latest(directory),
     )
 
 
@@ -172,7 +172,7 @@ def test_any_layout_takes_up_what_another_wrote(forked, tmp_path: Path) -> None:
     four, two_by_two = zip(*forked(4, train_and_save, tmp_path / "run"), strict=True)
     written, results = combine_ranks(four), [two_by_two]
     for text in ("dp2 zero1 mbs1", "dp1 mbs1"):  # each reads what the one before has written
-        layout, path = Layout.parse(text), latest(tmp_path / "run")
+        layout, path = Layout.parse(text), find_latest(tmp_path / "run")
         results.append(forked(layout.world, load_and_save, path, tmp_path / "run", layout))
     assert float(written["embed.tokens.weight"][-1]) == 2
     for ranks in results:
@@ -190,7 +190,7 @@ def save_before_any_step(directory: Path) -> bool:
     for built in (plain, kept, loaded):
         torch.manual_seed(3)
         train(built, layout, first=0, last=2)
-    return equal(state(plain), state(kept)) and equal(state(plain), state(loaded))
+    return are_equal(state(plain), state(kept)) and are_equal(state(plain), state(loaded))
 
 
 def test_a_checkpoint_before_the_first_step(forked, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def save_many(directory: Path) -> list[list[str]]:
     save_step(9, keep=1)  # a run that went back: later checkpoints are not its to delete
     shutil.copytree(directory / "step-00000011", directory / "step-00000011.replaced")
     shutil.rmtree(directory / "step-00000011")  # killed between the two renames of a replacement
-    assert latest(directory) == directory / "step-00000011.replaced"
+    assert find_latest(directory) == directory / "step-00000011.replaced"
     save_step(11, keep=9)
     return names
 
@@ -228,13 +228,13 @@ def test_old_checkpoints_are_deleted_and_leftovers_too(forked, tmp_path: Path) -
 
 
 def test_latest_sees_only_complete_checkpoints(tmp_path: Path) -> None:
-    assert latest(tmp_path / "nowhere") is None
+    assert find_latest(tmp_path / "nowhere") is None
     for name in ("step-00000005", "step-00000040", "step-00000012.tmp-1a2b3c4d", "step-7", "other"):
         (tmp_path / name).mkdir()
-    assert latest(tmp_path) is None
+    assert find_latest(tmp_path) is None
     for name in ("step-00000005", "step-00000012.tmp-1a2b3c4d", "step-7"):
         (tmp_path / name / "checkpoint.json").write_text("{}")
-    assert latest(tmp_path) == tmp_path / "step-00000005"
+    assert find_latest(tmp_path) == tmp_path / "step-00000005"
 
 
 def test_a_half_deleted_checkpoint_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def load_damaged(directory: Path) -> dict[str, str]:
         if built.ranks.rank == 0:
             shutil.rmtree(path)
             os.rename(directory / "kept", path)
-    assert equal(state(built), before)
+    assert are_equal(state(built), before)
     return answers
 
 
@@ -372,12 +372,12 @@ def save_on_full_disk(directory: Path) -> list[str]:
     for failing_rank, failing_call in ((1, 0), (0, 0), (0, 1), (0, 2), (0, 3)):  # data, table of contents, manifest …
         calls = iter(range(100))
 
-        def full(descriptor: int, failing: tuple[int, int] = (failing_rank, failing_call), calls=calls) -> None:
+        def fail_full(descriptor: int, failing: tuple[int, int] = (failing_rank, failing_call), calls=calls) -> None:
             if (built.ranks.rank, next(calls)) == failing:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             fsync(descriptor)
 
-        os.fsync = full
+        os.fsync = fail_full
         answers.append(attempt(2))
         os.fsync = fsync
         dist.barrier()
@@ -408,7 +408,7 @@ def save_until_killed(directory: Path, store: Path, told: Connection, begun: Syn
     dist.init_process_group("gloo", store=dist.FileStore(str(store), 1), rank=0, world_size=1)
     layout = Layout.parse("dp1 mbs4")
     built, step = start(layout), 0
-    if path := latest(directory):
+    if path := find_latest(directory):
         step = load(path, built=built, model=MODEL, job=JOB).step
         assert all(bool((shard.weight == step).all()) for shard in built.shards)
     told.send(step)

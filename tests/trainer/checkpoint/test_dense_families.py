@@ -17,15 +17,15 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import parts
-from fivefold.model.huggingface.write import differs, to_config
+from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
-from fivefold.trainer.checkpoint.huggingface_export import _together, export, find
+from fivefold.trainer.checkpoint.huggingface_export import _assemble, export, find
 from fivefold.trainer.checkpoint.huggingface_import import Folder, start
-from tests.model.judged import quiet, reference
+from tests.model.judged import reference, silence_transformers
 from tests.model.mutations import FAMILIES, PLAIN, STILL
-from tests.selection import one_in
-from tests.trainer.checkpoint.test_huggingface_import import decoder, edit, read_whole
+from tests.selection import mark_share
+from tests.trainer.checkpoint.test_huggingface_import import decoder, edit, read_full
 
 Fork = Callable[..., list[Any]]
 STEPS = 5
@@ -82,13 +82,13 @@ TOKENS = torch.randint(1, PLAIN["vocab_size"], (3, 25), generator=torch.Generato
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Folder]:
     """Their model, and the folder that it wrote."""
     kind, changed = (CASES | GRADIENTS)[request.param]
-    with quiet():
+    with silence_transformers():
         theirs = reference(kind, copy.deepcopy(FAMILIES[kind] | changed))
         theirs.save_pretrained(tmp_path)
     return theirs, Folder.open(tmp_path)
 
 
-def on_disk(name: str, folder: Folder) -> str:
+def get_disk_name(name: str, folder: Folder) -> str:
     for here, there in RENAMED.get(folder.family, {}).items():
         name = name.replace(here, there)
     return name
@@ -108,7 +108,7 @@ def losses(module: nn.Module, lost: Any) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", [*one_in(3, CASES), *GRADIENTS], indirect=True)
+@pytest.mark.parametrize("pair", [*mark_share(3, CASES), *GRADIENTS], indirect=True)
 def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, Folder]) -> None:
     theirs, folder = pair
     ours: Any = decoder(folder)
@@ -117,7 +117,7 @@ def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, Folder]) -
     scale = 1 / TOKENS[:, 1:].numel()
     ours(TOKENS[:, :-1], TOKENS[:, 1:], scale=scale).backward()
     theirs(TOKENS, labels=TOKENS).loss.backward()
-    gradients = {on_disk(name, folder): weight.grad for name, weight in trained.items()}
+    gradients = {get_disk_name(name, folder): weight.grad for name, weight in trained.items()}
     stacked = folder.family in STACKED
     result = {part.ours: part for part in parts(ours.model, family=folder.family, stacked=stacked)}
     norm = max(float(gradient.norm()) for gradient in gradients.values())
@@ -135,8 +135,8 @@ def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, Folder]) -
 
 def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
     theirs, folder = pair
-    result = read_whole(folder)
-    tensors: dict[str, Tensor] = {on_disk(name, folder): tensor for name, tensor in theirs.state_dict().items()}
+    result = read_full(folder)
+    tensors: dict[str, Tensor] = {get_disk_name(name, folder): tensor for name, tensor in theirs.state_dict().items()}
     if folder.model.tied_embeddings:
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(("lm_head", "embed_out"))}
     fused: dict[str, list[Any]] = {}
@@ -144,11 +144,11 @@ def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
         fused.setdefault(several[0].name, []).append(several[0])
     assert fused.keys() == tensors.keys()
     for name, there in fused.items():
-        assert torch.equal(_together(there, [result[part.ours] for part in there]), tensors[name]), name
-    assert differs(from_config(to_config(folder.model), name="x"), folder.model) is None
+        assert torch.equal(_assemble(there, [result[part.ours] for part in there]), tensors[name]), name
+    assert find_difference(from_config(to_config(folder.model), name="x"), folder.model) is None
 
 
-def taken_up(checkpoints: Path, source: Path) -> None:
+def save_imported(checkpoints: Path, source: Path) -> None:
     """Save a checkpoint of no steps with the weights of ``source``."""
     model, layout, job = Folder.open(source).model, Layout.parse("mbs1"), Job(sequence=32, global_batch=1)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
@@ -157,10 +157,10 @@ def taken_up(checkpoints: Path, source: Path) -> None:
     checkpoint.save(checkpoints, built=built, progress=progress, model=model, layout=layout, job=job)
 
 
-@pytest.mark.parametrize("pair", one_in(2, GRADIENTS), indirect=True)
+@pytest.mark.parametrize("pair", mark_share(2, GRADIENTS), indirect=True)
 def test_transformers_loads_an_exported_folder(pair: tuple[Any, Folder], forked: Fork, tmp_path: Path) -> None:
     theirs, folder = pair
-    forked(1, taken_up, tmp_path / "checkpoints", tmp_path)
+    forked(1, save_imported, tmp_path / "checkpoints", tmp_path)
     export(find(tmp_path), tmp_path / "out", dtype="fp32", file_bytes=10**6, report=lambda *_: None)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     padded = config | {"pad_token_id": 0}  # the default lies beyond the few tokens here
@@ -171,17 +171,17 @@ def test_transformers_loads_an_exported_folder(pair: tuple[Any, Folder], forked:
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     with torch.no_grad():
         torch.testing.assert_close(loaded(TOKENS).logits, theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
-    assert differs(folder.model, Folder.open(tmp_path / "out").model) is None
+    assert find_difference(folder.model, Folder.open(tmp_path / "out").model) is None
 
 
 def test_gpt2_as_it_is_published(tmp_path: Path) -> None:
     """Without the head's prefix, and with the masks of old code."""
-    with quiet():
+    with silence_transformers():
         reference("gpt2", FAMILIES["gpt2"] | {"tie_word_embeddings": True}).save_pretrained(tmp_path)
-    wanted = read_whole(Folder.open(tmp_path))
+    wanted = read_full(Folder.open(tmp_path))
     file = tmp_path / "model.safetensors"
     save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}, file)
     edit(tmp_path, h__0__attn__bias=torch.zeros(1, 1, 4, 4))
     folder = Folder.open(tmp_path)
     assert folder.ignored == ("transformer.h.0.attn.bias",)
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_whole(folder).items())
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_full(folder).items())

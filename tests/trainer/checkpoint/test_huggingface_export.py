@@ -23,11 +23,11 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_export
-from fivefold.trainer.checkpoint.full_weights import full_module
+from fivefold.trainer.checkpoint.full_weights import build_full_module
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import Folder, start
 from fivefold.trainer.engine import Engine
-from tests.selection import one_in
+from tests.selection import mark_share
 
 JOB = Job(sequence=32, global_batch=4, precision=recipe("fp32"), steps=4)
 PLAIN = {"width": 48, "heads": 6, "kv_heads": 2, "head_dim": 8, "ffn": 80, "vocab": 131, "positions": 64}
@@ -52,7 +52,7 @@ MODELS = {
 Fork = Callable[..., list[Any]]
 
 
-def nothing(_what: str, _done: int, _of: int) -> None:
+def ignore_progress(_what: str, _done: int, _of: int) -> None:
     """No progress bar."""
 
 
@@ -64,7 +64,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return result
 
 
-def trained(directory: Path, model: Model, layout: Layout) -> Tensor | None:
+def train_and_save(directory: Path, model: Model, layout: Layout) -> Tensor | None:
     """Train two steps at a great rate, save, and return logits of the full decoder on the first rank."""
     job = JOB.replace(learning_rate=JOB.learning_rate.replace(peak=1e-2))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
@@ -75,7 +75,7 @@ def trained(directory: Path, model: Model, layout: Layout) -> Tensor | None:
         engine.zero_grad()
     progress = checkpoint.Progress(step=2, samples=8, tokens=256)
     checkpoint.save(directory, built=built, progress=progress, model=model, layout=layout, job=job)
-    whole = full_module(built, model=model)
+    whole = build_full_module(built, model=model)
     return None if whole is None else whole(_tokens())
 
 
@@ -83,13 +83,13 @@ def _tokens() -> Tensor:
     return torch.randint(0, 131, (3, 40), generator=torch.Generator().manual_seed(7))
 
 
-@pytest.mark.parametrize("family", one_in(8, MODELS))
+@pytest.mark.parametrize("family", mark_share(8, MODELS))
 def test_transformers_computes_what_was_trained(forked: Fork, tmp_path: Path, family: str) -> None:
     model, text = MODELS[family]
     layout = Layout.parse(text)
-    logits = forked(layout.world, trained, tmp_path / "run" / "checkpoints", model, layout)[0]
+    logits = forked(layout.world, train_and_save, tmp_path / "run" / "checkpoints", model, layout)[0]
     path = tmp_path / "out"
-    done = export(find(tmp_path / "run"), path, dtype="fp32", file_bytes=60_000, report=nothing)
+    done = export(find(tmp_path / "run"), path, dtype="fp32", file_bytes=60_000, report=ignore_progress)
     files = sorted(file.name for file in path.glob("*.safetensors"))
     assert files == [f"model-{n:05d}-of-{done.files:05d}.safetensors" for n in range(1, done.files + 1)]
     assert (done.family, done.step) == (family, 2)
@@ -110,7 +110,7 @@ def test_transformers_computes_what_was_trained(forked: Fork, tmp_path: Path, fa
         torch.testing.assert_close(theirs(_tokens()).logits, logits, rtol=1e-5, atol=1e-5)
 
 
-def taken_up(directory: Path, folder: Path, layout: Layout) -> None:
+def save_imported(directory: Path, folder: Path, layout: Layout) -> None:
     """A checkpoint of no steps, with the weights of ``folder``."""
     model = Folder.open(folder).model
     built = build(model=model, layout=layout, job=JOB, device=torch.device("cpu"))
@@ -132,7 +132,7 @@ THERE_AND_BACK = (
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), one_in(6, [(case, dtype) for case in THERE_AND_BACK for dtype in ("bf16", "fp32")])
+    ("case", "dtype"), mark_share(6, [(case, dtype) for case in THERE_AND_BACK for dtype in ("bf16", "fp32")])
 )
 def test_there_and_back_is_the_same_to_the_bit(
     forked: Fork, tmp_path: Path, case: str, dtype: str, cases: ModuleType
@@ -143,8 +143,8 @@ def test_there_and_back_is_the_same_to_the_bit(
             buffer.data = buffer.data.float() + 1e-6
     theirs.save_pretrained(tmp_path / "in", max_shard_size="60KB")
     layout = Layout.parse("dp2 ep2 zero3 mbs1" if "num_experts_per_tok" in cases.CASES[case] else "tp2 mbs1")
-    forked(2, taken_up, tmp_path / "checkpoints", tmp_path / "in", layout)
-    export(find(tmp_path), tmp_path / "out", dtype=dtype, file_bytes=60_000, report=nothing)
+    forked(2, save_imported, tmp_path / "checkpoints", tmp_path / "in", layout)
+    export(find(tmp_path), tmp_path / "out", dtype=dtype, file_bytes=60_000, report=ignore_progress)
     wanted, result = tensors(tmp_path / "in"), tensors(tmp_path / "out")
     assert wanted.keys() == result.keys()
     for name, tensor in wanted.items():
@@ -173,7 +173,7 @@ def cases() -> ModuleType:
 
 @pytest.fixture
 def saved(forked: Fork, tmp_path: Path) -> Path:
-    forked(1, trained, tmp_path / "checkpoints", MODELS["mixtral"][0], Layout.parse("mbs4"))
+    forked(1, train_and_save, tmp_path / "checkpoints", MODELS["mixtral"][0], Layout.parse("mbs4"))
     return tmp_path
 
 
@@ -181,7 +181,9 @@ def refusal(source: Path, **options: Any) -> str:
     """The one line, after which nothing has been written."""
     before = sorted(source.parent.iterdir()), sorted(source.iterdir())
     with pytest.raises((UserError, RunFailure)) as caught:
-        export(find(source), source / "out", **{"dtype": "bf16", "file_bytes": 10**6, "report": nothing} | options)
+        export(
+            find(source), source / "out", **{"dtype": "bf16", "file_bytes": 10**6, "report": ignore_progress} | options
+        )
     assert (sorted(source.parent.iterdir()), sorted(source.iterdir())) == before
     assert "\n" not in str(caught.value)
     return f"{type(caught.value).__name__}: {caught.value}".replace(str(source), "SOURCE")
@@ -214,13 +216,13 @@ def test_a_disk_that_fills_up(saved: Path, monkeypatch: pytest.MonkeyPatch, erro
     save = huggingface_export.save_file
     calls = []
 
-    def failing(*arguments: Any, **options: Any) -> None:
+    def save_or_fail(*arguments: Any, **options: Any) -> None:
         calls.append(arguments)
         if len(calls) == 3:
             raise error
         save(*arguments, **options)
 
-    monkeypatch.setattr(huggingface_export, "save_file", failing)
+    monkeypatch.setattr(huggingface_export, "save_file", save_or_fail)
     line = refusal(saved, file_bytes=20_000)
     reason = "No space left on device" if isinstance(error, OSError) else "os error 28"
     assert re.fullmatch(rf"RunFailure: SOURCE/out: cannot be written: {reason} \(.* in all\); nothing is left", line)
@@ -229,13 +231,14 @@ def test_a_disk_that_fills_up(saved: Path, monkeypatch: pytest.MonkeyPatch, erro
 def test_a_model_of_no_family(forked: Fork, tmp_path: Path) -> None:
     model = MODELS["mixtral"][0]
     model = model.replace(moe=EXPERTS.replace(ffn=24))  # Mixtral's config knows one width
-    forked(1, trained, tmp_path / "checkpoints", model, Layout.parse("mbs4"))
+    forked(1, train_and_save, tmp_path / "checkpoints", model, Layout.parse("mbs4"))
     assert "no family of Hugging Face holds it; the nearest, mixtral, has moe.ffn=80 instead of 24" in refusal(tmp_path)
 
 
 def test_an_expert_at_a_time(saved: Path) -> None:
     small, large = (
-        export(find(saved), saved / f"out{size}", dtype="bf16", file_bytes=size, report=nothing) for size in (1, 10**9)
+        export(find(saved), saved / f"out{size}", dtype="bf16", file_bytes=size, report=ignore_progress)
+        for size in (1, 10**9)
     )
     assert (small.files, large.files) == (small.tensors, 1)
     assert sorted(path.name for path in (saved / f"out{10**9}").iterdir()) == ["config.json", "model.safetensors"]

@@ -24,8 +24,8 @@ from fivefold.model.huggingface.tensors import Part, bias_name, parts
 from fivefold.model.weights import weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.full_weights import full_weights
-from fivefold.trainer.checkpoint.huggingface_export import _together
+from fivefold.trainer.checkpoint.full_weights import gather_full_weights
+from fivefold.trainer.checkpoint.huggingface_export import _assemble
 from fivefold.trainer.checkpoint.huggingface_import import Folder, start
 from fivefold.trainer.model.rotary import frequencies, rotary_tables
 from fivefold.trainer.model.transformer import Transformer
@@ -136,7 +136,7 @@ def reference(case: dict[str, Any]) -> torch.nn.Module:
     return theirs
 
 
-def read_whole(folder: Folder) -> dict[str, Tensor]:
+def read_full(folder: Folder) -> dict[str, Tensor]:
     """Every weight, box by box, and the biases by which experts are chosen."""
     result = {}
     for weight in weights(folder.model):
@@ -155,12 +155,12 @@ def decoder(folder: Folder) -> Transformer:
     if model.moe is not None:  # nor does the reference add it, unless it also hands out the router's logits
         model = model.replace(moe=model.moe.replace(aux_coefficient=0.0))
     ours = Transformer(model)
-    missing, unexpected = ours.load_state_dict(read_whole(folder), strict=False)
+    missing, unexpected = ours.load_state_dict(read_full(folder), strict=False)
     assert (unexpected, [name for name in missing if not name.endswith(".moe.bias")]) == ([], [])
     return ours
 
 
-def theirs_as_ours(part: Part, tensors: dict[str, Tensor]) -> Tensor:
+def convert_gradient(part: Part, tensors: dict[str, Tensor]) -> Tensor:
     """Of their gradients, which lie as in memory, the one of our weight."""
     result = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
     if part.filters:
@@ -196,7 +196,7 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
     interleaved = case.get("rope_interleave", True)
     result = {p.ours: p for p in parts(ours.model, family=folder.family, stacked=True, interleaved=interleaved)}
     for name, weight in ours.named_parameters():
-        wanted = theirs_as_ours(result[name], gradients)
+        wanted = convert_gradient(result[name], gradients)
         assert weight.grad is not None, name
         # the gradients of a_log and dt_bias are sums over all tokens, which cancel: their last digits are rounding
         tolerance = 5e-5 if name.endswith((".a_log", ".dt_bias")) else 1e-5
@@ -250,14 +250,14 @@ def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
         "gate_bias": biases[:, ::2],
         "up_bias": biases[:, 1::2],
     }
-    result = read_whole(folder)
+    result = read_full(folder)
     for name, tensor in wanted.items():
         assert torch.equal(result[first + name], tensor), name
     box = folder.read(f"{first}up", offsets=(2, 5, 7), sizes=(1, 11, 13))
     assert torch.equal(box, wanted["up"][2:3, 5:16, 7:20])
     for name, tensor in theirs.state_dict().items():
         fused = [part for several in folder.parts.values() for part in several if part.name == name]
-        assert torch.equal(_together(fused, [result[part.ours] for part in fused]), tensor), name
+        assert torch.equal(_assemble(fused, [result[part.ours] for part in fused]), tensor), name
 
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 24, "long_factor": [float(n) for n in range(1, 49)]}
@@ -289,12 +289,12 @@ def test_frequencies_that_depend_on_the_length_are_the_references(
 # Each rank its rows
 
 
-def started(path: Path, layout: Layout) -> dict[str, Tensor]:
+def start_run(path: Path, layout: Layout) -> dict[str, Tensor]:
     model = Folder.open(path).model
     job = Job(sequence=32, global_batch=4, precision=recipe("fp32"))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     start(path, built=built, model=model)
-    return full_weights(built, model=model)
+    return gather_full_weights(built, model=model)
 
 
 @pytest.mark.parametrize(
@@ -310,9 +310,9 @@ def test_every_rank_reads_its_rows(
     forked: Callable[..., list[Any]], tmp_path: Path, case: str, layout: str, stacked: bool
 ) -> None:
     reference(CASES[case]).save_pretrained(tmp_path / "model", save_original_format=not stacked)  # type: ignore
-    result = forked(4, started, tmp_path / "model", Layout.parse(layout))[0]
+    result = forked(4, start_run, tmp_path / "model", Layout.parse(layout))[0]
     folder = Folder.open(tmp_path / "model")
-    wanted = read_whole(folder)
+    wanted = read_full(folder)
     assert {name for name in result if name not in wanted} <= {bias_name(folder.model, layer) for layer in range(3)}
     for name, tensor in wanted.items():
         assert torch.equal(result[name], tensor), name

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.huggingface.write import differs, to_config
+from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import Folder
-from tests.model.judged import quiet
+from tests.model.judged import silence_transformers
 from tests.model.mutations import FAMILIES, PLAIN
 from tests.trainer.checkpoint.test_huggingface_import import change, decoder
 
@@ -78,9 +78,9 @@ BESIDE_TEXT = ("vis", "projector", "connector")  # in names of the tensors of to
 TOKENS = torch.randint(1, 120, (3, 25), generator=torch.Generator().manual_seed(3))
 
 
-def wrapped(kind: str, keys: dict[str, Any]) -> Any:
+def build_wrapped(kind: str, keys: dict[str, Any]) -> Any:
     """Their multimodal model, all of it drawn wide enough that every part matters."""
-    with quiet():
+    with silence_transformers():
         config = AutoConfig.for_model(kind, **keys, attn_implementation="eager")
         theirs = AutoModelForImageTextToText.from_config(config).eval()  # type: ignore[no-untyped-call]
     generator = torch.Generator().manual_seed(0)
@@ -96,16 +96,16 @@ def wrapped(kind: str, keys: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_the_text_model_has_the_references_logits(name: str, original: bool, tmp_path: Path) -> None:
     kind, keys = CASES[name]
-    theirs = wrapped(kind, keys)
+    theirs = build_wrapped(kind, keys)
     theirs.save_pretrained(tmp_path, save_original_format=original)
     folder = Folder.open(tmp_path)
     others = [weight for name, weight in theirs.named_parameters() if any(part in name for part in BESIDE_TEXT)]
     assert len(folder.ignored) == len(others) > 0
     assert folder.model.parameters == theirs.num_parameters() - sum(weight.numel() for weight in others)
-    with torch.no_grad(), quiet():
+    with torch.no_grad(), silence_transformers():
         wanted = theirs(input_ids=TOKENS, use_cache=False).logits
         assert torch.allclose(decoder(folder)(TOKENS), wanted, atol=1e-5, rtol=1e-5)
-    assert differs(from_config(to_config(folder.model), name="x"), folder.model) is None
+    assert find_difference(from_config(to_config(folder.model), name="x"), folder.model) is None
 
 
 def test_keys_of_the_text_may_lie_beside_the_others() -> None:
@@ -120,7 +120,7 @@ def test_keys_of_the_text_may_lie_beside_the_others() -> None:
 
 def test_a_tied_head_may_be_stored_only_as_the_embedding(tmp_path: Path) -> None:
     kind, keys = CASES["mistral3"]
-    wrapped(kind, keys).save_pretrained(tmp_path)
+    build_wrapped(kind, keys).save_pretrained(tmp_path)
     change(tmp_path, tie_word_embeddings=True)
     with pytest.raises(UserError, match=r"lm_head.weight differs from the embedding, though its config.json ties them"):
         Folder.open(tmp_path)

@@ -20,12 +20,12 @@ from fivefold.model.weights import adapter_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
-from fivefold.trainer.checkpoint.full_weights import full_module, full_weights
+from fivefold.trainer.checkpoint.full_weights import build_full_module, gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import Folder
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import Source
-from tests.selection import one_in
+from tests.selection import mark_share
 
 SIZES: dict[str, Any] = {
     "vocab_size": 131,
@@ -43,7 +43,7 @@ ADAPTER = Adapter(rank=3, alpha=5, targets=("q_proj", "v_proj", "down_proj"), ra
 Fork = Callable[..., list[Any]]
 
 
-def nothing(_what: str, _done: int, _of: int) -> None:
+def ignore_progress(_what: str, _done: int, _of: int) -> None:
     """No progress bar."""
 
 
@@ -64,7 +64,9 @@ def text_tokens() -> Tensor:
     return torch.randint(0, 131, (3, 40), generator=torch.Generator().manual_seed(7))
 
 
-def trained(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> tuple[Tensor, dict[str, Tensor]] | None:
+def train_and_save(
+    folder: Path, base: Path, layout: Layout, adapter: Adapter
+) -> tuple[Tensor, dict[str, Tensor]] | None:
     """Train two steps, save; return the logits of the full decoder and its weights on the first rank."""
     job, model = job_of(adapter), Folder.open(base).model
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
@@ -78,22 +80,22 @@ def trained(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> tuple
     checkpoint.save(
         folder / "checkpoints", built=built, progress=progress, model=model, layout=layout, job=job, base=str(base)
     )
-    decoder, weights = full_module(built, model=model), full_weights(built, model=model)
+    decoder, weights = build_full_module(built, model=model), gather_full_weights(built, model=model)
     return None if decoder is None else (decoder(text_tokens()), weights)
 
 
-def started(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
+def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
     """The full weights of a run that starts from a folder of peft, on the first rank."""
     job, model = job_of(adapter), Folder.open(base).model
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     huggingface_import.start(base, built=built, model=model)
     peft_adapter.start(folder, base=base, built=built, model=model, job=job)
-    return full_weights(built, model=model)
+    return gather_full_weights(built, model=model)
 
 
 @pytest.mark.parametrize(
     ("family", "text", "adapter"),
-    one_in(
+    mark_share(
         3,
         [
             ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
@@ -104,18 +106,18 @@ def started(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[
 )
 def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter) -> None:
     base, layout = base_of(tmp_path / "base", family), Layout.parse(text)
-    logits, weights = forked(layout.world, trained, tmp_path / "run", base, layout, adapter)[0]
+    logits, weights = forked(layout.world, train_and_save, tmp_path / "run", base, layout, adapter)[0]
     model = Folder.open(base).model
 
-    done = export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=nothing)
+    done = export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=ignore_progress)
     names = {weight.name for weight in adapter_weights(model, adapter)}
     assert (done.family, done.holds, done.dtype, done.tensors) == (family, "adapters", "fp32", len(names))
-    again = forked(2, started, tmp_path / "lora", base, Layout.parse("dp2 zero3 mbs1"), adapter)[0]
+    again = forked(2, start, tmp_path / "lora", base, Layout.parse("dp2 zero3 mbs1"), adapter)[0]
     assert again.keys() == weights.keys()
     assert all(torch.equal(again[name], weights[name]) for name in weights)
 
     merged = export(
-        find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=60_000, report=nothing, merge=True
+        find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=60_000, report=ignore_progress, merge=True
     )
     assert merged.holds == "merged weights"
     with torch.no_grad():
@@ -127,8 +129,8 @@ def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str
 
 def test_a_base_in_nf4_is_merged_as_it_was_trained(forked: Fork, tmp_path: Path) -> None:
     base, adapter, layout = base_of(tmp_path / "base", "llama"), ADAPTER.replace(base="nf4"), Layout.parse("dp2 zero3")
-    logits, _ = forked(2, trained, tmp_path / "run", base, layout, adapter)[0]
-    export(find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=nothing, merge=True)
+    logits, _ = forked(2, train_and_save, tmp_path / "run", base, layout, adapter)[0]
+    export(find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress, merge=True)
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
         torch.testing.assert_close(theirs, logits, rtol=1e-5, atol=1e-5)

@@ -18,11 +18,21 @@ from torch import Tensor
 from fivefold.machine.toml import emit, write
 from fivefold.model.catalog import resolve
 from fivefold.trainer import engine, loop
-from fivefold.trainer.checkpoint.checkpoint_folder import MANIFEST, _digest, latest, read
+from fivefold.trainer.checkpoint.checkpoint_folder import MANIFEST, _digest, find_latest, read
 from tests.endure.ranks import Ranks
-from tests.trainer.test_faults import MACHINE, assert_line, events, here, losses, saved_bits, set_run, train, train_well
+from tests.trainer.test_faults import (
+    MACHINE,
+    assert_line,
+    events,
+    losses,
+    saved_bits,
+    set_run,
+    train,
+    train_well,
+    workspace,
+)
 
-__all__ = ["here"]
+__all__ = ["workspace"]
 
 STEADY = {"learning_rate": {"kind": "constant", "peak": 3e-3}}  # the same whatever the last step
 
@@ -42,18 +52,18 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank notes what it trains on."""
     begun, step, numbers = loop.Loop._step, engine.Engine.step, [0]
 
-    def numbered(self: loop.Loop, number: int, meter: Any) -> Any:
+    def step_numbered(self: loop.Loop, number: int, meter: Any) -> Any:
         numbers[0] = number
         return begun(self, number, meter)
 
-    def noted(self: engine.Engine, tokens: Tensor, **options: Any) -> Any:
+    def step_noted(self: engine.Engine, tokens: Tensor, **options: Any) -> Any:
         folder = tomllib.loads(Path("run.toml").read_text())["folder"]
         with Path(f"{folder}/read-{self.built.ranks.rank}.jsonl").open("a") as file:
             file.write(json.dumps([numbers[0], tokens.reshape(-1, tokens.shape[-1]).tolist()]) + "\n")
         return step(self, tokens, **options)
 
-    monkeypatch.setattr(loop.Loop, "_step", numbered)
-    monkeypatch.setattr(engine.Engine, "step", noted)
+    monkeypatch.setattr(loop.Loop, "_step", step_numbered)
+    monkeypatch.setattr(engine.Engine, "step", step_noted)
 
 
 @pytest.mark.usefixtures("noting")
@@ -65,7 +75,7 @@ def test_another_number_of_data_ranks_reads_the_same_samples() -> None:
     for layout, world, steps in (("dp1 mbs2", 1, 4), ("dp4 zero3 mbs1", 4, 8), ("dp2 zero1 mbs1", 2, 12)):
         set_run(layout=layout, job=STEADY | {"steps": steps})
         ranks = Ranks(world)
-        assert set(ranks.wait(seconds=120).values()) == {0}, ranks.said()
+        assert set(ranks.wait(seconds=120).values()) == {0}, ranks.read_output()
     straight, moved = rows_read("straight"), rows_read("run")
     assert straight.shape == (12, 4, 33)
     assert np.array_equal(straight, moved)
@@ -89,25 +99,25 @@ def test_the_same_layout_goes_on_to_the_bit() -> None:
 # What it refuses, in one line and before the first step
 
 
-def refused(**changes: Any) -> str:
-    newest, before = latest(Path("run/checkpoints")), losses()
+def check_invalid(**changes: Any) -> str:
+    newest, before = find_latest(Path("run/checkpoints")), losses()
     set_run(**changes)
     ended = train()
     assert ended.code == 2, ended.error
-    assert (latest(Path("run/checkpoints")), losses()) == (newest, before)
+    assert (find_latest(Path("run/checkpoints")), losses()) == (newest, before)
     return ended.line
 
 
 def test_a_checkpoint_without_its_optimizer() -> None:
     set_run(job={"optimizer": {"kind": "sgd", "momentum": 0.0}})
     train_well()
-    line = refused(job={"optimizer": {"kind": "sgd", "momentum": 0.9}, "steps": 16})
+    line = check_invalid(job={"optimizer": {"kind": "sgd", "momentum": 0.9}, "steps": 16})
     assert_line(
         line,
         r"run/checkpoints/step-00000012: holds no moments/\S+, and \d+ such in all, which the optimizer needs; "
         r"give the optimizer that it was trained with or start a new run",
     )
-    line = refused(job={"optimizer": {"kind": "adamw"}, "steps": 16})
+    line = check_invalid(job={"optimizer": {"kind": "adamw"}, "steps": 16})
     assert re.search(r"step-00000012: holds moments of optimizer.kind=sgd, which adamw cannot continue with", line)
 
 
@@ -117,7 +127,7 @@ def test_another_tokenizer() -> None:
     wide = {"model": "wide.toml"}
     set_run(data={"tokenizer": "bpe:300"}, **wide)
     train_well()
-    line = refused(data={"tokenizer": "bytes"}, job={"steps": 16}, **wide)
+    line = check_invalid(data={"tokenizer": "bytes"}, job={"steps": 16}, **wide)
     assert_line(
         line,
         r"run/checkpoints/step-00000012: was trained on tokens of another tokenizer \([0-9a-f]{12}, and these are of "
@@ -149,7 +159,7 @@ def test_another_text() -> None:
         shutil.rmtree("corpus")
         shutil.copytree("kept", "corpus")
         change()
-        line = refused(data={"heldout": heldout}, job=STEADY | {"steps": 16})
+        line = check_invalid(data={"heldout": heldout}, job=STEADY | {"steps": 16})
         assert_line(
             line,
             r"run/checkpoints/step-00000012: was trained on another text \([0-9a-f]{12}, and the corpus is now "
@@ -168,7 +178,7 @@ def test_another_text() -> None:
 def test_a_checkpoint_that_does_not_say_its_text_is_taken_up_with_a_word() -> None:
     """As one is that an older version wrote."""
     train_well()
-    newest = latest(Path("run/checkpoints"))
+    newest = find_latest(Path("run/checkpoints"))
     assert newest
     old = read(newest)
     values = old.replace(progress=old.progress.replace(facts={})).model_dump(mode="json")

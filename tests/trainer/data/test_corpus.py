@@ -105,7 +105,7 @@ def test_the_sizes_of_pieces_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert sum(piece.size_bytes for piece in result) == file.size_bytes
 
 
-def _deep(folder: Path) -> None:
+def _write_deep(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"text": "one"}\n' + "[" * 100_000)
 
 
@@ -152,7 +152,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "a.jsonl").write_text('{"text": "\\ud83d"}'),
         r"a\.jsonl:1: the value of 'text' holds half of a surrogate pair",
     ),
-    "jsonl, too deep": (_deep, r"a\.jsonl:2: .*recursion"),
+    "jsonl, too deep": (_write_deep, r"a\.jsonl:2: .*recursion"),
     "parquet without the column": (
         lambda folder: rows(folder / "a.parquet", ["one"], column="body"),
         r"a\.parquet: has no column 'text'; it has 'body'",
@@ -168,7 +168,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("disable_garbage_collection")
 @pytest.mark.parametrize("case", BAD)
 def test_unreadable_corpus_is_a_one_line_error(case: str, tmp_path: Path) -> None:
     make, message = BAD[case]

@@ -61,7 +61,7 @@ def samples_of(loader: PackedLoader) -> list[tuple[list[int], list[int]]]:
 def test_sequences_hold_every_sample_once(shards: Shards, packing: str, excess: str) -> None:
     loader = PackedLoader(shards, sequence=SEQUENCE, seed=3, packing=packing, excess=excess)  # type: ignore[arg-type]
     expected, trained = [], 0
-    for start, stop in zip([0, *shards.ends("train")[:-1]], shards.ends("train"), strict=True):
+    for start, stop in zip([0, *shards.read_ends("train")[:-1]], shards.read_ends("train"), strict=True):
         count = int(min(stop - start, SEQUENCE))
         tokens = shards.read("train", start=int(start), count=count).astype(np.int64)
         marks = shards.marks["train"][start : start + count]

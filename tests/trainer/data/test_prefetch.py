@@ -31,13 +31,13 @@ def test_the_next_is_read_meanwhile_and_once() -> None:
     seen: list[tuple[int, bool]] = []
     read = threading.Event()
 
-    def watched(position: int) -> NDArray[np.int64]:
+    def read_watched(position: int) -> NDArray[np.int64]:
         seen.append((position, threading.current_thread() is threading.main_thread()))
         if position == 8:
             read.set()
         return rows(position)
 
-    with Prefetcher(watched, pinned=False) as ahead:
+    with Prefetcher(read_watched, pinned=False) as ahead:
         ahead.take(0, following=8)
         assert read.wait(timeout=10)  # without being asked
         ahead.take(8, following=16)
@@ -47,12 +47,12 @@ def test_the_next_is_read_meanwhile_and_once() -> None:
 
 
 def test_an_error_comes_with_the_batch_that_has_it() -> None:
-    def broken(position: int) -> NDArray[np.int64]:
+    def read_broken(position: int) -> NDArray[np.int64]:
         if position == 8:
             raise OSError("shard 3 is gone")
         return rows(position)
 
-    with Prefetcher(broken, pinned=False) as ahead:
+    with Prefetcher(read_broken, pinned=False) as ahead:
         assert ahead.take(0, following=8)[0, 0, 0] == 0
         with pytest.raises(OSError, match="shard 3 is gone"):
             ahead.take(8, following=16)

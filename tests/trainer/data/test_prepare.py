@@ -36,7 +36,7 @@ JSON_SOURCE = Path(json.__file__).parent  # a small folder of the standard libra
 def documents(opened: Shards, split: Split) -> list[str]:
     """The documents as the index and the ends say, each checked to stop at one end token."""
     tokens = opened.read(split, start=0, count=opened.index.part(split).tokens)
-    result = np.split(tokens, opened.ends(split)) if len(tokens) else [tokens]
+    result = np.split(tokens, opened.read_ends(split)) if len(tokens) else [tokens]
     assert len(result.pop()) == 0  # the last end is the end
     for document in result:
         assert (document == opened.tokenizer.end).nonzero()[0].tolist() == [len(document) - 1]
@@ -241,14 +241,14 @@ def test_a_failed_run_leaves_what_was_there(texts: Path, tmp_path: Path) -> None
 def test_a_full_disk(failing: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = shards.append
 
-    def full(path: Path, data: bytes) -> None:
+    def write_full(path: Path, data: bytes) -> None:
         if path.name == failing:
             real(path, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, data)
 
-    monkeypatch.setattr(shards, "append", full)
-    monkeypatch.setattr("fivefold.trainer.data.prepare.append", full)
+    monkeypatch.setattr(shards, "append", write_full)
+    monkeypatch.setattr("fivefold.trainer.data.prepare.append", write_full)
     written: list[int] = []
     usage = shutil.disk_usage
 
@@ -308,12 +308,12 @@ def test_killed_in_the_middle(workers: int, texts: Path, tmp_path: Path) -> None
     assert Shards.open(out).index.train.documents + Shards.open(out).index.heldout.documents == 60
     assert not (tmp_path / ".out.partial").exists()
     deadline = time.monotonic() + 10
-    while any(map(alive, children)):  # workers die with their parent
+    while any(map(is_alive, children)):  # workers die with their parent
         assert time.monotonic() < deadline, children
         time.sleep(0.02)
 
 
-def alive(process: str) -> bool:
+def is_alive(process: str) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -321,7 +321,7 @@ def alive(process: str) -> bool:
 
 
 def test_a_dead_worker(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "_live_and_die_with_parent", partial(os._exit, 9))
+    monkeypatch.setattr(encode, "_exit_with_parent", partial(os._exit, 9))
     with pytest.raises(RunFailure, match="a tokenizing process was killed"):
         prepare(str(texts), directory=tmp_path / "out", workers=2)
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]

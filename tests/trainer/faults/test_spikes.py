@@ -13,13 +13,13 @@ from torch import Tensor
 
 from fivefold.record import RunFailure
 from fivefold.trainer import engine, loop
-from fivefold.trainer.checkpoint.checkpoint_folder import latest, read
+from fivefold.trainer.checkpoint.checkpoint_folder import find_latest, read
 from fivefold.trainer.faults.spikes import BadLoss, Faults, LossGuard
 from tests.endure.ranks import Ranks
-from tests.selection import one_in
-from tests.trainer.test_faults import events, here, losses, saved_bits, saved_step, set_run, train
+from tests.selection import mark_share
+from tests.trainer.test_faults import events, losses, saved_bits, saved_step, set_run, train, workspace
 
-__all__ = ["here"]
+__all__ = ["workspace"]
 
 
 def test_spikes_are_detected() -> None:
@@ -56,11 +56,11 @@ def poison(monkeypatch: pytest.MonkeyPatch, *bad: int, loss: float = math.nan, r
     """Batches ``bad`` have that loss, and gradients of it on one rank."""
     step, backward, reads = loop.Loop._step, engine.Engine.backward, [0]
 
-    def noted(self: loop.Loop, number: int, meter: Any) -> Any:
+    def step_noted(self: loop.Loop, number: int, meter: Any) -> Any:
         reads[0] = self.samples // 4
         return step(self, number, meter)
 
-    def poisoned(self: engine.Engine, tokens: Tensor) -> Tensor:
+    def backward_poisoned(self: engine.Engine, tokens: Tensor) -> Tensor:
         total = backward(self, tokens)
         if reads[0] in bad and self.built.ranks.rank == rank:
             for shard in self.built.shards:
@@ -69,21 +69,21 @@ def poison(monkeypatch: pytest.MonkeyPatch, *bad: int, loss: float = math.nan, r
             total = torch.full_like(total, loss)
         return total
 
-    monkeypatch.setattr(loop.Loop, "_step", noted)
-    monkeypatch.setattr(engine.Engine, "backward", poisoned)
+    monkeypatch.setattr(loop.Loop, "_step", step_noted)
+    monkeypatch.setattr(engine.Engine, "backward", backward_poisoned)
 
 
 def run_without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> dict[str, str]:
     """The bits of a run that does not read ``batches``."""
     step = loop.Loop._step
 
-    def past(self: loop.Loop, number: int, meter: Any) -> Any:
+    def step_past(self: loop.Loop, number: int, meter: Any) -> Any:
         while self.samples // 4 in batches:
             self.samples += 4
         return step(self, number, meter)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loop.Loop, "_step", past)
+        patched.setattr(loop.Loop, "_step", step_past)
         set_run(folder=folder, **changes)
         assert set(Ranks(ranks).wait(seconds=90).values()) == {0}
     return saved_bits(folder)
@@ -91,7 +91,7 @@ def run_without(*batches: int, folder: str, ranks: int = 1, **changes: Any) -> d
 
 @pytest.mark.parametrize(
     ("action", "batches", "said"),
-    one_in(
+    mark_share(
         2,
         [
             ("rollback", [4, 5, 6], "back to step 4, and samples 16 to 27 passed over (rollback 1)"),
@@ -110,7 +110,7 @@ def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, 
     line = f"step 7  loss nan, gradient norm nan: {said}"
     assert [line for line in ended.error.splitlines() if "passed over" in line] == [line]
     assert [event["step"] for event in events()] == [7]
-    newest = latest(Path("run/checkpoints"))
+    newest = find_latest(Path("run/checkpoints"))
     assert newest
     assert read(newest).progress.facts["rollbacks"] == 1
     assert read(newest).progress.samples == (9 + len(batches)) * 4
@@ -121,7 +121,7 @@ def test_a_loss_that_is_no_number(monkeypatch: pytest.MonkeyPatch, action: str, 
     assert all(map(math.isfinite, losses()))
 
 
-@pytest.mark.parametrize("action", one_in(2, ["rollback", "skip"]))
+@pytest.mark.parametrize("action", mark_share(2, ["rollback", "skip"]))
 def test_two_ranks_judge_alike(monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     """Gradients of one rank alone are bad, twice before there is any checkpoint but that of the start."""
     two = {"layout": "dp2 zero2 mbs2"}
@@ -129,7 +129,7 @@ def test_two_ranks_judge_alike(monkeypatch: pytest.MonkeyPatch, action: str) -> 
     poison(monkeypatch, 2, 6, rank=1)
     set_run(faults={"on_nan": action}, **two)
     ranks = Ranks(2)
-    assert ranks.wait(seconds=90) == {0: 0, 1: 0}, ranks.said()
+    assert ranks.wait(seconds=90) == {0: 0, 1: 0}, ranks.read_output()
     assert len(events()) == 2
     assert saved_bits() == wanted
 
@@ -203,7 +203,7 @@ def test_the_usual_losses_outlive_a_resume(monkeypatch: pytest.MonkeyPatch) -> N
     ended = train()
     assert ended.code == 0, ended.error
     assert [(event["step"], event["event"].partition(",")[0]) for event in events()] == [(11, "loss 40")]
-    newest = latest(Path("run/checkpoints"))
+    newest = find_latest(Path("run/checkpoints"))
     assert newest
     assert read(newest).progress.facts["losses"] == losses()[-8:]
 

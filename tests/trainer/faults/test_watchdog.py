@@ -16,32 +16,41 @@ from fivefold.trainer.faults import watchdog
 from fivefold.trainer.faults.signals import EXIT_RETRY
 from fivefold.trainer.faults.watchdog import RankStatus, _verdict
 from tests.endure.ranks import Ranks
-from tests.trainer.test_faults import events, here, lines, logged, saved_bits, saved_step, set_run, wait_for
+from tests.trainer.test_faults import (
+    events,
+    lines,
+    read_last_step,
+    saved_bits,
+    saved_step,
+    set_run,
+    wait_for,
+    workspace,
+)
 
-__all__ = ["here"]
+__all__ = ["workspace"]
 TWO: dict[str, Any] = {"layout": "dp2 zero2 mbs2", "checkpoints": {"every_steps": 5}}
 SECONDS = 5  # longer than a first step takes while other tests run
 
 
-def straight(steps: int) -> dict[str, str]:
+def run_straight(steps: int) -> dict[str, str]:
     set_run(folder="straight", **TWO, job={"steps": steps})
     assert Ranks(2).wait(seconds=120) == {0: 0, 1: 0}
     return saved_bits("straight")
 
 
 def test_a_stopped_rank_is_found_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    bits = straight(50)
+    bits = run_straight(50)
     set_run(**TWO, job={"steps": 50}, faults={"watchdog_seconds": SECONDS})
     with monkeypatch.context() as slowly:  # so that it is not done before it is ended
         step = loop.Loop._step
         slowly.setattr(loop.Loop, "_step", lambda *own: (time.sleep(0.03), step(*own))[1])
         ranks = Ranks(2)
-    wait_for(lambda: logged() > 15)
+    wait_for(lambda: read_last_step() > 15)
     ranks.signal(1, signal.SIGSTOP)
     begin = time.monotonic()
     assert ranks.wait(seconds=60) == {0: EXIT_RETRY, 1: EXIT_RETRY}
     assert time.monotonic() - begin < SECONDS + watchdog.ALARM_SECONDS
-    said = [line for line in ranks.said().splitlines() if line.startswith("fivefold: ")]
+    said = [line for line in ranks.read_output().splitlines() if line.startswith("fivefold: ")]
     who = f"rank 1 did not come for {SECONDS} s: no answer, stopped or cut off"
     assert said == [f"fivefold: {who}; every rank's stack is in run/stacks-rank*.txt"]
     (event,) = events()
@@ -71,7 +80,7 @@ def test_a_rank_that_waits_for_something_else_is_named(monkeypatch: pytest.Monke
     set_run(**TWO, job={"steps": 200}, faults={"watchdog_seconds": SECONDS})
     ranks = Ranks(2)
     assert ranks.wait(seconds=90) == {0: EXIT_RETRY, 1: EXIT_RETRY}
-    said = [line for line in ranks.said().splitlines() if line.startswith("fivefold: ")]
+    said = [line for line in ranks.read_output().splitlines() if line.startswith("fivefold: ")]
     assert len(said) == 1
     assert re.match(rf"fivefold: rank 0 did not come for {SECONDS} s: a step after step 25, ", said[0])
     assert "in hang" in Path("run/stacks-rank0.txt").read_text()
@@ -80,16 +89,16 @@ def test_a_rank_that_waits_for_something_else_is_named(monkeypatch: pytest.Monke
 def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     step = loop.Loop._step
 
-    def slow(self: loop.Loop, number: int, meter: Any) -> Any:
+    def step_slowly(self: loop.Loop, number: int, meter: Any) -> Any:
         if self.built.ranks.rank == 1:
             time.sleep(0.8)  # many times a step of its own, even while other tests run
         return step(self, number, meter)
 
-    monkeypatch.setattr(loop.Loop, "_step", slow)
+    monkeypatch.setattr(loop.Loop, "_step", step_slowly)
     monkeypatch.setattr(watchdog, "WINDOW_SECONDS", 1.0)
     set_run(**TWO, job={"steps": 10})
     ranks = Ranks(2)
-    assert ranks.wait(seconds=120) == {0: 0, 1: 0}, ranks.said()
+    assert ranks.wait(seconds=120) == {0: 0, 1: 0}, ranks.read_output()
     (event,) = events()
     assert re.fullmatch(
         r"rank 1 lags: [\d.]+ s of its own per step, where the other ranks take 0(\.\d+)?", event["event"]
@@ -125,10 +134,10 @@ def test_who_did_not_come(places: dict[int, RankStatus], silent: list[int], name
 def test_stacks_can_be_asked_for_at_any_time() -> None:
     set_run(job={"steps": 4000}, layout="dp1 zero0 mbs4")
     ranks = Ranks(1)
-    wait_for(lambda: logged() > 10)
+    wait_for(lambda: read_last_step() > 10)
     ranks.signal(0, signal.SIGUSR2)
     wait_for(lambda: os.path.getsize("run/stacks-rank0.txt") > 0, seconds=10)
     ranks.signal(0, signal.SIGUSR1)  # what Slurm sends before the time is up
     assert ranks.wait(seconds=30) == {0: 1}
-    assert "stopped by SIGUSR1 after step" in ranks.said()
+    assert "stopped by SIGUSR1 after step" in ranks.read_output()
     assert saved_step() >= 10

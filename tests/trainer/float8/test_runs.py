@@ -13,21 +13,21 @@ from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_chip
 from tests.agree.parity.cases import MODELS, job_for
 from tests.agree.parity.rank import Told, play
-from tests.processes import forked
-from tests.selection import one_in
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles", "mxfp8", "fp8-nanotron")
 STEPS = 3
 
 
 def run(model: Model, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
-    told: Told = forked(layout.world, play, model, layout, job, None, steps)[0]
+    told: Told = run_forked(layout.world, play, model, layout, job, None, steps)[0]
     return told
 
 
 @pytest.mark.parametrize(
     ("model", "text", "name", "bound"),
-    one_in(
+    mark_share(
         14,
         [
             # What is cast is the same: sums of fp32 in another order.

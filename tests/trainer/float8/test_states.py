@@ -15,9 +15,9 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.model.float8.cast import by_matrix
-from tests.processes import forked
-from tests.selection import one_in
+from fivefold.trainer.model.float8.cast import cast_per_matrix
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 DENSE = Model(name="wide", layers=2, width=64, heads=4, kv_heads=2, head_dim=16, ffn=160, vocab=96, qkv_bias=True)
 SPARSE = build_model("qwen3-30b-a3b").replace(
@@ -47,14 +47,14 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
     if layout.shards > 1 or matrix.itemsize > 1:
         return result, True
     (shard,) = (item for item in unit.shards if item.name == "blocks.0.attention.out.weight")
-    cast = by_matrix(shard.weight.detach().bfloat16())
+    cast = cast_per_matrix(shard.weight.detach().bfloat16())
     same = torch.equal(cast.data.view(torch.uint8), matrix.detach().view(torch.uint8))
     return result, same and torch.equal(cast.scale, matrix.scale)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
     ("name", "model", "text"),
-    one_in(
+    mark_share(
         5,
         [
             ("fp8-nanotron", DENSE, "mbs1"),
@@ -68,7 +68,7 @@ def states(model: Model, layout: Layout, job: Job) -> tuple[tuple[int, int, int,
 def test_a_run_holds_what_is_planned(name: str, model: Model, text: str) -> None:
     layout = Layout.parse(text)
     job = Job(sequence=16, global_batch=4, precision=recipe(name), emulate=True)
-    ranks = forked(layout.world, states, model, layout, job)
+    ranks = run_forked(layout.world, states, model, layout, job)
     machine = resolve(f"h100:{layout.world}", local=Path("/nowhere"))
     (plan,) = Planner(model=model, machine=machine, job=job).step(layout).memory.stages
     for (parameters, gradients, optimizer, width), same in ranks:

@@ -16,7 +16,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
 from fivefold.record import UserError
-from fivefold.trainer.build import build, initial
+from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.full_weights import decoder
 from fivefold.trainer.checkpoint.huggingface_export import export
@@ -25,7 +25,7 @@ from fivefold.trainer.generate.decode import SamplingParams, generate, kv_cached
 from fivefold.trainer.generate.sample import sample, samples
 from fivefold.trainer.generate.source import Source
 from fivefold.trainer.model.transformer import Transformer
-from tests.selection import one_in
+from tests.selection import mark_share
 
 PLAIN = {"width": 48, "heads": 6, "kv_heads": 2, "head_dim": 8, "ffn": 80, "vocab": 131, "positions": 64}
 EXPERTS = MoE(experts=8, topk=2, ffn=24)
@@ -67,10 +67,10 @@ def draw_weights(model: Model, seed: int = 0) -> dict[str, Tensor]:
 def _spread(weight: Weight, *, model: Model, seed: int) -> Tensor:
     if weight.name.endswith("sinks"):
         return torch.linspace(-1, 1, weight.numel)
-    return initial(weight, model=model, seed=seed) * 4
+    return draw_initial_weight(weight, model=model, seed=seed) * 4
 
 
-def plain(model: Model) -> Transformer:
+def build_plain(model: Model) -> Transformer:
     module = decoder(draw_weights(model) | biases(model), model=model)
     assert isinstance(module, Transformer)
     return module
@@ -91,7 +91,7 @@ def reread(module: Transformer, prompt: list[int], *, tokens: int, window: int) 
     return text[len(prompt) :]
 
 
-def said(module: Transformer, prompts: list[list[int]], **changes: object) -> list[list[int]]:
+def generate_tokens(module: Transformer, prompts: list[list[int]], **changes: object) -> list[list[int]]:
     values = {"tokens": 14, "window": 64, "vocab": 131, "ends": frozenset[int](), "sampling": GREEDY} | changes
     steps = list(generate(module, prompts, **values))  # type: ignore[arg-type]
     return [[step[number] for step in steps if step[number] is not None] for number in range(len(prompts))]
@@ -100,24 +100,24 @@ def said(module: Transformer, prompts: list[list[int]], **changes: object) -> li
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "window"),
-    one_in(9, [(model, window) for model in MODELS for window in (64, 8)]),
+    mark_share(9, [(model, window) for model in MODELS for window in (64, 8)]),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_kv_cache_changes_no_token(model: Model, window: int) -> None:
-    module = plain(model)
+    module = build_plain(model)
     wanted = [reread(module, prompt, tokens=14, window=window) for prompt in PROMPTS]
     assert len(set(map(tuple, wanted))) == len(PROMPTS)
     assert min(len(set(text)) for text in wanted) > 1
     for prompt, text in zip(PROMPTS, wanted, strict=True):
-        assert said(module, [prompt], window=window) == [text]
+        assert generate_tokens(module, [prompt], window=window) == [text]
     if window == 64:  # a batch begins its windows together
-        assert said(module, PROMPTS) == wanted
+        assert generate_tokens(module, PROMPTS) == wanted
     assert [reread(module, prompt, tokens=14, window=window) for prompt in PROMPTS] == wanted  # the module is as before
 
 
 @named
 def test_logits_are_those_of_the_whole_text(model: Model) -> None:
-    module = plain(model)
+    module = build_plain(model)
     tokens = torch.randint(0, 131, (3, 24), generator=torch.Generator().manual_seed(3))
     whole = module(tokens)
     with torch.no_grad(), kv_cached(module, tokens=24) as reader:
@@ -130,26 +130,26 @@ def test_logits_are_those_of_the_whole_text(model: Model) -> None:
 
 def test_experts_turn_nobody_away() -> None:
     free = MODELS[2]
-    tight = plain(free.replace(moe=EXPERTS.replace(capacity=0.5)))
-    assert said(tight, [PROMPTS[2]]) == said(plain(free), [PROMPTS[2]])
+    tight = build_plain(free.replace(moe=EXPERTS.replace(capacity=0.5)))
+    assert generate_tokens(tight, [PROMPTS[2]]) == generate_tokens(build_plain(free), [PROMPTS[2]])
     tokens = torch.tensor(PROMPTS[2:3])
-    assert not torch.equal(tight(tokens), plain(free)(tokens))  # as in training again
+    assert not torch.equal(tight(tokens), build_plain(free)(tokens))  # as in training again
 
 
 @pytest.mark.parametrize("model", MODELS[:1] + MODELS[3:4], ids=lambda model: model.name)
 def test_kv_cache_has_the_stated_size(model: Model) -> None:
-    with torch.no_grad(), kv_cached(plain(model), tokens=16) as reader:
+    with torch.no_grad(), kv_cached(build_plain(model), tokens=16) as reader:
         reader.read([[1, 2, 3]])
         kept = [sum(part.shape[2] * part.shape[3] for part in layer.parts) for layer in reader.kept]
     item = 2 * model.kv_heads * model.head_dim if model.mla is None else model.mla.kv_rank + model.mla.rope_dim
     assert kept == [item] * model.layers
 
 
-@pytest.mark.parametrize("model", one_in(2, [MODELS[4], MODELS[0]]), ids=lambda model: model.name)
+@pytest.mark.parametrize("model", mark_share(2, [MODELS[4], MODELS[0]]), ids=lambda model: model.name)
 def test_transformers_generates_the_same(model: Model, tmp_path: Path, forked) -> None:
     layout = Layout.parse("tp2 ep2 zero1 mbs1" if model.moe else "dp2 zero3 mbs1")
     forked(2, save, tmp_path, model, layout)
-    done = export(Source.find(tmp_path).path, tmp_path / "out", dtype="fp32", file_bytes=10**9, report=nothing)
+    done = export(Source.find(tmp_path).path, tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress)
     assert done.files == 1
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     for place in (tmp_path, tmp_path / "out"):
@@ -164,23 +164,23 @@ def test_transformers_generates_the_same(model: Model, tmp_path: Path, forked) -
                 do_sample=False,
                 pad_token_id=0,
             )[0]
-            assert said(ours, [prompt]) == [their_ids[len(prompt) :].tolist()]
+            assert generate_tokens(ours, [prompt]) == [their_ids[len(prompt) :].tolist()]
 
 
 def test_a_folder_says_what_ends_a_text(tmp_path: Path, forked) -> None:
     model = MODELS[0].replace(vocab=256)
     forked(1, save, tmp_path / "run", model, Layout.parse("dp1 mbs1"))
-    export(Source.find(tmp_path / "run").path, tmp_path / "out", dtype="fp32", file_bytes=10**9, report=nothing)
+    export(Source.find(tmp_path / "run").path, tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     for stated, ends in ((None, {0}), (7, {0, 7}), ([7, 9], {0, 7, 9})):
         (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"eos_token_id": stated}))
         source = Source.find(tmp_path / "out")
-        assert source.ends(source.tokenizer(Path("bytes"))) == ends
+        assert source.get_end_tokens(source.tokenizer(Path("bytes"))) == ends
         assert source.window == 64
     assert Source.find(tmp_path / "run").window == 32
 
 
-def nothing(_what: str, _done: int, _of: int) -> None:
+def ignore_progress(_what: str, _done: int, _of: int) -> None:
     """No progress bar."""
 
 
@@ -190,17 +190,17 @@ def save(folder: Path, model: Model, layout: Layout) -> None:
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for shard in built.shards:
         shard.weight.data.copy_(shard.rows_of(wide[shard.name]))
-    for layer, moe in built.routed.items():
+    for layer, moe in built.moe_layers.items():
         moe.bias.copy_(biases(model)[f"blocks.{layer}.moe.bias"])
     progress = checkpoint.Progress(step=0, samples=0, tokens=0)
     checkpoint.save(folder / "checkpoints", built=built, progress=progress, model=model, layout=layout, job=job)
 
 
 def test_a_text_ends_where_it_says() -> None:
-    module = plain(MODELS[0])
-    (text,) = said(module, [PROMPTS[0]])
+    module = build_plain(MODELS[0])
+    (text,) = generate_tokens(module, [PROMPTS[0]])
     end = text[6]
-    assert said(module, [PROMPTS[0]], ends=frozenset([end])) == [text[: text.index(end) + 1]]
+    assert generate_tokens(module, [PROMPTS[0]], ends=frozenset([end])) == [text[: text.index(end) + 1]]
 
 
 @pytest.mark.slow
@@ -221,15 +221,15 @@ def test_draws_follow_the_shares_that_are_left() -> None:
 
 
 def test_a_prompt_does_not_feel_its_neighbours() -> None:
-    module, sampling = plain(MODELS[0]), SamplingParams(seed=5)
-    both = said(module, [PROMPTS[0], PROMPTS[2]], sampling=sampling)
-    assert said(module, [PROMPTS[0]], sampling=sampling) == both[:1]
-    assert said(module, [PROMPTS[2]], sampling=SamplingParams(seed=6)) == both[1:]
+    module, sampling = build_plain(MODELS[0]), SamplingParams(seed=5)
+    both = generate_tokens(module, [PROMPTS[0], PROMPTS[2]], sampling=sampling)
+    assert generate_tokens(module, [PROMPTS[0]], sampling=sampling) == both[:1]
+    assert generate_tokens(module, [PROMPTS[2]], sampling=SamplingParams(seed=6)) == both[1:]
 
 
 def test_text_comes_in_pieces_that_are_whole_characters() -> None:
     model = MODELS[0].replace(vocab=300)
-    module, heard = plain(model), {0: "", 1: ""}
+    module, heard = build_plain(model), {0: "", 1: ""}
 
     def on_text(number: int, piece: str) -> None:
         heard[number] += piece

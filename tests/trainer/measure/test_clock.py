@@ -11,7 +11,7 @@ from fivefold.trainer.measure.clock import HostClock, Offset, StreamClock, offse
 AHEAD = 12.5  # seconds
 
 
-def compared(planted: float) -> tuple[Offset, float]:
+def compare_clocks(planted: float) -> tuple[Offset, float]:
     import torch.distributed as dist
 
     rank = dist.get_rank()
@@ -21,7 +21,7 @@ def compared(planted: float) -> tuple[Offset, float]:
 
 
 def test_a_planted_offset_is_found(forked) -> None:
-    first, *others = forked(3, compared, AHEAD)
+    first, *others = forked(3, compare_clocks, AHEAD)
     assert first[0] == Offset(0.0, 0.0)
     for rank, (result, took) in enumerate(others, start=1):
         assert 0 < result.error < took
@@ -29,7 +29,7 @@ def test_a_planted_offset_is_found(forked) -> None:
 
 
 def test_one_rank_asks_nobody(forked) -> None:
-    assert forked(1, compared, AHEAD)[0][0] == Offset(0.0, 0.0)
+    assert forked(1, compare_clocks, AHEAD)[0][0] == Offset(0.0, 0.0)
 
 
 def test_marks_of_the_host_are_its_seconds() -> None:

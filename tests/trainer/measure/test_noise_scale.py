@@ -17,14 +17,14 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.logs.step_line import step_line
 from fivefold.trainer.measure.noise_scale import DECAY, Noise, NoiseScale, noise
 from fivefold.trainer.run import Run
-from tests.selection import one_in
+from tests.selection import mark_share
 
 MODEL = Model(name="small", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
 SEQUENCES, LENGTH = 8, 16
 TOKENS = torch.randint(MODEL.vocab, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(3))
 
 
-def of_single_sequences() -> list[Tensor]:
+def compute_sequence_gradients() -> list[Tensor]:
     """The gradient of each sequence's own mean loss, as one vector, without parallelism."""
     job = Job(sequence=LENGTH, global_batch=1, precision=recipe("fp32"))
     results = []
@@ -65,14 +65,14 @@ def parts(layout: Layout) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "text",
-    one_in(
+    mark_share(
         2,
         ["dp2 zero0 mbs1", "dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs1", "dp2 pp2 zero1 mbs1", "dp2 tp2 nosp"],
     ),
 )
 def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) -> None:
     layout = Layout.parse(text)
-    (single,) = forked(1, of_single_sequences)
+    (single,) = forked(1, compute_sequence_gradients)
     mean = torch.stack(single).mean(0)
     small = [torch.stack([single[n] for n in part]).mean(0).square().sum() for part in parts(layout)]
     square, variance = noise(
@@ -91,7 +91,7 @@ def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) ->
 
 
 def test_under_sequence_parallelism_weights_of_partial_gradients_are_left_out(forked) -> None:
-    (single,) = forked(1, of_single_sequences)
+    (single,) = forked(1, compute_sequence_gradients)
     whole = float(torch.stack(single).mean(0).square().sum())
     result = forked(4, measure_noise, "dp2 tp2 mbs1")[0][0]
     assert result is not None
@@ -128,10 +128,10 @@ def test_the_scale_is_of_means_over_steps() -> None:
 
 def test_without_it_a_step_sends_what_it_sent(forked) -> None:
     """Nothing is sent but the norm, and the sums are not observed."""
-    assert forked(2, unwatched) == [(3, True)] * 2
+    assert forked(2, run_unwatched) == [(3, True)] * 2
 
 
-def unwatched() -> tuple[int, bool]:
+def run_unwatched() -> tuple[int, bool]:
     from fivefold.trainer.optimizers import optimizer
 
     layout, job = Layout.parse("dp2 zero2 mbs1"), Job(sequence=LENGTH, global_batch=4, precision=recipe("fp32"))
@@ -140,11 +140,11 @@ def unwatched() -> tuple[int, bool]:
     sent: list[int] = []
     plain = optimizer.all_reduce
 
-    def seen(tensor: Tensor, axis: object) -> object:
+    def record_message(tensor: Tensor, axis: object) -> object:
         sent.append(tensor.numel())
         return plain(tensor, axis)  # type: ignore[arg-type]
 
-    optimizer.all_reduce = seen  # type: ignore[assignment]
+    optimizer.all_reduce = record_message  # type: ignore[assignment]
     done = engine.step(TOKENS[:4].view(2, 2, LENGTH + 1)[:, :1])
     return sent[-1], done.noise is None and all(unit.gradients.squares is None for unit in built.units)
 

@@ -28,9 +28,9 @@ from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.faults.spikes import BadLoss
 from fivefold.trainer.logs.run_log import NoLogs
 from fivefold.trainer.loop import Loop
-from fivefold.trainer.model.operation import direct
+from fivefold.trainer.model.operation import call_directly
 from fivefold.trainer.run import Run
-from tests.selection import one_in
+from tests.selection import mark_share
 
 Fork = Callable[..., list[Any]]
 DENSE = Model(name="dense", layers=4, width=32, heads=4, kv_heads=2, head_dim=8, ffn=64, vocab=256)
@@ -67,41 +67,41 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def looped(run: Run, model: Model, layout: Layout) -> Loop:
+def build_loop(run: Run, model: Model, layout: Layout) -> Loop:
     built = build(model=model, layout=layout, job=run.job, device=torch.device("cpu"))
     shards = Shards.open(run.folder / "data")
     return Loop(run, model=model, layout=layout, built=built, shards=shards, logs=NoLogs(), ideal_seconds=1.0)
 
 
-def traced(run: Run, model: Model, layout: Layout) -> tuple[RankTrace, tuple[Traffic, ...]]:
-    outcome = looped(run, model, layout).train()
+def trace_run(run: Run, model: Model, layout: Layout) -> tuple[RankTrace, tuple[Traffic, ...]]:
+    outcome = build_loop(run, model, layout).train()
     assert outcome.measured is not None
     return outcome.trace, outcome.measured.traffic
 
 
-def a_run(folder: Path, corpus: Path, **changes: Any) -> Run:
+def make_run(folder: Path, corpus: Path, **changes: Any) -> Run:
     job = Job(**{"sequence": 32, "global_batch": 4, "steps": 5, "precision": recipe("bf16"), **changes})
     run = Run(folder=folder, job=job, evaluate_sequences=4)
     prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
     return run
 
 
-@pytest.mark.parametrize(("model", "text"), one_in(9, CASES), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(("model", "text"), mark_share(9, CASES), ids=lambda value: getattr(value, "name", value))
 def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: Model, text: str) -> None:
-    layout, run = Layout.parse(text), a_run(tmp_path / "run", corpus)
-    result = forked(layout.world, traced, run, model, layout)
+    layout, run = Layout.parse(text), make_run(tmp_path / "run", corpus)
+    result = forked(layout.world, trace_run, run, model, layout)
     for trace, traffic in result:
         (step,) = trace.steps
-        adds_up(step)
-        assert list(actions(step)) == wanted_actions(layout, run.job, trace.stage)
-        names = planned(model, layout, run.job, trace.stage)
+        check_adds_up(step)
+        assert list(actions(step)) == list_actions(layout, run.job, trace.stage)
+        names = count_planned(model, layout, run.job, trace.stage)
         ways = {way: operations(step, way) for way in ("forward", "backward", "recomputed", "weight")}
         assert ways["forward"] == names["forward"]
         assert ways["backward"] == backwards(names["forward"])
         assert ways["recomputed"] == names["recomputed"]
         assert ways["weight"] == names["weight"]
         metered = {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
-        sent = sent_by(step)
+        sent = sum_sent(step)
         if model.moe:  # how many rows go to which rank differs from step to step
             rows = sent.pop(("ep", "all_to_all"), (0, 0)), metered.pop(("ep", "all_to_all"), (0, 0))
             assert rows[0] == (rows[1][0], pytest.approx(rows[1][1], rel=0.2))
@@ -119,17 +119,17 @@ def test_a_trace_is_the_step(forked: Fork, corpus: Path, tmp_path: Path, model: 
 
 def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -> None:
     """In an FB whose halves take turns each half nests for itself, and every second is counted once."""
-    layout, run = Layout.parse("pp2 v2 dualpipev mbs1"), a_run(tmp_path / "run", corpus, pairs=True)
-    for trace, traffic in forked(2, traced, run, DENSE, layout):
+    layout, run = Layout.parse("pp2 v2 dualpipev mbs1"), make_run(tmp_path / "run", corpus, pairs=True)
+    for trace, traffic in forked(2, trace_run, run, DENSE, layout):
         (step,) = trace.steps
-        assert actions(step) == wanted_actions(layout, run.job, trace.stage)
+        assert actions(step) == list_actions(layout, run.job, trace.stage)
         assert any(span.kind == "FB" for span in step.spans)
         assert sum(span.own for span in step.spans) == pytest.approx(step.seconds, rel=1e-9)
         for span in step.spans[1:]:
             around = step.spans[span.within]
             assert around.start <= span.start <= span.end <= around.end
-        assert sent_by(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
-        names = planned(DENSE, layout, run.job, trace.stage)
+        assert sum_sent(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
+        names = count_planned(DENSE, layout, run.job, trace.stage)
         assert operations(step, "forward") == names["forward"]
         assert operations(step, "backward") == backwards(names["forward"])
 
@@ -137,15 +137,15 @@ def test_two_micro_batches_in_turn(forked: Fork, corpus: Path, tmp_path: Path) -
 def test_an_input_that_tp_gathers_as_its_cast(forked: Fork, corpus: Path, tmp_path: Path) -> None:
     layout, run = (
         Layout.parse("tp2 mbs2"),
-        a_run(tmp_path / "run", corpus, precision=recipe("fp8-rowwise"), emulate=True),
+        make_run(tmp_path / "run", corpus, precision=recipe("fp8-rowwise"), emulate=True),
     )
-    for trace, traffic in forked(2, traced, run, DENSE, layout):
+    for trace, traffic in forked(2, trace_run, run, DENSE, layout):
         (step,) = trace.steps
-        adds_up(step)
-        names = planned(DENSE, layout, run.job, trace.stage)
+        check_adds_up(step)
+        names = count_planned(DENSE, layout, run.job, trace.stage)
         assert operations(step, "forward") == names["forward"]
         assert operations(step, "weight") == names["weight"]
-        assert sent_by(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
+        assert sum_sent(step) == {(item.axis, item.collective): (item.messages, item.bytes) for item in traffic}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
@@ -153,10 +153,10 @@ def test_a_compiled_block_is_one_operation_but_for_the_gemms_of_its_backward(
     forked: Fork, corpus: Path, tmp_path: Path
 ) -> None:
     """After the metered step, which ran uncompiled; in fp32, whose weight gradients are made in their sums."""
-    run = a_run(tmp_path / "run", corpus, compile=True, precision=recipe("fp32"))
-    ((trace, _),) = forked(1, compiled, run, DENSE.replace(layers=1), Layout.parse("mbs2"))
+    run = make_run(tmp_path / "run", corpus, compile=True, precision=recipe("fp32"))
+    ((trace, _),) = forked(1, trace_compiled, run, DENSE.replace(layers=1), Layout.parse("mbs2"))
     (step,) = trace.steps
-    adds_up(step)
+    check_adds_up(step)
     gemms = [f"attention.{name}" for name in ("q", "k", "v", "out")] + [
         f"mlp.{name}" for name in ("gate", "up", "down")
     ]
@@ -169,10 +169,10 @@ def test_a_compiled_block_is_one_operation_but_for_the_gemms_of_its_backward(
         assert operations(step, way) == Counter(names * 2), "two micro-batches"
 
 
-def compiled(run: Run, model: Model, layout: Layout) -> tuple[RankTrace, tuple[Traffic, ...]]:
-    """As ``traced``, without the seconds that a compiler of kernels takes."""
+def trace_compiled(run: Run, model: Model, layout: Layout) -> tuple[RankTrace, tuple[Traffic, ...]]:
+    """As ``trace_run``, without the seconds that a compiler of kernels takes."""
     torch.compile = partial(torch.compile, backend="aot_eager")
-    return traced(run, model, layout)
+    return trace_run(run, model, layout)
 
 
 OUTSIDE = ("embed.tokens", "head.norm", "head.out", "loss")
@@ -182,32 +182,32 @@ def test_a_short_run_traces_its_last_step_and_a_long_one_every_other(
     forked: Fork, corpus: Path, tmp_path: Path
 ) -> None:
     for steps, wanted, timed in ((3, [], 0), (4, [3], 0), (5, [4], 1), (9, [4, 6, 8], 3), (12, [4, 6, 8], 6)):
-        run = a_run(tmp_path / str(steps), corpus, steps=steps)
-        assert forked(1, which, run) == [(wanted, timed)]
-    run = a_run(tmp_path / "more", corpus, steps=14).replace(trace_steps=5)
-    assert forked(1, which, run) == [([4, 6, 8, 10, 12], 6)]
+        run = make_run(tmp_path / str(steps), corpus, steps=steps)
+        assert forked(1, list_traced_steps, run) == [(wanted, timed)]
+    run = make_run(tmp_path / "more", corpus, steps=14).replace(trace_steps=5)
+    assert forked(1, list_traced_steps, run) == [([4, 6, 8, 10, 12], 6)]
 
 
-def which(run: Run) -> tuple[list[int], int]:
+def list_traced_steps(run: Run) -> tuple[list[int], int]:
     """The steps that are traced, and how many are timed; no attribute of the trainer is replaced afterwards."""
-    loop = looped(run, DENSE, Layout.parse("mbs4"))
+    loop = build_loop(run, DENSE, Layout.parse("mbs4"))
     before = {name: vars(loop.engine).get(name) for name in ("sum_norm", "update", "_balance")}
     outcome = loop.train()
     assert before == {name: vars(loop.engine).get(name) for name in before}
-    assert all(part.run is direct for part in loop.built.module.modules() if hasattr(part, "run"))
+    assert all(part.run is call_directly for part in loop.built.module.modules() if hasattr(part, "run"))
     assert loop.built.ranks.listener.post is None
     assert outcome.step_seconds == (None if run.job.steps == 3 else pytest.approx(outcome.step_seconds))
     return [step.step for step in outcome.trace.steps], len(loop.seconds)
 
 
 def test_a_step_that_was_thrown_away_is_not_part_of_the_trace(forked: Fork, corpus: Path, tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", corpus, steps=8).replace(faults={"on_spike": "skip"})
-    assert forked(1, spoilt, run) == [[4, 6]]
+    run = make_run(tmp_path / "run", corpus, steps=8).replace(faults={"on_spike": "skip"})
+    assert forked(1, trace_spoilt, run) == [[4, 6]]
 
 
-def spoilt(run: Run) -> list[int]:
+def trace_spoilt(run: Run) -> list[int]:
     """A run whose step 4, the first that is traced, has a loss that is not wanted, and runs again."""
-    loop = looped(run, DENSE, Layout.parse("mbs4"))
+    loop = build_loop(run, DENSE, Layout.parse("mbs4"))
     inner = loop.guard.judge
 
     def judge(loss: float, norm: float) -> BadLoss | None:
@@ -217,7 +217,7 @@ def spoilt(run: Run) -> list[int]:
     return [step.step for step in loop.train().trace.steps]
 
 
-def adds_up(step: RankStep) -> None:
+def check_adds_up(step: RankStep) -> None:
     """Spans lie within those around them, side by side, and what each has to itself adds up to the step."""
     assert step.spans[0].kind == "step"
     assert step.spans[0].within == -1
@@ -237,7 +237,7 @@ def actions(step: RankStep) -> list[str]:
     return [span.name for span in step.actions()]
 
 
-def wanted_actions(layout: Layout, job: Job, stage: int) -> list[str]:
+def list_actions(layout: Layout, job: Job, stage: int) -> list[str]:
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     return [str(action) for action in table.rows[stage]]
 
@@ -251,7 +251,7 @@ def operations(step: RankStep, way: str) -> Counter[str]:
     return Counter(s.name for s in step.spans if s.kind == "op" and s.way == way and s.name not in BESIDE)
 
 
-def planned(model: Model, layout: Layout, job: Job, rank: int) -> dict[str, Counter[str]]:
+def count_planned(model: Model, layout: Layout, job: Job, rank: int) -> dict[str, Counter[str]]:
     """The planner's operations of all micro-batches on a pipeline rank: all, recomputed ones, those with a dW apart."""
     counts, micro_batches = Counts(model, job), layout.micro_batches(job)
     result: dict[str, Counter[str]] = {way: Counter() for way in ("forward", "recomputed", "weight")}
@@ -269,7 +269,7 @@ def planned(model: Model, layout: Layout, job: Job, rank: int) -> dict[str, Coun
     return result
 
 
-def sent_by(step: RankStep) -> dict[tuple[str, str], tuple[int, int]]:
+def sum_sent(step: RankStep) -> dict[tuple[str, str], tuple[int, int]]:
     result: dict[tuple[str, str], tuple[int, int]] = {}
     for message in step.messages:
         if message.number:

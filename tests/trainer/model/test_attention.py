@@ -55,13 +55,13 @@ def rows(model: Model) -> Tensor:
     return torch.randn(B * T, model.width, generator=torch.Generator().manual_seed(1))
 
 
-def normed(x: Tensor, w: dict[str, Tensor], name: str, epsilon: float) -> Tensor:
+def normalize(x: Tensor, w: dict[str, Tensor], name: str, epsilon: float) -> Tensor:
     if f"{name}.bias" in w:  # LayerNorm
         x = x - x.mean(-1, keepdim=True)
     return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * w[f"{name}.weight"] + w.get(f"{name}.bias", 0.0)
 
 
-def turned(x: Tensor, position: int, theta: float) -> Tensor:
+def rotate(x: Tensor, position: int, theta: float) -> Tensor:
     """One head of one token: the pair (i, i + half) turns by position · theta^(−2i/dim)."""
     half = x.shape[-1] // 2
     angle = torch.tensor([position * theta ** (-2 * i / x.shape[-1]) for i in range(half)], dtype=x.dtype)
@@ -69,15 +69,15 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
     return torch.cat((low * angle.cos() - high * angle.sin(), low * angle.sin() + high * angle.cos()), -1)
 
 
-def grouped_heads(model: Model, w: dict[str, Tensor], x: Tensor, position: int) -> tuple[Tensor, ...]:
+def compute_grouped_heads(model: Model, w: dict[str, Tensor], x: Tensor, position: int) -> tuple[Tensor, ...]:
     q, k, v = (x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0) for name in "qkv")
     if model.qk_norm == "full":
-        q, k = normed(q, w, "q_norm", model.norm_epsilon), normed(k, w, "k_norm", model.norm_epsilon)
+        q, k = normalize(q, w, "q_norm", model.norm_epsilon), normalize(k, w, "k_norm", model.norm_epsilon)
     q, k, v = q.view(model.heads, -1), k.view(model.kv_heads, -1), v.view(model.kv_heads, -1)
     if model.qk_norm in ("head", "heads"):
-        q, k = normed(q, w, "q_norm", model.norm_epsilon), normed(k, w, "k_norm", model.norm_epsilon)
+        q, k = normalize(q, w, "q_norm", model.norm_epsilon), normalize(k, w, "k_norm", model.norm_epsilon)
     cut = int(model.head_dim * model.rope_fraction)
-    q, k = (torch.cat((turned(h[:, :cut], position, model.rope_theta), h[:, cut:]), -1) for h in (q, k))
+    q, k = (torch.cat((rotate(h[:, :cut], position, model.rope_theta), h[:, cut:]), -1) for h in (q, k))
     group = model.heads // model.kv_heads
     return q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
 
@@ -89,19 +89,19 @@ def latent_heads(model: Model, w: dict[str, Tensor], x: Tensor, position: int) -
         q = x @ w["q.weight"].T
     else:
         q = x @ w["q_down.weight"].T + w.get("q_down.bias", 0.0)
-        q = normed(q, w, "q_norm", mla.norm_epsilon) @ w["q_up.weight"].T
+        q = normalize(q, w, "q_norm", mla.norm_epsilon) @ w["q_up.weight"].T
     q = q.view(model.heads, mla.nope_dim + mla.rope_dim)
-    q = torch.cat((q[:, : mla.nope_dim], turned(q[:, mla.nope_dim :], position, model.rope_theta)), -1)
+    q = torch.cat((q[:, : mla.nope_dim], rotate(q[:, mla.nope_dim :], position, model.rope_theta)), -1)
     down = x @ w["kv_down.weight"].T + w.get("kv_down.bias", 0.0)
-    kv = (normed(down[: mla.kv_rank], w, "kv_norm", mla.norm_epsilon) @ w["kv_up.weight"].T).view(model.heads, -1)
-    key = turned(down[mla.kv_rank :], position, model.rope_theta)
+    kv = (normalize(down[: mla.kv_rank], w, "kv_norm", mla.norm_epsilon) @ w["kv_up.weight"].T).view(model.heads, -1)
+    key = rotate(down[mla.kv_rank :], position, model.rope_theta)
     k = torch.stack([torch.cat((head[: mla.nope_dim], key)) for head in kv])
     return q, k, kv[:, mla.nope_dim :]
 
 
 def reference(model: Model, w: dict[str, Tensor], x: Tensor) -> Tensor:
     """Token by token, query by query, in the dtype of ``x``."""
-    heads = latent_heads if model.mla else grouped_heads
+    heads = latent_heads if model.mla else compute_grouped_heads
     outs = []
     for sequence in x.view(B, T, -1):
         made = [heads(model, w, token, position) for position, token in enumerate(sequence)]

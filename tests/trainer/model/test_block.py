@@ -59,7 +59,7 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
         if getattr(block, name) is not None
     }
 
-    def a(x: Tensor) -> Tensor:
+    def attend(x: Tensor) -> Tensor:
         return 0.3 * block.attention(x, rows)
 
     def f(x: Tensor) -> Tensor:
@@ -67,16 +67,16 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
 
     x = torch.randn(10, 12, generator=torch.Generator().manual_seed(1))
     if kind == "pre":
-        y = x + a(n["norm1"](x))
+        y = x + attend(n["norm1"](x))
         z = y + f(n["norm2"](y))
     elif kind == "post":
-        y = x + 0.3 * n["norm1"](a(x) / 0.3)
+        y = x + 0.3 * n["norm1"](attend(x) / 0.3)
         z = y + 0.3 * n["norm2"](f(y) / 0.3)
     elif kind == "sandwich":
-        y = x + 0.3 * n["norm1_post"](a(n["norm1"](x)) / 0.3)
+        y = x + 0.3 * n["norm1_post"](attend(n["norm1"](x)) / 0.3)
         z = y + 0.3 * n["norm2_post"](f(n["norm2"](y)) / 0.3)
     else:
-        z = x + a(n["norm1"](x)) + f(n["norm1" if kind == "parallel_shared" else "norm2"](x))
+        z = x + attend(n["norm1"](x)) + f(n["norm1" if kind == "parallel_shared" else "norm2"](x))
     torch.testing.assert_close(block(x, rows), z, rtol=1e-5, atol=1e-5)
     assert [name for name, _ in block.named_parameters()] == [weight.name for weight in block_weights(model, 0)]
 

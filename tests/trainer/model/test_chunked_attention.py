@@ -39,7 +39,7 @@ def rows(documents: Tensor | None = None, keys: Tensor | None = None) -> Rows:
     return Rows(T, tables, documents, keys)
 
 
-def written_out(made: GroupedAttention, x: Tensor, seen: Tensor, *, factors: Tensor | None) -> Tensor:
+def compute_attention(made: GroupedAttention, x: Tensor, seen: Tensor, *, factors: Tensor | None) -> Tensor:
     """With torch's own attention under a mask [B, T, T]; ``factors``: of queries, where nothing rotates."""
     q, k, v = ((x @ linear.weight.T).view(B, T, -1, 6) for linear in (made.q, made.k, made.v))
     if factors is None:
@@ -67,7 +67,7 @@ def test_tokens_attend_inside_their_chunk(layer: int, documents: Tensor | None) 
     factors = None if layer == 0 else 1 + 0.5 * torch.log1p((place + 1) // 3)
     result, wanted = ([w.clone().requires_grad_()] for w in (x, x))
     ours = made(result[0], rows(documents))
-    theirs = written_out(made, wanted[0], seen, factors=factors)
+    theirs = compute_attention(made, wanted[0], seen, factors=factors)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     for out, start in ((ours, result), (theirs, wanted)):
         out.square().sum().backward()

@@ -23,8 +23,8 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.chunked_loss import chunked_loss
 from fivefold.trainer.model.kernels.loss import cross_entropy, nats
 from fivefold.trainer.model.linear import Linear
-from tests.agree.rehearsal.cases import machine
-from tests.selection import one_in
+from tests.agree.dry_run.cases import machine
+from tests.selection import mark_share
 
 Fork = Callable[..., list[Any]]
 ROWS, WIDTH, WORDS, CHUNK, SCALE = 50, 16, 90, 16, 0.25
@@ -108,7 +108,7 @@ def run_steps(model: Model, text: str, loss: str, precision: str, compiled: bool
 
 @pytest.mark.parametrize(
     ("model", "text"),
-    one_in(6, [
+    mark_share(6, [
         (DENSE, "tp2 mbs2"), (DENSE, "tp2 mbs2 nosp"), (DENSE, "dp2 zero3 mbs2"), (DENSE, "cp2 mbs2"),
         (DENSE, "pp2 mbs1"), (DENSE, "pp2 zb1p mbs1"), (TIED, "pp2 zb1p mbs1"), (TIED, "dp2 tp2 zero3 mbs1"),
         (SPARSE, "dp2 ep2 zero2 mbs2"), (DENSE, "tp2 pp2 dualpipe mbs1"),

@@ -22,7 +22,7 @@ from fivefold.trainer.model.dropout import (
 from fivefold.trainer.model.dropout import score_rows as numbers_of
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.unfused_attention import Unfused
-from tests.trainer.model.test_flash_attention import DOCUMENTS, B, K, N, S, agrees, draw_inputs, qkv
+from tests.trainer.model.test_flash_attention import DOCUMENTS, B, K, N, S, check_close, draw_inputs, qkv
 
 KEYS = sequence_keys(torch.arange(B), seed=5, step=2)
 
@@ -77,7 +77,7 @@ def test_flash_and_unfused_attention_drop_the_same(
     gradient = draw_inputs(B, S, N, 8, seed=4)
     rows = row_keys(KEYS, numbers_of(range(N), range(S), device=gradient.device), place=1 + 3 * 3)
     mask = make_keep_mask(rows, columns=range(S), rate=0.25).transpose(1, 2)
-    wanted = _written_out(mask, window, documents, gradient)
+    wanted = _compute_attention(mask, window, documents, gradient)
     for kind in (Flash, Unfused):
         inputs = [x.requires_grad_() for x in qkv()]
         keys = (None, KEYS) if kind is Flash else (KEYS,)
@@ -85,7 +85,7 @@ def test_flash_and_unfused_attention_drop_the_same(
         out.backward(gradient)
         for one, other in zip([out.detach(), *(x.grad for x in inputs)], wanted, strict=True):
             assert one is not None
-            agrees(one, other)
+            check_close(one, other)
         q, k, v = (x.detach() for x in inputs)
         second = kind(rule, heads=Heads(part=1))(
             q[:, :, N // 2 :],
@@ -94,12 +94,12 @@ def test_flash_and_unfused_attention_drop_the_same(
             documents,
             *keys,  # type: ignore[arg-type]
         )
-        agrees(second, wanted[0][:, :, N // 2 :])
+        check_close(second, wanted[0][:, :, N // 2 :])
         assert torch.equal(kind(rule)(q, k, v, documents), kind(rule._replace(dropout=0.0))(q, k, v, documents))
     assert place_keys(KEYS, 1).tolist() != KEYS.tolist()
 
 
-def _written_out(mask: Tensor, window: int | None, documents: Tensor | None, gradient: Tensor) -> list[Tensor]:
+def _compute_attention(mask: Tensor, window: int | None, documents: Tensor | None, gradient: Tensor) -> list[Tensor]:
     leaves = [x.double().requires_grad_() for x in qkv()]
     q, k, v = leaves[0], *(x.repeat_interleave(N // K, dim=2) for x in leaves[1:])
     apart = torch.arange(S)[:, None] - torch.arange(S)

@@ -11,9 +11,9 @@ from fivefold.trainer.model.attention_mask import AttentionMask, Heads, visible_
 from fivefold.trainer.model.flash_attention import (
     Flash,
     Span,
-    across,
     attend,
     attend_backward,
+    earlier_key_spans,
     self_attention_spans,
 )
 
@@ -33,7 +33,7 @@ def qkv(*, tokens: int = S, keys: int = S, dims: tuple[int, int] = (8, 8), kv_he
     )
 
 
-def written_out(
+def compute_attention(
     q: Tensor, k: Tensor, v: Tensor, seen: Tensor, rule: AttentionMask, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """``seen`` [B, T, S]: which keys each query sees."""
@@ -58,7 +58,7 @@ RULES = [
 ]
 
 
-def agrees(found: Tensor, wanted: Tensor, *, error: float = 1e-5) -> None:
+def check_close(found: Tensor, wanted: Tensor, *, error: float = 1e-5) -> None:
     assert found.shape == wanted.shape
     finite = wanted.isfinite()
     assert torch.equal(finite, found.isfinite())
@@ -84,22 +84,22 @@ def test_block_is_attention_written_out(
     if case == "documents before":  # queries behind all of the keys: of the first sequence two belong to its last one
         after = torch.tensor([[3, 3, 4, 4, 4, 4], [7, 7, 7, 8, 8, 8]])
         seen = seen & (after[:, :, None] == DOCUMENTS[:, None])
-        spans = across(after, DOCUMENTS, offset=S)
+        spans = earlier_key_spans(after, DOCUMENTS, offset=S)
         assert spans == (Span(slice(0, 2), slice(8, 10), 2),)
     inputs = qkv(tokens=tokens, dims=dims)
     out, lse = attend(*inputs, rule, offset=offset, spans=spans)
 
     exact = [x.double().requires_grad_() for x in inputs]
-    wanted, wanted_lse = written_out(*exact, seen, rule)
-    agrees(out, wanted)
-    agrees(lse, wanted_lse)
+    wanted, wanted_lse = compute_attention(*exact, seen, rule)
+    check_close(out, wanted)
+    check_close(lse, wanted_lse)
 
     gradient = draw_inputs(*out.shape, seed=4)
     wanted.backward(gradient.double())
     result = attend_backward(gradient, *inputs, out, lse, rule, offset=offset, spans=spans)
     for one, x in zip(result, exact, strict=True):
         assert x.grad is not None
-        agrees(one, x.grad)
+        check_close(one, x.grad)
 
 
 @pytest.mark.parametrize("block", [(7, 9, 0), (7, 9, 4), (9, 7, 5), (4, 4, 4), (4, 4, 3), (1, 6, 5), (5, 5, 9)])
@@ -128,7 +128,7 @@ def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
     assert self_attention_spans(DOCUMENTS) == tuple(
         Span(slice(*run), slice(*run)) for run in ((0, 3), (3, 4), (4, 8), (8, 10), (10, 11), (11, 20))
     )
-    assert across(DOCUMENTS[:, 6:], DOCUMENTS[:, 2:5], offset=4) == (
+    assert earlier_key_spans(DOCUMENTS[:, 6:], DOCUMENTS[:, 2:5], offset=4) == (
         Span(slice(0, 2), slice(2, 3), 2),  # two tokens of document 2 see its first one
         Span(slice(4, 8), slice(3, 6), 4),
     )
@@ -158,15 +158,15 @@ def test_core_is_exact_and_keeps_five_tensors(
     if documents is not None:
         seen = seen & (documents[:, :, None] == documents[:, None])
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    wanted, _ = written_out(*exact[:3], seen, rule, exact[3][N:] if sinks else None)
-    agrees(out.detach(), wanted.detach())
+    wanted, _ = compute_attention(*exact[:3], seen, rule, exact[3][N:] if sinks else None)
+    check_close(out.detach(), wanted.detach())
     gradient = draw_inputs(*out.shape, seed=4)
     out.backward(gradient)
     wanted.backward(gradient.double())
     for x, y in zip(inputs, exact, strict=True):
         assert x.grad is not None
         assert y.grad is not None
-        agrees(x.grad, y.grad)
+        check_close(x.grad, y.grad)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -180,12 +180,12 @@ def test_gpu_agrees_with_cpu(documents: Tensor | None, dims: tuple[int, int], ru
     there = [x.cuda() for x in inputs]
     out, lse = attend(*inputs, rule, spans=spans)
     result, found_lse = attend(*there, rule, spans=spans)
-    agrees(result.cpu(), out.double(), error=2e-2)
-    agrees(found_lse.cpu(), lse.double(), error=1e-3)
+    check_close(result.cpu(), out.double(), error=2e-2)
+    check_close(found_lse.cpu(), lse.double(), error=1e-3)
     wanted = attend_backward(gradient, *inputs, out, lse, rule, spans=spans)
     for one, other in zip(
         attend_backward(gradient.cuda(), *there, result, found_lse, rule, spans=spans), wanted, strict=True
     ):
-        agrees(one.cpu(), other.double(), error=3e-2)
+        check_close(one.cpu(), other.double(), error=3e-2)
     local = Flash(rule)(*there, documents)
-    agrees(local.cpu(), out.double(), error=2e-2)
+    check_close(local.cpu(), out.double(), error=2e-2)

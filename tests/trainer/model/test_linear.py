@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.trainer.model.linear import Linear, LinearHooks, WgradStore, fused_linears, recomputing
+from fivefold.trainer.model.linear import Linear, LinearHooks, WgradStore, fused_linears, mark_recomputation
 
 
 def draw_inputs(*shape: int) -> Tensor:
@@ -76,7 +76,7 @@ class Recorded(LinearHooks):
         return torch.cat((gradient, gradient))
 
 
-def recorded(*, deferring: bool = False) -> tuple[list[str], WgradStore, list[Linear]]:
+def record_calls(*, deferring: bool = False) -> tuple[list[str], WgradStore, list[Linear]]:
     did: list[str] = []
     wgrad_store, linears = WgradStore(), [linear(16, outof, bias=True) for outof in (8, 12)]
     for index, item in enumerate(linears):
@@ -98,7 +98,7 @@ WEIGHTS = ["bias 0", "weight 0", "bias 1", "weight 1"]
 
 
 def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
-    did, _, linears = recorded()
+    did, _, linears = record_calls()
     run(linears)
     assert did == [
         "enter",
@@ -116,7 +116,7 @@ def test_messages_begin_before_the_matmuls_that_hide_them() -> None:
 
 
 def test_weights_gradients_wait_for_who_takes_them() -> None:
-    did, wgrad_store, linears = recorded(deferring=True)
+    did, wgrad_store, linears = record_calls(deferring=True)
     run(linears)
     assert did[-3:] == ["left gradient", "begin gradient", "wait gradient"]
     assert "begin again" not in did  # only the rank's own rows are held until then
@@ -129,8 +129,8 @@ def test_weights_gradients_wait_for_who_takes_them() -> None:
 
 def test_recomputed_linear_saves_its_input() -> None:
     for deferring in (False, True):
-        did, wgrad_store, linears = recorded(deferring=deferring)
-        with recomputing():
+        did, wgrad_store, linears = record_calls(deferring=deferring)
+        with mark_recomputation():
             (out,) = fused_linears(draw_inputs(4, 16).requires_grad_(), linears[0])
         out.sum().backward()
         for work in wgrad_store.take():
@@ -138,7 +138,7 @@ def test_recomputed_linear_saves_its_input() -> None:
         assert did.count("enter") == 1
         assert "begin again" not in did
         assert "weight 0" in did
-    did, _, linears = recorded()
+    did, _, linears = record_calls()
     run(linears)
     assert "begin again" in did  # outside of it as before
 
@@ -174,7 +174,7 @@ def test_a_bias_is_added_once_after_a_sum_over_ranks() -> None:
 
 def test_a_tied_weight_is_the_owners_and_is_delivered_by_both() -> None:
     embedding = nn.Embedding(12, 16)
-    tied = Linear.tied(embedding)
+    tied = Linear.tie(embedding)
     assert not list(tied.parameters())
     embedding.weight = nn.Parameter(draw_inputs(12, 16))  # as ZeRO does, later
     assert tied.matrix is embedding.weight

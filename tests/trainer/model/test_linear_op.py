@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.model.linear_op import linears
-from tests.selection import one_in
+from tests.selection import mark_share
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
@@ -33,7 +33,7 @@ MODEL = Model(
 JOB = Job(sequence=32, global_batch=4, precision="fp32", steps=9)
 
 
-def trained(text: str, compiled: bool) -> tuple[list[tuple[float, float]], dict[str, int], int]:
+def train(text: str, compiled: bool) -> tuple[list[tuple[float, float]], dict[str, int], int]:
     """Loss and gradient norm of two steps; graph breaks by reason; graphs. Compiled without C++, which takes long."""
     real = torch.compile
     torch.compile = lambda function, options=None: real(function, backend="aot_eager")  # type: ignore[misc]
@@ -53,9 +53,11 @@ def trained(text: str, compiled: bool) -> tuple[list[tuple[float, float]], dict[
 
 
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
-@pytest.mark.parametrize(("text", "ranks"), one_in(3, [("pp2 zb1p mbs1", 2), ("tp2 mbs2 zero1", 2), ("dp1 mbs2", 1)]))
+@pytest.mark.parametrize(
+    ("text", "ranks"), mark_share(3, [("pp2 zb1p mbs1", 2), ("tp2 mbs2 zero1", 2), ("dp1 mbs2", 1)])
+)
 def test_a_compiled_block_is_one_graph_and_trains_alike(forked: Fork, text: str, ranks: int) -> None:
-    wanted, compiled = forked(ranks, trained, text, False), forked(ranks, trained, text, True)
+    wanted, compiled = forked(ranks, train, text, False), forked(ranks, train, text, True)
     for (numbers, breaks, graphs), (others, *_) in zip(compiled, wanted, strict=True):
         for mine, other in zip(numbers, others, strict=True):
             assert mine == pytest.approx(other, rel=1e-5)
@@ -99,7 +101,7 @@ def test_products_of_layers_that_send_nothing_are_the_compilers() -> None:
     attach(layers)
     graphs: list[list[str]] = []
 
-    def seen(graph: Any, _inputs: Any) -> Any:
+    def record_graph(graph: Any, _inputs: Any) -> Any:
         graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
         return graph
 
@@ -107,7 +109,7 @@ def test_products_of_layers_that_send_nothing_are_the_compilers() -> None:
         return sum(y.sum() for y in fused_linears(x, *layers))  # type: ignore[return-value]
 
     x = torch.randn(5, 6, requires_grad=True)
-    torch.compile(block, backend=aot_autograd(fw_compiler=seen, bw_compiler=seen))(x).backward()  # type: ignore[no-untyped-call]
+    torch.compile(block, backend=aot_autograd(fw_compiler=record_graph, bw_compiler=record_graph))(x).backward()  # type: ignore[no-untyped-call]
     forward, backward = graphs
     assert forward.count("aten.mm.default") == 2
     assert not any("fivefold" in name for name in forward)

@@ -25,7 +25,7 @@ def recur(
     x, z = xz.view(SEQUENCES, tokens, -1).chunk(2, dim=-1)
     padded = F.pad(x.transpose(1, 2), (shape.taps - 1, 0))
     x = F.silu(F.conv1d(padded, weight[:, None], bias, groups=len(weight))).transpose(1, 2)
-    parts = list((x @ select.T).split(shape.selected, dim=-1))
+    parts = list((x @ select.T).split(shape.selected_widths, dim=-1))
     if shape.norms != "none":
         parts = [part * (part.square().mean(-1, keepdim=True) + EPSILON).rsqrt() for part in parts]
     if shape.norms == "weighted":

@@ -20,7 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.record import RunFailure
 from fivefold.trainer.measure.meter import Meter
-from fivefold.trainer.model.experts import Experts, by_group, summed_by_group
+from fivefold.trainer.model.experts import Experts, multiply_by_group, sum_by_group
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.routing import Sequences
@@ -172,7 +172,7 @@ def test_clamped_experts_with_biases_are_those_of_gpt_oss() -> None:
         close(getattr(ours.router, name).grad, getattr(theirs.router, name).grad)
 
 
-def by_loops(layer: Moe, x: Tensor) -> tuple[Tensor, Tensor]:
+def run_by_loops(layer: Moe, x: Tensor) -> tuple[Tensor, Tensor]:
     """Every expert on every row, with biases, in autograd's own hands; a choice beyond the capacity weighs nothing."""
     of, w = layer.moe, layer.experts
     bias = 0 if layer.router.bias is None else layer.router.bias
@@ -209,7 +209,7 @@ def test_values_and_gradients_are_those_of_loops(case: str) -> None:
     ours, theirs = build_part(model(**CASES[case])), build_part(model(**CASES[case]))
     ours.sequences = Sequences(T)
     x, y = rows(), rows()
-    result, (expected, _) = ours(x), by_loops(theirs, y)
+    result, (expected, _) = ours(x), run_by_loops(theirs, y)
     close(result, expected)
     for out in (result, expected):
         out.backward(draw_inputs(B * T, D, seed=1))
@@ -310,9 +310,9 @@ def test_saved_bytes_equal_the_planner() -> None:
 def test_groups_are_multiplied_alike_with_and_without_one_kernel(sizes: list[int], into: int, outof: int) -> None:
     n, offsets = sum(sizes), torch.tensor(sizes).cumsum(0, dtype=torch.int32)
     x, g, w = draw_inputs(n, into), draw_inputs(n, outof), draw_inputs(3, into, outof)
-    close(by_group(x, w, offsets), by_group(x.double(), w.double(), offsets))
-    summed = summed_by_group(g.double(), x.double(), offsets)
-    close(summed_by_group(g, x, offsets), summed)
+    close(multiply_by_group(x, w, offsets), multiply_by_group(x.double(), w.double(), offsets))
+    summed = sum_by_group(g.double(), x.double(), offsets)
+    close(sum_by_group(g, x, offsets), summed)
     for expert, size in enumerate(sizes):
         assert bool(summed[expert].any()) == (size > 0)
 
@@ -322,11 +322,11 @@ def test_groups_of_16_bits_are_multiplied_in_fp32_on_a_cpu() -> None:
     x, g, w = draw_inputs(9, 8).bfloat16(), draw_inputs(9, 12).bfloat16(), draw_inputs(3, 8, 12).bfloat16()
     offsets = torch.tensor([2, 2, 9], dtype=torch.int32)
     with Meter([x, g, w], axis=str) as meter:
-        result, summed = by_group(x, w, offsets), summed_by_group(g, x, offsets)
+        result, summed = multiply_by_group(x, w, offsets), sum_by_group(g, x, offsets)
     assert meter.flops == 2 * 2 * 9 * 8 * 12
     assert meter.peak_bytes - meter.base_bytes == result.nbytes + summed.nbytes  # the rest is scratch
-    assert torch.equal(result, by_group(x.double(), w.double(), offsets).bfloat16())
-    assert torch.equal(summed, summed_by_group(g.double(), x.double(), offsets).bfloat16())
+    assert torch.equal(result, multiply_by_group(x.double(), w.double(), offsets).bfloat16())
+    assert torch.equal(summed, sum_by_group(g.double(), x.double(), offsets).bfloat16())
 
 
 def test_experts_work_in_bf16_with_a_router_in_fp32() -> None:
@@ -356,7 +356,7 @@ def test_local_experts_may_be_a_part() -> None:
 
     def run(experts: Experts) -> Tensor:
         gate, up = experts.gate_up(x, offsets)
-        return experts.last(F.silu(gate) * up * share[:, None], share, offsets)
+        return experts.project_down(F.silu(gate) * up * share[:, None], share, offsets)
 
     expected, total = run(whole), torch.zeros(9, D)
     for half in range(2):

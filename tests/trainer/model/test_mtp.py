@@ -25,8 +25,8 @@ from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import Folder, start
 from fivefold.trainer.model.mtp import MTPTargets
 from fivefold.trainer.model.transformer import Transformer
-from tests.model.judged import quiet
-from tests.trainer.checkpoint.test_huggingface_import import LATENT, decoder, read_whole
+from tests.model.judged import silence_transformers
+from tests.trainer.checkpoint.test_huggingface_import import LATENT, decoder, read_full
 
 B, T, DEPTH = 2, 12, 2
 MODEL = Model(
@@ -48,12 +48,12 @@ def window(vocab: int) -> Tensor:
     return torch.randint(0, vocab, (B, T + 1 + DEPTH), generator=torch.Generator().manual_seed(3))
 
 
-def shifted(tokens: Tensor) -> list[Tensor]:
+def shift(tokens: Tensor) -> list[Tensor]:
     return [tokens[:, at : at + T] for at in range(2 + DEPTH)]
 
 
 def losses(ours: Transformer, tokens: Tensor) -> Tensor:
-    inputs, targets, *further = shifted(tokens)
+    inputs, targets, *further = shift(tokens)
     return ours(inputs, targets, scale=1 / (B * T), further=MTPTargets((targets, *further[:-1]), tuple(further)))
 
 
@@ -89,9 +89,9 @@ def plain_block(x: Tensor, w: dict[str, Tensor], prefix: str) -> Tensor:
     return x + (F.silu(gate) * up) @ w[f"{prefix}mlp.down.weight"].t()
 
 
-def plain(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def compute_losses(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
     """Losses of the next token and of those further on, each by its weight in their sum (arXiv:2412.19437 §2.2)."""
-    inputs, *targets = shifted(tokens)
+    inputs, *targets = shift(tokens)
     table, x, results = w["embed.tokens.weight"], w["embed.tokens.weight"][inputs], []
     for layer in range(MODEL.layers):
         x = plain_block(x, w, f"blocks.{layer}.")
@@ -113,7 +113,7 @@ def test_losses_and_gradients_are_those_of_a_plain_one(tied: bool, chunked: bool
     ours = build_model_with_weights(MODEL.replace(tied_embeddings=tied))
     ours.head.chunked = chunked
     theirs = {name: weight.detach().clone().requires_grad_() for name, weight in ours.named_parameters()}
-    result, wanted = losses(ours, window(MODEL.vocab)), plain(theirs, window(MODEL.vocab))
+    result, wanted = losses(ours, window(MODEL.vocab)), compute_losses(theirs, window(MODEL.vocab))
     result.backward(torch.ones_like(result))
     wanted.sum().backward()
     torch.testing.assert_close(result.detach(), wanted.detach(), rtol=1e-5, atol=1e-6)  # chunked: only now
@@ -136,7 +136,7 @@ def test_names_and_shapes_are_those_of_the_list_of_weights() -> None:
 CASE = {"model_type": "deepseek_v3", **LATENT, "n_group": 4, "topk_group": 2, "num_nextn_predict_layers": DEPTH}
 
 
-def theirs_of(case: dict[str, Any]) -> tuple[Any, Any]:
+def build_theirs(case: dict[str, Any]) -> tuple[Any, Any]:
     """Their model and its modules of multi-token prediction, drawn wide."""
     keys = {key: value for key, value in case.items() if key != "model_type"}
     main: Any = AutoModelForCausalLM.from_config(
@@ -151,7 +151,7 @@ def theirs_of(case: dict[str, Any]) -> tuple[Any, Any]:
     return main, modules
 
 
-def on_disk(main: Any, modules: Any, folder: Path) -> None:
+def save_as_published(main: Any, modules: Any, folder: Path) -> None:
     """As published: the modules' tensors under the layers after the last, with copies of embedding and head."""
     main.save_pretrained(folder, save_original_format=False)
     layers = main.config.num_hidden_layers
@@ -166,8 +166,8 @@ def on_disk(main: Any, modules: Any, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def their_losses(main: Any, modules: Any, tokens: Tensor) -> list[Tensor]:
-    inputs, *targets = shifted(tokens)
+def compute_their_losses(main: Any, modules: Any, tokens: Tensor) -> list[Tensor]:
+    inputs, *targets = shift(tokens)
     h = main.model(inputs, use_cache=False).last_hidden_state
     mask = torch.full((T, T), float("-inf")).triu(1)[None, None]
     places = torch.arange(T)[None]
@@ -181,14 +181,14 @@ def their_losses(main: Any, modules: Any, tokens: Tensor) -> list[Tensor]:
 
 
 def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
-    with quiet():
-        main, modules = theirs_of(CASE)
-        on_disk(main, modules, tmp_path)
+    with silence_transformers():
+        main, modules = build_theirs(CASE)
+        save_as_published(main, modules, tmp_path)
     folder = Folder.open(tmp_path)
     assert folder.model.mtp == MTP(depth=DEPTH)
     assert len(folder.ignored) == 2 * DEPTH
     ours, tokens = decoder(folder), window(131)
-    result, wanted = losses(ours, tokens), their_losses(main, modules, tokens)
+    result, wanted = losses(ours, tokens), compute_their_losses(main, modules, tokens)
     weight = 0.3 / DEPTH
     by_weight = [wanted[0], *(weight * item for item in wanted[1:])]
     torch.testing.assert_close(result, torch.stack(by_weight), rtol=1e-5, atol=1e-6)
@@ -212,17 +212,17 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
 
 def test_a_folder_without_the_modules_holds_none_and_a_model_without_takes_none(tmp_path: Path) -> None:
     """transformers writes the key and none of the tensors."""
-    with quiet():
-        main, modules = theirs_of(CASE)
+    with silence_transformers():
+        main, modules = build_theirs(CASE)
         main.save_pretrained(tmp_path / "plain")
-        on_disk(main, modules, tmp_path / "whole")
+        save_as_published(main, modules, tmp_path / "whole")
     whole, bare = Folder.open(tmp_path / "whole"), Folder.open(tmp_path / "plain")
-    assert (whole.model.predicted, bare.model.predicted) == (DEPTH, 0)
+    assert (whole.model.mtp_depth, bare.model.mtp_depth) == (DEPTH, 0)
     assert not any("mtp" in name for name in Folder.open(tmp_path / "plain", model=whole.model).parts)  # drawn anew
     assert len(Folder.open(tmp_path / "whole", model=bare.model).ignored) > 2 * DEPTH
 
 
-def taken_up(directory: Path, folder: Path) -> None:
+def save_imported(directory: Path, folder: Path) -> None:
     """A checkpoint of no steps, with the weights of ``folder``, under a layout that cuts them."""
     model, layout = Folder.open(folder).model, Layout.parse("pp2 ep1 zero1 mbs1")
     job = Job(sequence=16, global_batch=2, precision=recipe("fp32"))
@@ -233,13 +233,13 @@ def taken_up(directory: Path, folder: Path) -> None:
 
 
 def test_there_and_back_is_the_same_to_the_bit(forked: Callable[..., Any], tmp_path: Path) -> None:
-    with quiet():
-        on_disk(*theirs_of(CASE), tmp_path / "in")
-    forked(2, taken_up, tmp_path / "checkpoints", tmp_path / "in")
+    with silence_transformers():
+        save_as_published(*build_theirs(CASE), tmp_path / "in")
+    forked(2, save_imported, tmp_path / "checkpoints", tmp_path / "in")
     export(find(tmp_path), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=lambda *_: None)
     first, second = Folder.open(tmp_path / "in"), Folder.open(tmp_path / "out")
     assert second.model.replace(name="", source="") == first.model.replace(name="", source="")
-    wanted, result = read_whole(first), read_whole(second)
+    wanted, result = read_full(first), read_full(second)
     assert wanted.keys() == result.keys()
     assert all(torch.equal(result[name], tensor) for name, tensor in wanted.items())
     assert second.ignored == first.ignored  # the copies of embedding and head

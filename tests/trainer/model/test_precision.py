@@ -14,7 +14,7 @@ def test_every_copy_has_as_many_bytes_as_the_recipe_says() -> None:
     for name in TRAINABLE:
         bytes_, dtypes = recipe(name), Dtypes(recipe(name))
         assert dtypes.matrices.itemsize == bytes_.weights_bytes
-        assert dtypes.weights.itemsize == bytes_.wide_bytes
+        assert dtypes.weights.itemsize == bytes_.high_precision_bytes
         assert dtypes.updated.itemsize == bytes_.updated_bytes
         assert dtypes.summed.itemsize == bytes_.summed_bytes
     assert Dtypes(recipe("fp16")).weights == torch.float16

@@ -14,11 +14,11 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.trainer.model.linear import Linear, fused_linears
-from fivefold.trainer.model.precision import computed_otherwise
-from fivefold.trainer.model.tf32 import Tf32Gemms, rounded
+from fivefold.trainer.model.precision import describe_other_format
+from fivefold.trainer.model.tf32 import Tf32Gemms, round_to_tf32
 
 
-def nearest(value: float) -> float:
+def find_nearest(value: float) -> float:
     """Of the numbers with ten bits behind the point the nearest, of two the larger in size."""
     if value == 0 or not math.isfinite(value):
         return value
@@ -30,10 +30,10 @@ def test_an_operand_keeps_ten_bits() -> None:
     drawn = torch.randn(5000, generator=torch.Generator().manual_seed(1)) * torch.logspace(-30, 30, 5000)
     ties = torch.tensor([1 + 2**-11, 1 + 3 * 2**-11, -1 - 2**-11, 2 - 2**-11, 1.5 * 2**-136, 0.0, -0.0])
     x = torch.cat([drawn, ties, 1 + 2**-11 - 2.0**-23 * torch.arange(1, 3)])
-    assert rounded(x).tolist() == [nearest(value) for value in x.tolist()]
-    assert rounded(torch.tensor([torch.inf, -torch.inf])).tolist() == [torch.inf, -torch.inf]
+    assert round_to_tf32(x).tolist() == [find_nearest(value) for value in x.tolist()]
+    assert round_to_tf32(torch.tensor([torch.inf, -torch.inf])).tolist() == [torch.inf, -torch.inf]
     payload = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)  # would round to infinity
-    assert rounded(payload).isnan().all()
+    assert round_to_tf32(payload).isnan().all()
 
 
 def test_three_products_read_rounded_operands() -> None:
@@ -46,7 +46,7 @@ def test_three_products_read_rounded_operands() -> None:
     g = [torch.randn(30, out, generator=torch.Generator().manual_seed(out)) for out in (24, 8)]
     outs = fused_linears(x, one, other)
     torch.autograd.backward(outs, g)
-    wide = [rounded(item.detach()).double() for item in (x, one.matrix, other.matrix, *g)]
+    wide = [round_to_tf32(item.detach()).double() for item in (x, one.matrix, other.matrix, *g)]
     assert one.bias is not None
     torch.testing.assert_close(outs[0].double(), wide[0] @ wide[1].t() + one.bias.double(), rtol=1e-5, atol=1e-5)
     assert x.grad is not None
@@ -58,11 +58,11 @@ def test_three_products_read_rounded_operands() -> None:
 def test_a_chip_without_units_says_that_it_computes_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(precision=recipe("tf32"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert computed_otherwise(job).startswith("precision 'tf32': a CPU has no tf32 units and multiplies in fp32")
-    assert computed_otherwise(job.replace(emulate=True)) == computed_otherwise(Job()) == ""
+    assert describe_other_format(job).startswith("precision 'tf32': a CPU has no tf32 units and multiplies in fp32")
+    assert describe_other_format(job.replace(emulate=True)) == describe_other_format(Job()) == ""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert computed_otherwise(job) == ""
+    assert describe_other_format(job) == ""
 
 
 def test_the_planner_prices_products_at_the_chips_tf32_peak() -> None:

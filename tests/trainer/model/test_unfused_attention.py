@@ -10,7 +10,7 @@ from fivefold.trainer.model import unfused_attention
 from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.unfused_attention import Unfused
-from tests.trainer.model.test_flash_attention import DOCUMENTS, B, N, S, agrees, draw_inputs, qkv
+from tests.trainer.model.test_flash_attention import DOCUMENTS, B, N, S, check_close, draw_inputs, qkv
 
 
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["causal", "documents"])
@@ -36,5 +36,5 @@ def test_unfused_attention_equals_flash_attention(
         out.backward(gradient)
         results.append([out.detach(), *(x.grad for x in inputs if x.grad is not None)])
     for one, other in zip(*results, strict=True):
-        agrees(one, other.double())
+        check_close(one, other.double())
     assert sum(kept.values()) == 4 * (sum(x.numel() for x in inputs) + B * N * S * S)  # the output is not kept

@@ -17,7 +17,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.checkpoint import latest, load
+from fivefold.trainer.checkpoint.checkpoint import find_latest, load
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.optimizers import fp32_update
 from fivefold.trainer.optimizers.eight_bit import Codebook
@@ -41,7 +41,7 @@ def table(*, signed: bool) -> list[float]:
     return sorted(values)
 
 
-def quantised(rows: Tensor, *, signed: bool) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(rows: Tensor, *, signed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, scales and what they say, element by element."""
     values = torch.tensor(table(signed=signed)[0 if signed else 1 :])  # v has no 0
     blocks = -(-rows.shape[1] // 256)
@@ -62,7 +62,7 @@ def test_codes_are_those_of_the_published_table(signed: bool, columns: int) -> N
     rows[1] *= 1e-12
     rows[2] = 0.0
     rows = rows if signed else rows.abs()
-    expected_codes, expected_scales, expected = quantised(rows, signed=signed)
+    expected_codes, expected_scales, expected = quantize(rows, signed=signed)
     result = Codebook.build(signed=signed, device=CPU)
     codes, scales = torch.zeros(4, columns, dtype=torch.uint8), torch.zeros(4, -(-columns // 256))
     result.write(rows.clone(), codes, scales)
@@ -142,11 +142,11 @@ def test_codes_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path)
         assert apart <= 1e-3 * sum(expected[name].numel() for name in codes)
 
 
-def taken_up(folder: Path) -> str:
+def resume(folder: Path) -> str:
     narrow, layout = MODEL.replace(ffn=384), Layout.parse("tp2 mbs1")
     built = build(model=narrow, layout=layout, job=job("adamw8bit"), device=CPU)
     try:
-        path = latest(folder)
+        path = find_latest(folder)
         assert path is not None
         load(path, built=built, model=narrow, job=job("adamw8bit"))
     except UserError as error:
@@ -157,7 +157,7 @@ def taken_up(folder: Path) -> str:
 def test_blocks_that_would_be_cut_are_refused(forked: Fork, tmp_path: Path) -> None:
     forked(1, play, MODEL.replace(ffn=384), Layout.parse("mbs1"), job("adamw8bit"), 0, tmp_path)
     assert (
-        forked(2, taken_up, tmp_path)
+        forked(2, resume, tmp_path)
         == [
             "adamw8bit: under tp1 rows of blocks.0.mlp.down.weight had 384 elements, here 192, and blocks of 256 do "
             "not fit both; resume with tp1 or start a new run"

@@ -16,11 +16,11 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build
-from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
 from fivefold.trainer.engine import Engine, StepResult
 from fivefold.trainer.optimizers.loss_scaling import GROWTH_INTERVAL, INITIAL_SCALE, MIN_SCALE, LossScaler
 from tests import processes
-from tests.selection import one_in
+from tests.selection import mark_share
 
 Fork = Callable[..., list[Any]]
 DENSE = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=44, vocab=83)
@@ -52,7 +52,7 @@ def test_the_scale_halves_at_once_and_doubles_after_a_while() -> None:
     assert scaler.scale == MIN_SCALE
 
 
-def started(model: Model, layout: Layout, job: Job = JOB) -> tuple[Built, Engine]:
+def start_engine(model: Model, layout: Layout, job: Job = JOB) -> tuple[Built, Engine]:
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     return built, Engine(built, model=model, layout=layout, job=job)
 
@@ -67,18 +67,18 @@ def step(engine: Engine, number: int) -> StepResult:
 
 
 def bits(built: Built) -> list[Tensor]:
-    kept = [shard.weight for shard in built.shards] + built.moments() + [moe.bias for moe in built.routed.values()]
+    kept = [shard.weight for shard in built.shards] + built.moments() + [moe.bias for moe in built.moe_layers.values()]
     return [tensor.detach().clone() for tensor in kept]
 
 
 def play(model: Model, text: str, precision: str) -> list[StepResult]:
-    _, engine = started(model, Layout.parse(text), JOB.replace(precision=recipe(precision)))
+    _, engine = start_engine(model, Layout.parse(text), JOB.replace(precision=recipe(precision)))
     return [step(engine, number) for number in range(3)]
 
 
 @cache
-def in_one_process(model: Model, precision: str) -> list[StepResult]:
-    (result,) = processes.forked(1, play, model, "mbs8", precision)
+def play_in_one_process(model: Model, precision: str) -> list[StepResult]:
+    (result,) = processes.run_forked(1, play, model, "mbs8", precision)
     return result
 
 
@@ -92,7 +92,7 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("model", "text", "precision"),
-    one_in(12, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
+    mark_share(12, [(*case, precision) for case in CASES for precision in ("fp16", "bf16-pure")]),
     ids=lambda value: getattr(value, "name", value),
 )
 def test_every_layout_is_one_process_and_that_is_fp32_nearly(
@@ -100,7 +100,7 @@ def test_every_layout_is_one_process_and_that_is_fp32_nearly(
 ) -> None:
     """Errors are those of the format: 2^-11 and 2^-8 of a number."""
     error = {"fp16": 2**-11, "bf16-pure": 2**-8}[precision]
-    alone, plain = in_one_process(model, precision), in_one_process(model, "fp32")
+    alone, plain = play_in_one_process(model, precision), play_in_one_process(model, "fp32")
     for ours in forked(Layout.parse(text).world, play, model, text, precision):
         for done, one, wide in zip(ours, alone, plain, strict=True):
             assert not done.skipped
@@ -113,7 +113,7 @@ def test_every_layout_is_one_process_and_that_is_fp32_nearly(
 
 def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
     """One good step, one that overflows by its scale or by one gradient on the last rank alone, one good step."""
-    built, engine = started(model, Layout.parse(text))
+    built, engine = start_engine(model, Layout.parse(text))
     assert built.scaler is not None
     first = step(engine, 0)
     before, backward = bits(built), engine.backward
@@ -121,14 +121,14 @@ def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
         built.scaler.scale = 2.0**60
     else:
 
-        def broken(tokens: Tensor) -> Tensor:
+        def backward_broken(tokens: Tensor) -> Tensor:
             total = backward(tokens)
             last = next(shard for shard in reversed(built.shards) if shard.rows)
             if built.ranks.rank == built.ranks.world - 1:
                 last.weight.grad.view(-1)[-1] = torch.inf
             return total
 
-        engine.backward = broken
+        engine.backward = backward_broken
     scale = built.scaler.scale
     second = step(engine, 1)
     still = all(map(torch.equal, before, bits(built)))
@@ -151,7 +151,7 @@ def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
 
 @pytest.mark.parametrize(
     ("model", "text", "everywhere"),
-    one_in(9, [(*case, everywhere) for case in CASES for everywhere in (True, False)]),
+    mark_share(9, [(*case, everywhere) for case in CASES for everywhere in (True, False)]),
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_an_overflow_skips_the_step_on_all_ranks(forked: Fork, model: Model, text: str, everywhere: bool) -> None:
@@ -163,9 +163,9 @@ def test_an_overflow_skips_the_step_on_all_ranks(forked: Fork, model: Model, tex
 
 
 def test_the_scale_does_not_change_the_step(forked: Fork) -> None:
-    def scaled(scale: float, largest: float) -> tuple[float, float, list[Tensor]]:
+    def step_scaled(scale: float, largest: float) -> tuple[float, float, list[Tensor]]:
         job = JOB.replace(optimizer=JOB.optimizer.replace(kind="sgd", clip=largest))  # AdamW would not see a factor
-        built, engine = started(DENSE, Layout.parse("mbs8"), job)
+        built, engine = start_engine(DENSE, Layout.parse("mbs8"), job)
         assert built.scaler is not None
         built.scaler.scale = scale
         done = step(engine, 0)
@@ -173,43 +173,43 @@ def test_the_scale_does_not_change_the_step(forked: Fork) -> None:
 
     for largest in (0.0, 0.5):
         ((loss, norm, weights),), ((other_loss, other_norm, others),) = (
-            forked(1, scaled, scale, largest) for scale in (2.0**9, 2.0**14)
+            forked(1, step_scaled, scale, largest) for scale in (2.0**9, 2.0**14)
         )
         assert loss == pytest.approx(other_loss, rel=1e-6)
         assert norm == pytest.approx(other_norm, rel=1e-4)
         moved = torch.cat([(a - b).abs().flatten() for a, b in zip(weights, others, strict=True)])
-        start = torch.cat([weight.flatten() for weight in forked(1, scaled, 2.0**9, 1e-9)[0][2]])
+        start = torch.cat([weight.flatten() for weight in forked(1, step_scaled, 2.0**9, 1e-9)[0][2]])
         change = (torch.cat([weight.flatten() for weight in weights]) - start).abs().max()
         assert moved.max() < 0.02 * change  # gradients below 2^-24 differ
 
 
-def across(folder: Path) -> tuple[Tensor, Tensor, float]:
+def resume_across_layouts(folder: Path) -> tuple[Tensor, Tensor, float]:
     """The scaler of a run goes on under another layout; a run that had none gives none."""
     layout = Layout.parse("dp2 zero1 mbs2")
-    built, engine = started(DENSE, layout)
+    built, engine = start_engine(DENSE, layout)
     assert built.scaler is not None
     built.scaler.scale = 2.0**60
     for number in range(3):
         step(engine, number)
     done = Progress(step=3, samples=0, tokens=0)
     save(folder / "a", built=built, progress=done, model=DENSE, layout=layout, job=JOB)
-    other, _ = started(DENSE, Layout.parse("tp2 mbs2"))
-    result = latest(folder / "a")
+    other, _ = start_engine(DENSE, Layout.parse("tp2 mbs2"))
+    result = find_latest(folder / "a")
     assert result is not None
     assert other.scaler is not None
     load(result, built=other, model=DENSE, job=JOB)
     wide = JOB.replace(precision=recipe("fp32"))
-    plain, _ = started(DENSE, layout, wide)
+    plain, _ = start_engine(DENSE, layout, wide)
     save(folder / "b", built=plain, progress=done, model=DENSE, layout=layout, job=wide)
-    result = latest(folder / "b")
+    result = find_latest(folder / "b")
     assert result is not None
-    fresh, _ = started(DENSE, layout)
+    fresh, _ = start_engine(DENSE, layout)
     assert fresh.scaler is not None
     load(result, built=fresh, model=DENSE, job=JOB)
     return built.scaler.state(), other.scaler.state(), fresh.scaler.scale
 
 
 def test_the_scaler_is_in_checkpoints(forked: Fork, tmp_path: Path) -> None:
-    for left, result, fresh in forked(2, across, tmp_path):
+    for left, result, fresh in forked(2, resume_across_layouts, tmp_path):
         assert left.tolist() == result.tolist() == [2.0**57, 0, 3]
         assert fresh == INITIAL_SCALE

@@ -16,7 +16,7 @@ from fivefold.record import UserError
 from fivefold.trainer.optimizers.low_precision_moments import Scaled
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
-from tests.selection import one_in
+from tests.selection import mark_share
 from tests.trainer.optimizers.test_eight_bit import MODEL
 from tests.trainer.optimizers.test_optimizers import RATE, STEPS, combine_ranks, play
 
@@ -68,7 +68,7 @@ def test_an_element_becomes_the_nearest_value_of_its_block(dtype: torch.dtype, s
 
 
 @pytest.mark.parametrize(
-    ("name", "bound"), one_in(3, [("fp8-lm", 0.04), ("fp8-nanotron", 0.12), ("fp8-deepseek", 0.01)])
+    ("name", "bound"), mark_share(3, [("fp8-lm", 0.04), ("fp8-nanotron", 0.12), ("fp8-deepseek", 0.01)])
 )
 def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, name: str, bound: float) -> None:
     """Four steps with given gradients, against the same in fp32; norms and small matrices have fp32 moments."""
@@ -86,7 +86,7 @@ def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, 
     assert "blocks.0.norm1.weight/exp_avg_scale" not in ours
 
 
-@pytest.mark.parametrize("name", one_in(3, RECIPES))
+@pytest.mark.parametrize("name", mark_share(3, RECIPES))
 def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path, name: str) -> None:
     left: dict[str, Tensor] | None = None
     for number, text in enumerate(["dp3 zero3 mbs1", "pp2 mbs1", "dp2 tp2 zero1 mbs1"]):

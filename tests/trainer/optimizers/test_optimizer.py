@@ -14,7 +14,7 @@ from fivefold.model.weights import Weight, weights
 from fivefold.trainer.build import build
 from fivefold.trainer.optimizers.optimizer import clip, learning_rate, sum_over_ranks
 from fivefold.update import LearningRate, Optimizer
-from tests.selection import one_in
+from tests.selection import mark_share
 
 
 def rates(schedule: LearningRate, steps: int) -> list[float]:
@@ -60,7 +60,7 @@ def test_the_norm_is_that_of_the_whole_gradient(forked, layout: str) -> None:
         assert after == pytest.approx(0.05, rel=1e-4)
 
 
-def left_of(sharded_weights: list[tuple[float, float]]) -> list[float]:
+def measure_clipping(sharded_weights: list[tuple[float, float]]) -> list[float]:
     """How much ``largest`` and ``scale`` leave of a gradient whose norm, but for the scale of the loss, is 2."""
     job = Job(sequence=8, global_batch=4)
     built = build(model=build_model("nano"), layout=Layout(), job=job, device=torch.device("cpu"))
@@ -77,7 +77,9 @@ def left_of(sharded_weights: list[tuple[float, float]]) -> list[float]:
 def test_gradient_within_the_norm_is_not_scaled_up(forked) -> None:
     """As of torch.nn.utils.clip_grad_norm_: the factor is at most 1."""
     sharded_weights = [(0.5, 1.0), (1.9, 1.0), (2.1, 1.0), (50.0, 1.0), (0.0, 1.0), (50.0, 4.0), (0.5, 4.0)]
-    assert forked(1, left_of, sharded_weights)[0] == pytest.approx([0.25, 0.95, 1.0, 1.0, 1.0, 0.25, 0.0625], rel=1e-6)
+    assert forked(1, measure_clipping, sharded_weights)[0] == pytest.approx(
+        [0.25, 0.95, 1.0, 1.0, 1.0, 0.25, 0.0625], rel=1e-6
+    )
 
 
 MODEL = Model(
@@ -121,7 +123,7 @@ MIXED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", one_in(4, MIXED))
+@pytest.mark.parametrize("layout", mark_share(4, MIXED))
 def test_each_element_counts_once_in_the_norm_under_every_mix(forked, layout: str) -> None:
     """Whatever several ranks hold: replicas, copies of key heads, norms over tp, a tied table, DualPipe's replicas."""
     parsed = Layout.parse(layout)

@@ -16,11 +16,11 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
 from fivefold.record import UserError
-from fivefold.trainer.build import Built, build, initial
-from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.trainer.build import Built, build, draw_initial_weight
+from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
 from fivefold.trainer.optimizers import fp32_update, optimizer
 from fivefold.update import Group, LearningRate, Optimizer
-from tests.selection import one_in
+from tests.selection import mark_share
 
 Kind = Literal["sgd", "adafactor", "muon", "adamw", "adamw8bit"]
 Fork = Callable[..., list[Any]]
@@ -57,8 +57,8 @@ def play(
 ) -> list[Any]:
     """Some steps with given gradients, from the last checkpoint of ``folder`` if there is one: before, after."""
     built = build(model=model, layout=layout, job=task, device=torch.device("cpu"))
-    if folder and latest(folder):
-        load(latest(folder), built=built, model=model, job=task)
+    if folder and find_latest(folder):
+        load(find_latest(folder), built=built, model=model, job=task)
     before = parts(built)
     for step in range(first, min(first + steps, STEPS)):
         for shard in built.shards:
@@ -105,7 +105,9 @@ def torch_run(model: Model, kind: Kind) -> Wholes:
     """Run torch's optimizer on full tensors, with one tensor per expert."""
     hidden, rest, result = [], {0.0: [], 0.1: []}, {}
     for weight in weights(model):
-        item = [torch.nn.Parameter(part.clone()) for part in split(weight, initial(weight, model=model, seed=0))]
+        item = [
+            torch.nn.Parameter(part.clone()) for part in split(weight, draw_initial_weight(weight, model=model, seed=0))
+        ]
         result[weight] = item
         vector = item[0].ndim == 1
         if not vector and kind == "muon" and weight.kind not in ("embedding", "head"):
@@ -145,13 +147,15 @@ LAYOUTS = [
 CASES = [(kind, *layout) for layout in LAYOUTS for kind in ("sgd", "adafactor", "muon")]
 
 
-@pytest.mark.parametrize(("kind", "model", "text"), one_in(12, CASES), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.parametrize(
+    ("kind", "model", "text"), mark_share(12, CASES), ids=lambda value: getattr(value, "name", value)
+)
 def test_every_layout_is_torch_on_whole_weights(forked: Fork, kind: Kind, model: Model, text: str) -> None:
     if kind == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch before 2.9 has no Muon")
     layout, expected = Layout.parse(text), torch_run(model, kind)
     ours = combine_ranks([after for _, after in forked(layout.world, play, model, layout, job(kind))])
-    start = {weight.name: initial(weight, model=model, seed=0) for weight in weights(model)}
+    start = {weight.name: draw_initial_weight(weight, model=model, seed=0) for weight in weights(model)}
     for name, whole in expected.items():
         change = (whole - start[name]).norm()
         assert change > 0
@@ -172,7 +176,7 @@ def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: F
         torch.testing.assert_close(ours[name], alone[name], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", one_in(4, ["adafactor", "sgd", "muon", "adamw"]))
+@pytest.mark.parametrize("kind", mark_share(4, ["adafactor", "sgd", "muon", "adamw"]))
 def test_moments_go_from_layout_to_layout(forked: Fork, tmp_path: Path, kind: Kind) -> None:
     """And every rank goes on as one process would."""
     left: Wholes | None = None
@@ -195,7 +199,7 @@ def test_moments_go_from_layout_to_layout(forked: Fork, tmp_path: Path, kind: Ki
             assert (left[name] - expected[name]).norm() <= error * change, name
 
 
-def other_kind(folder: Path) -> str:
+def resume_with_other_kind(folder: Path) -> str:
     layout = Layout.parse("mbs1")
     play(DENSE, layout, job("sgd"), folder=folder)
     try:
@@ -206,7 +210,10 @@ def other_kind(folder: Path) -> str:
 
 
 def test_moments_of_another_optimizer_are_refused(forked: Fork, tmp_path: Path) -> None:
-    assert "holds moments of optimizer.kind=sgd, which muon cannot continue with" in forked(1, other_kind, tmp_path)[0]
+    assert (
+        "holds moments of optimizer.kind=sgd, which muon cannot continue with"
+        in forked(1, resume_with_other_kind, tmp_path)[0]
+    )
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

@@ -21,7 +21,7 @@ from fivefold.trainer.parallel import context
 from fivefold.trainer.parallel.collectives import Pending, exchange
 from fivefold.trainer.parallel.context import Kind, Ring, Ulysses, attach, positions
 from fivefold.trainer.parallel.mesh import Axis
-from tests.selection import one_in
+from tests.selection import mark_share
 
 B, T, N = 2, 24, 4
 Fork = Callable[..., list[Any]]
@@ -84,18 +84,18 @@ def layout(case: Case) -> Layout:
     return Layout(cp=case.ranks, cp_kind=case.kind)
 
 
-def swapped(
+def swap(
     hooks: Ulysses, core: Flash, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, sinks: Tensor | None
 ) -> Tensor:
     return hooks.leave(core(*hooks.enter(q, k, v), documents, sinks))
 
 
-def on_a_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], list[tuple[str, int, int]]]:
+def run_on_rank(case: Case) -> tuple[list[Tensor], list[tuple[str, int, int]], list[tuple[str, int, int]]]:
     """Output and gradients of this rank's tokens, and what it sent forward and backward."""
     axis = everyone()
     core: Any = Ring(axis, case.rule)
     if case.kind == "ulysses":
-        core = functools.partial(swapped, Ulysses(axis), Flash(case.rule, heads=Heads(rank=axis.rank)))
+        core = functools.partial(swap, Ulysses(axis), Flash(case.rule, heads=Heads(rank=axis.rank)))
     documents = DOCUMENTS if case.documents else None
     mine = positions(layout(case), rank=axis.rank, sequence=T)
     *_, sinks = inputs(case)
@@ -152,7 +152,7 @@ def errors(case: Case, parts: list[list[Tensor]]) -> list[float]:
     ]
 
 
-def sent(case: Case) -> tuple[list[tuple[str, int, int]], list[tuple[str, int, int]]]:
+def count_sent(case: Case) -> tuple[list[tuple[str, int, int]], list[tuple[str, int, int]]]:
     """Messages and bytes by rule."""
     (dim, value), width = case.dims, case.dtype.itemsize
     rows = B * T // case.ranks
@@ -164,12 +164,12 @@ def sent(case: Case) -> tuple[list[tuple[str, int, int]], list[tuple[str, int, i
     return item, item
 
 
-@pytest.mark.parametrize("case", one_in(6, CASES), ids=lambda case: " ".join(map(str, case)))
+@pytest.mark.parametrize("case", mark_share(6, CASES), ids=lambda case: " ".join(map(str, case)))
 def test_equals_whole_sequences_in_exactly_so_many_bytes(case: Case, forked: Fork) -> None:
-    results = forked(case.ranks, on_a_rank, case)
+    results = forked(case.ranks, run_on_rank, case)
     assert max(errors(case, [result for result, *_ in results])) < (1e-5 if case.dtype == torch.float32 else 3e-2)
     for _, forward, backward in results:
-        assert (forward, backward) == sent(case)
+        assert (forward, backward) == count_sent(case)
 
 
 def run_without(left_out: int, case: Case) -> list[Tensor]:
@@ -182,7 +182,7 @@ def run_without(left_out: int, case: Case) -> list[Tensor]:
 
     context._Hop.wait = wait  # type: ignore[method-assign]
     context.all_to_all = lambda x, _: Pending(x)  # type: ignore[assignment]
-    return on_a_rank(case)[0]
+    return run_on_rank(case)[0]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_message_is_asked_for_before_one_is_sent(monkeypatch: pytest.MonkeyPat
     here, coming, axis = torch.zeros(1), torch.zeros(2), Axis("cp", 0, (0, 5), None)
     (pending,) = exchange([(here, 1)], [(coming, 1)], axis)
     assert posted == [(dist.irecv, coming, 5), (dist.isend, here, 5)]
-    assert pending.arriving is coming
+    assert pending.output_buffer is coming
 
 
 def test_each_way_of_a_ring_of_two_is_posted_in_its_group(monkeypatch: pytest.MonkeyPatch) -> None:

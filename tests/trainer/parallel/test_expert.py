@@ -22,7 +22,7 @@ from fivefold.trainer.model.routing import Sequences
 from fivefold.trainer.parallel import expert
 from fivefold.trainer.parallel.collectives import Pending
 from fivefold.trainer.parallel.mesh import Axis, Ranks, ranks
-from tests.selection import one_in
+from tests.selection import mark_share
 
 D, FFN, E, K, ROWS = 16, 16, 8, 2, 32
 SCALE = 1 / 50
@@ -71,7 +71,7 @@ def build_full_layer(of: Model) -> Moe:
 
 
 @cache
-def alone(of: Model) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
+def run_alone(of: Model) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
     """Output, gradient of the rows, gradients of the weights, load: of one process."""
     layer, x = build_full_layer(of), draw_inputs(ROWS, D).requires_grad_()
     layer.sequences = Sequences(of.positions)
@@ -82,7 +82,7 @@ def alone(of: Model) -> tuple[Tensor, Tensor, dict[str, Tensor], Tensor]:
     return out.detach(), x.grad, gradients, layer.load
 
 
-def own_rows(of: Model, layout: Layout, mesh: Ranks) -> Tensor:
+def select_local_rows(of: Model, layout: Layout, mesh: Ranks) -> Tensor:
     """Which of the rows this rank has."""
     rows = torch.arange(ROWS).view(layout.dp, -1, of.positions)[mesh["dp"].rank]
     if layout.cp_kind == "ring":
@@ -94,7 +94,7 @@ def own_rows(of: Model, layout: Layout, mesh: Ranks) -> Tensor:
     return rows.flatten().chunk(layout.tp)[mesh["tp"].rank] if sp else rows.flatten()
 
 
-def own_part(name: str, weight: Tensor, mesh: Ranks) -> Tensor:
+def select_local_part(name: str, weight: Tensor, mesh: Ranks) -> Tensor:
     if not name.startswith("experts."):
         return weight
     part = weight.chunk(mesh["ep"].size)[mesh["ep"].rank]
@@ -110,17 +110,17 @@ def spread(text: str, of: Model) -> tuple[Moe, Layout, Ranks]:
     expert.attach(layer, mesh, sp=sp, sequence=of.positions, zigzag=zigzag)
     for name, weight in list(layer.named_parameters()):
         owner, _, attribute = name.rpartition(".")
-        part = own_part(name, weight.detach(), mesh).clone()
+        part = select_local_part(name, weight.detach(), mesh).clone()
         setattr(layer.get_submodule(owner), attribute, nn.Parameter(part))
     return layer, layout, mesh
 
 
 def run_rank(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
-    """One rank's share of what ``alone`` returns, and what it said. ``left_out``: a collective that does nothing."""
+    """Return one rank's share of ``run_alone``, and its messages. ``left_out``: a collective that does nothing."""
     layer, layout, mesh = spread(text, of)
     if left_out is not None:
         setattr(expert, left_out, IDLE[left_out])
-    rows = own_rows(of, layout, mesh)
+    rows = select_local_rows(of, layout, mesh)
     x = draw_inputs(ROWS, D)[rows].requires_grad_()
     meter = Meter([], axis=mesh.axis)
     with meter:
@@ -139,9 +139,9 @@ def run_rank(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
     }
 
 
-def farthest(text: str, of: Model, answers: list[dict[str, Any]]) -> float:
+def measure_error(text: str, of: Model, answers: list[dict[str, Any]]) -> float:
     """The largest relative error over all ranks; gradients of the same weight are summed, as ZeRO does."""
-    layout, (out, x, gradients, load) = Layout.parse(text), alone(of)
+    layout, (out, x, gradients, load) = Layout.parse(text), run_alone(of)
     errors = [_error(a["out"], out[a["rows"]]) for a in answers] + [_error(a["x"], x[a["rows"]]) for a in answers]
     copies = layout.tp if layout.tp > 1 and not layout.sp else 1
     total: dict[Any, Tensor] = {}
@@ -153,7 +153,7 @@ def farthest(text: str, of: Model, answers: list[dict[str, Any]]) -> float:
     for (name, *place), result in total.items():
         places = zip(("ep", "etp"), place or (0, 0), strict=True)
         axes = {axis: SimpleNamespace(rank=rank, size=getattr(layout, axis)) for axis, rank in places}
-        errors.append(_error(result, own_part(name, gradients[name], axes)))  # type: ignore[arg-type]
+        errors.append(_error(result, select_local_part(name, gradients[name], axes)))  # type: ignore[arg-type]
     errors.append(_error(sum(a["load"] for a in answers) / copies, load.float()))
     return max(errors)
 
@@ -183,7 +183,7 @@ LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one seque
 
 @pytest.mark.parametrize(
     ("layout", "tokens", "experts"),
-    one_in(
+    mark_share(
         4,
         [
             *((layout, 8, E) for layout in LAYOUTS),
@@ -195,7 +195,7 @@ LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one seque
 )
 def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, tokens: int, experts: int) -> None:
     of = model(tokens, experts=experts)
-    assert farthest(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
+    assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -204,11 +204,11 @@ def test_values_and_all_gradients_are_those_of_one_process(forked, layout: str, 
 )
 def test_the_capacity_drops_the_same_tokens_however_they_lie(forked, layout: str, tokens: int) -> None:
     of = model(tokens, capacity=0.6, score="sigmoid", balance="free")
-    assert (alone(of)[0] - alone(model(tokens, score="sigmoid", balance="free"))[0]).norm() > 0.1  # some are
-    assert farthest(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
+    assert (run_alone(of)[0] - run_alone(model(tokens, score="sigmoid", balance="free"))[0]).norm() > 0.1  # some are
+    assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
 
 
-def _stays(x: Tensor, axis: Any, *, sent: Any = None, received: Any = None) -> Pending:
+def _skip_exchange(x: Tensor, axis: Any, *, sent: Any = None, received: Any = None) -> Pending:
     """The counts come; but rows do not."""
     if received is None:
         return ALL_TO_ALL(x, axis)
@@ -217,7 +217,7 @@ def _stays(x: Tensor, axis: Any, *, sent: Any = None, received: Any = None) -> P
 
 ALL_TO_ALL = expert.all_to_all
 IDLE = {
-    "all_to_all": _stays,
+    "all_to_all": _skip_exchange,
     "all_gather": lambda x, axis: Pending(torch.cat([x] * axis.size)),
     "reduce_scatter": lambda x, axis: Pending(x.chunk(axis.size)[axis.rank]),
     "all_reduce": lambda x, axis: Pending(x),
@@ -231,7 +231,7 @@ IDLE = {
 )  # fmt: skip
 def test_omitted_collective_is_detected(forked, layout: str, left_out: str) -> None:
     of = model(tokens=32 // Layout.parse(layout).dp)
-    assert farthest(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, left_out)) > 1e-3
+    assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, left_out)) > 1e-3
 
 
 @pytest.mark.parametrize("layout", ["dp2 ep2", "dp4 ep4", "tp2 etp2", "tp2 ep2", "dp2 tp2 ep4"])
@@ -261,18 +261,18 @@ def test_messages_sum_to_the_planners(forked, layout: str) -> None:
     assert {(t.axis, t.collective) for a in answers for t in a["traffic"]} == expected.keys()
 
 
-def balanced(text: str, of: Model) -> tuple[Tensor, Tensor, int]:
+def balance(text: str, of: Model) -> tuple[Tensor, Tensor, int]:
     """Load that was reported, biases that came of it, and what is left of the load."""
     layer, layout, mesh = spread(text, of)
-    layer(draw_inputs(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()).sum().backward()
+    layer(draw_inputs(ROWS, D)[select_local_rows(of, layout, mesh)].requires_grad_()).sum().backward()
     total = expert.balance(layer, mesh["dp"], mesh["cp"], mesh["tp"])
     return total, layer.bias, int(layer.load.sum())
 
 
 def test_load_is_summed_and_biases_move_alike_everywhere(forked) -> None:
     of = model(balance="free")
-    load = alone(of)[3]
-    for total, bias, left in forked(4, balanced, "dp2 tp2 ep4", of):
+    load = run_alone(of)[3]
+    for total, bias, left in forked(4, balance, "dp2 tp2 ep4", of):
         assert total.tolist() == [load.tolist()]
         assert bias.tolist() == pytest.approx([1e-3 if item < ROWS * K / E else -1e-3 for item in load.tolist()])
         assert left == 0
@@ -287,7 +287,7 @@ def test_module_built_on_meta_gets_its_buffers() -> None:
     assert layer.load.tolist() == layer.bias.tolist() == [0] * E
 
 
-def overlapped(text: str) -> list[str]:
+def record_overlap(text: str) -> list[str]:
     """What one rank did in which order, forward and backward."""
     did: list[str] = []
     of = model()
@@ -298,16 +298,16 @@ def overlapped(text: str) -> list[str]:
             did.append("wait")
             return super().wait()
 
-    def watched(x: Tensor, axis: Any, **sizes: Any) -> Pending:
+    def exchange_watched(x: Tensor, axis: Any, **sizes: Any) -> Pending:
         pending = ALL_TO_ALL(x, axis, **sizes)
         did.append("start")
         pending.__class__ = Watched
         return pending
 
-    expert.all_to_all = watched  # type: ignore[assignment]
+    expert.all_to_all = exchange_watched  # type: ignore[assignment]
     assert layer.shared is not None
     layer.shared.register_forward_hook(lambda *_: did.append("shared"))
-    x = draw_inputs(ROWS, D)[own_rows(of, layout, mesh)].requires_grad_()
+    x = draw_inputs(ROWS, D)[select_local_rows(of, layout, mesh)].requires_grad_()
     out = layer(x)
     layer.shared.gate.weight.collect = lambda _gradient: did.append("shared")  # type: ignore[attr-defined]
     for name in ("gate", "down"):
@@ -321,6 +321,6 @@ def test_shared_experts_compute_while_rows_travel(forked) -> None:
     """Forward: counts; rows and weights start; shared; both arrive; back. Backward the mirror, and the gradients of
     the experts' first weights meanwhile.
     """
-    for did in forked(2, overlapped, "dp2 ep2"):
+    for did in forked(2, record_overlap, "dp2 ep2"):
         forward = "start wait start start shared wait wait start wait"
         assert " ".join(did) == f"{forward} backward start wait down start start gate shared wait wait"

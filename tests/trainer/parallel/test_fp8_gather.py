@@ -18,13 +18,13 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.checkpoint import Progress, latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
-from fivefold.trainer.model.float8.cast import by_block, by_tensor, by_tile, scale_, widen
+from fivefold.trainer.model.float8.cast import cast_per_block, cast_per_tensor, cast_per_tile, scale_, widen
 from fivefold.trainer.parallel.expert import AllToAllDispatcher
 from fivefold.update import Optimizer
-from tests.selection import one_in
+from tests.selection import mark_share
 
 # Blocks of 128 that are split by shards, and rows and columns that are not multiples of 128.
 DENSE = Model(name="dense", layers=2, width=160, heads=4, kv_heads=2, head_dim=24, ffn=200, vocab=83)
@@ -48,7 +48,7 @@ def ran(model: Model, layout: Layout, precision: Recipe, batch: int = 0, rows: s
     batch, plain = batch or 2 * layout.dp * layout.mbs, Optimizer(clip=0.0)
     job = Job(sequence=TOKENS, global_batch=batch, precision=precision, emulate=True, optimizer=plain)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
-    for moe in built.routed.values():
+    for moe in built.moe_layers.values():
         if rows == "wide" and isinstance(moe.dispatcher, AllToAllDispatcher):
             moe.dispatcher.narrow = None
     engine, losses, gradients = Engine(built, model=model, layout=layout, job=job), [], {}
@@ -70,13 +70,13 @@ def ran(model: Model, layout: Layout, precision: Recipe, batch: int = 0, rows: s
     return Ran(losses, gradients, weights, {(said.axis, said.collective): said.bytes for said in meter.traffic})
 
 
-def equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
+def are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
     return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in some)
 
 
 @pytest.mark.parametrize(
     ("model", "text", "precision"),
-    one_in(
+    mark_share(
         8,
         [
             (DENSE, "dp2 zero1 mbs2", WIRE),
@@ -100,14 +100,14 @@ def test_fp8_gather_gives_the_same_product(
     here: list[Ran] = forked(layout.world, ran, model, layout, narrow)
     for wide, thin in zip(there, here, strict=True):
         assert thin.losses == wide.losses
-        assert equal(thin.gradients, wide.gradients)
-        assert equal(thin.weights, wide.weights)
+        assert are_equal(thin.gradients, wide.gradients)
+        assert are_equal(thin.weights, wide.weights)
         less = thin.sent["dp", "all_gather"] / wide.sent["dp", "all_gather"]
         assert 0.5 < less < 0.58  # embedding, head, norms and router
 
 
 @pytest.mark.parametrize(
-    "text", one_in(4, ["dp2 ep2 zero1 mbs2", "dp2 tp2 ep2 etp2 zero1 mbs2", "tp2 etp2 mbs2 ac=full"])
+    "text", mark_share(4, ["dp2 ep2 zero1 mbs2", "dp2 tp2 ep2 etp2 zero1 mbs2", "tp2 etp2 mbs2 ac=full"])
 )
 def test_rows_dispatched_in_fp8_are_multiplied_as_if_they_were_not(forked: Callable[..., list[Any]], text: str) -> None:
     """Forward bit for bit. Backward too but for what a tile holds below 2⁻¹⁴ of its largest."""
@@ -128,7 +128,7 @@ def test_rows_dispatched_in_fp8_are_multiplied_as_if_they_were_not(forked: Calla
 
 @pytest.mark.parametrize(
     ("model", "text", "precision"),
-    one_in(2, [(DENSE, "dp4 zero3 mbs1", WIRE), (ROUTED, "dp2 ep2 zero3 mbs2", TILES)]),
+    mark_share(2, [(DENSE, "dp4 zero3 mbs1", WIRE), (ROUTED, "dp2 ep2 zero3 mbs2", TILES)]),
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_ranks_train_as_one_does(forked: Callable[..., list[Any]], model: Model, text: str, precision: Recipe) -> None:
@@ -139,14 +139,14 @@ def test_ranks_train_as_one_does(forked: Callable[..., list[Any]], model: Model,
         assert item.losses == pytest.approx(alone.losses, rel=1e-3)
 
 
-def taken_up(directory: Path, first: int, last: int) -> tuple[list[float], dict[str, Tensor]]:
+def resume(directory: Path, first: int, last: int) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of the steps from ``first`` on, after what is in ``directory``, and the weights that are left there."""
     layout = Layout.parse("dp2 ep2 zero3 mbs1")
     job = Job(sequence=TOKENS, global_batch=4, precision=TILES, emulate=True)
     built = build(model=ROUTED, layout=layout, job=job, device=torch.device("cpu"))
     engine, losses = Engine(built, model=ROUTED, layout=layout, job=job), []
     for step in range(first, last):
-        if step == first and (path := latest(directory)):
+        if step == first and (path := find_latest(directory)):
             engine.evaluate(torch.zeros(1, 1, TOKENS + 1, dtype=torch.long))  # with scales of other weights
             load(path, built=built, model=ROUTED, job=job)
         tokens = torch.randint(0, 83, (4, TOKENS + 1), generator=torch.Generator().manual_seed(step))
@@ -159,12 +159,12 @@ def taken_up(directory: Path, first: int, last: int) -> tuple[list[float], dict[
 
 def test_a_run_goes_on_from_its_checkpoint(forked: Callable[..., list[Any]], tmp_path: Path) -> None:
     """To the bit: scales are of the weights that were read, not of those before."""
-    whole = forked(2, taken_up, tmp_path / "whole", 0, 4)
-    forked(2, taken_up, tmp_path / "parts", 0, 2)
-    parts = forked(2, taken_up, tmp_path / "parts", 2, 4)
+    whole = forked(2, resume, tmp_path / "whole", 0, 4)
+    forked(2, resume, tmp_path / "parts", 0, 2)
+    parts = forked(2, resume, tmp_path / "parts", 2, 4)
     for (losses, weights), (later, left) in zip(whole, parts, strict=True):
         assert losses[2:] == later
-        assert equal(weights, left)
+        assert are_equal(weights, left)
 
 
 @settings(deadline=None, max_examples=20)
@@ -172,7 +172,7 @@ def test_a_run_goes_on_from_its_checkpoint(forked: Callable[..., list[Any]], tmp
 def test_a_second_cast_changes_nothing(seed: int, spread: float, by_rows: bool) -> None:
     """Of bf16 values: the largest of what shares a scale comes back to the bit."""
     x = (torch.randn(130, 200, generator=torch.Generator().manual_seed(seed)) * spread).bfloat16()
-    for cast in (by_tile,) if by_rows else (by_tensor, by_block):
+    for cast in (cast_per_tile,) if by_rows else (cast_per_tensor, cast_per_block):
         first = cast(x)
         again = cast(widen(first, torch.bfloat16))
         assert torch.equal(first.data.view(torch.uint8), again.data.view(torch.uint8))

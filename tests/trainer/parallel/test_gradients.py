@@ -18,7 +18,7 @@ from fivefold.trainer.checkpoint.checkpoint import Progress, load, save
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
 from fivefold.update import Optimizer
-from tests.selection import one_in
+from tests.selection import mark_share
 
 DENSE = Model(name="dense", layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=96)
 TIED = DENSE.replace(name="tied", tied_embeddings=True)
@@ -38,12 +38,12 @@ def tokens(engine: Engine, step: int) -> torch.Tensor:
     return drawn.view(layout.micro_batches(job), layout.dp, layout.mbs, 33)[:, engine.built.ranks["dp"].rank]
 
 
-def trained(model: Model, layout: Layout, jobs: list[Job]) -> list[tuple[list[float], int, int]]:
+def train(model: Model, layout: Layout, jobs: list[Job]) -> list[tuple[list[float], int, int]]:
     """For each job: losses and norms, most full sums between two forwards, and reduce_scatters of the last step."""
-    return [one(engine_of(model, layout, job)) for job in jobs]
+    return [train_one(engine_of(model, layout, job)) for job in jobs]
 
 
-def one(engine: Engine) -> tuple[list[float], int, int]:
+def train_one(engine: Engine) -> tuple[list[float], int, int]:
     said, whole = list[float](), list[int]()
     units = engine.built.units
 
@@ -64,7 +64,7 @@ def one(engine: Engine) -> tuple[list[float], int, int]:
 
 @pytest.mark.parametrize(
     ("model", "text", "precision", "optimizer"),
-    one_in(
+    mark_share(
         7,
         [
             (DENSE, "dp2 zero2 mbs1", "fp32", Optimizer(clip=0.1)),
@@ -93,7 +93,7 @@ def test_reducing_every_micro_batch_trains_like_once_a_step(
         )
         for reduce in ("step", "micro_batch", "micro_batch")
     ]
-    for (once, whole, few), (often, none, many), again in forked(layout.world, trained, model, layout, jobs):
+    for (once, whole, few), (often, none, many), again in forked(layout.world, train, model, layout, jobs):
         assert often == pytest.approx(once, rel=1e-5 if precision == "fp32" else 2e-3)
         assert (often, none, many) == again  # to the bit
         assert few < many
@@ -101,7 +101,7 @@ def test_reducing_every_micro_batch_trains_like_once_a_step(
         assert none <= int(model.tied_embeddings and "zbv" in text) < whole
 
 
-def crossed(folder: Path, model: Model, layout: Layout, jobs: list[Job]) -> list[float]:
+def resume_under_other_job(folder: Path, model: Model, layout: Layout, jobs: list[Job]) -> list[float]:
     """The loss of a third step, and that after a checkpoint was taken up under another job."""
     before, after = (engine_of(model, layout, job) for job in jobs)
     for step in range(2):
@@ -113,12 +113,12 @@ def crossed(folder: Path, model: Model, layout: Layout, jobs: list[Job]) -> list
     return [engine.step(tokens(engine, 2)).loss for engine in (before, after)]
 
 
-@pytest.mark.parametrize("first", one_in(2, ["step", "micro_batch"]))
+@pytest.mark.parametrize("first", mark_share(2, ["step", "micro_batch"]))
 def test_a_checkpoint_of_one_is_taken_up_by_the_other(
     forked: Callable[..., list[Any]], tmp_path: Path, first: str
 ) -> None:
     layout = Layout.parse("dp2 zero3 mbs1")
     job = Job(sequence=32, global_batch=8, precision=recipe("fp32"))
     jobs = [job.replace(reduce=reduce) for reduce in sorted(("step", "micro_batch"), key=lambda item: item != first)]
-    for there, here in forked(2, crossed, tmp_path / "saved", DENSE, layout, jobs):
+    for there, here in forked(2, resume_under_other_job, tmp_path / "saved", DENSE, layout, jobs):
         assert here == pytest.approx(there, rel=1e-6)

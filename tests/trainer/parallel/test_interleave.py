@@ -24,7 +24,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
-from fivefold.trainer.model.linear import Linear, WgradStore, fused_linears, recomputing
+from fivefold.trainer.model.linear import Linear, WgradStore, fused_linears, mark_recomputation
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.interleave import Interleaver
 from fivefold.trainer.parallel.mesh import Axis, ranks
@@ -33,7 +33,7 @@ from tests import processes
 from tests.agree.parity.cases import Case, rows
 from tests.agree.parity.compare import judge
 from tests.agree.parity.rank import play
-from tests.selection import one_in
+from tests.selection import mark_share
 
 ROWS, D = 6, 16
 
@@ -159,7 +159,7 @@ def test_messages_of_recomputation_are_reported_once() -> None:
 
     def backward() -> None:
         assert torch.is_grad_enabled()
-        with recomputing():
+        with mark_recomputation():
             interleaver.yield_turn()
             entered.append(fused_linears(x, model)[0].grad_fn.entered)
 
@@ -246,7 +246,7 @@ def test_pairs_hide_slow_messages(forked: Callable[..., Any]) -> None:
 # ---- the engine
 
 
-def said_in_order(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]]:
+def record_messages(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]]:
     """In a child: rank of the pipeline, and axis and collective of all that it says in a step."""
     job = case.job.replace(pairs=pairs)
     built = build(model=case.model, layout=case.layout, job=job, device=torch.device("cpu"))
@@ -269,10 +269,10 @@ def said_in_order(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", one_in(2, ["dp2 pp2 ep2 dualpipev zero2", "tp2 pp2 dualpipe ac=selective"]))
+@pytest.mark.parametrize("layout", mark_share(2, ["dp2 pp2 ep2 dualpipev zero2", "tp2 pp2 dualpipe ac=selective"]))
 def test_ranks_of_a_stage_speak_in_one_order(layout: str) -> None:
     case = Case("moe", layout)
-    paired, apart = (processes.forked(4, said_in_order, case, pairs) for pairs in (True, False))
+    paired, apart = (processes.run_forked(4, record_messages, case, pairs) for pairs in (True, False))
     for rank in range(2):
         one, other = (said for place, said in paired if place == rank)
         before, _ = (said for place, said in apart if place == rank)
@@ -283,7 +283,7 @@ def test_ranks_of_a_stage_speak_in_one_order(layout: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    one_in(
+    mark_share(
         6,
         [
             Case("tied", "tp2 pp2 dualpipev ac=qkv+core"),
@@ -298,11 +298,11 @@ def test_ranks_of_a_stage_speak_in_one_order(layout: str) -> None:
 def test_pairs_equal_one_process(case: Case) -> None:
     """Losses, gradients and messages; and the work of the full step is metered, in both threads."""
     job = case.job.replace(pairs=True)
-    paired = processes.forked(case.layout.world, play, case.model, case.layout, job)
+    paired = processes.run_forked(case.layout.world, play, case.model, case.layout, job)
     verdict = judge(case, paired)
-    assert verdict.equal, verdict
+    assert verdict.is_equal, verdict
     assert verdict.said == ()
-    apart = processes.forked(case.layout.world, play, case.model, case.layout, case.job)
+    apart = processes.run_forked(case.layout.world, play, case.model, case.layout, case.job)
     assert [(one.traffic, one.flops, one.forwards, one.cores) for one in paired] == [
         (one.traffic, one.flops, one.forwards, one.cores) for one in apart
     ]

@@ -25,7 +25,7 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.linear import Linear, WgradStore
 from fivefold.trainer.parallel.mesh import ranks
 from fivefold.trainer.parallel.pipeline import Pipeline
-from tests.selection import one_in
+from tests.selection import mark_share
 
 ROWS, D = 6, 16
 STREAM = ROWS * D * 4
@@ -73,7 +73,7 @@ def sample(micro_batch: int) -> tuple[Tensor, Tensor]:
     return torch.randn(2, ROWS, D, generator=torch.Generator().manual_seed(100 + micro_batch)).unbind()
 
 
-def alone(layers: int, micro_batches: int) -> tuple[float, dict[str, Tensor]]:
+def run_alone(layers: int, micro_batches: int) -> tuple[float, dict[str, Tensor]]:
     """One process, one graph over all layers."""
     module = nn.ModuleList(Layer(index, wgrad_store=WgradStore()) for index in range(layers))
     total = 0.0
@@ -104,7 +104,7 @@ class Stages:
             stage: [Layer(first[stage] + n, wgrad_store=wgrad_store) for n in range(case.layers[stage])]
             for stage in case.table.rank_stages[among["pp"].rank]
         }
-        for layer in self.all:
+        for layer in self.all_layers:
             layer.linear.weight.collect = self._collector(layer)  # type: ignore[assignment]
         self.last = case.table.stages - 1
         self.pipeline = kind(
@@ -118,7 +118,7 @@ class Stages:
         self.pipeline.on_action = self._note
 
     @property
-    def all(self) -> list[Layer]:
+    def all_layers(self) -> list[Layer]:
         return [layer for layers in self.layers.values() for layer in layers]
 
     def _note(self, action: Action) -> None:
@@ -143,7 +143,7 @@ class Stages:
     def gradients(self) -> dict[str, Tensor]:
         return {
             f"{layer.index}.{name}": weight.grad
-            for layer in self.all
+            for layer in self.all_layers
             for name, weight in layer.named_parameters()
             if weight.grad is not None
         }
@@ -177,7 +177,7 @@ NAMES = [
 ]
 
 
-def generated(pp: int) -> list[Case]:
+def generate_cases(pp: int) -> list[Case]:
     """Each schedule with micro-batches that pp divides, that it does not, and fewer than pp, where it takes them."""
     cases = []
     for name, v in NAMES:
@@ -191,7 +191,7 @@ def generated(pp: int) -> list[Case]:
 
 def assert_alike(case: Case, played: tuple[Played, ...]) -> None:
     """The sum over ranks is what one process finds; DualPipe's two copies of a layer add up."""
-    loss, gradients = alone(sum(case.layers), case.table.micro_batches)
+    loss, gradients = run_alone(sum(case.layers), case.table.micro_batches)
     assert sum(one.loss for one in played) == pytest.approx(loss, rel=1e-5)
     result: dict[str, Tensor] = {}
     for one in played:
@@ -202,7 +202,7 @@ def assert_alike(case: Case, played: tuple[Played, ...]) -> None:
         assert (result[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
-def planned(case: Case) -> tuple[int, int]:
+def count_planned(case: Case) -> tuple[int, int]:
     """The planner's messages and bytes over all ranks."""
     table = case.table
     both = table.name == "dualpipe"
@@ -220,23 +220,25 @@ def planned(case: Case) -> tuple[int, int]:
     return times * sum(send.times for send in sends), times * sum(send.times * send.payload for send in sends)
 
 
-@pytest.mark.parametrize("pp", one_in(3, [2, 1, 4]))
+@pytest.mark.parametrize("pp", mark_share(3, [2, 1, 4]))
 def test_every_schedule_is_one_process(forked: Callable[..., Any], pp: int) -> None:
-    cases = generated(pp) if pp > 1 else [Case(schedule("1f1b", pp=1, v=1, micro_batches=3), (4,))]
+    cases = generate_cases(pp) if pp > 1 else [Case(schedule("1f1b", pp=1, v=1, micro_batches=3), (4,))]
     for case, *played in zip(cases, *forked(pp, play_all, cases), strict=True):
         table = case.table
         assert_alike(case, tuple(played))
-        assert sum(one.heldout for one in played) == pytest.approx(alone(sum(case.layers), table.micro_batches + 3)[0])
+        assert sum(one.heldout for one in played) == pytest.approx(
+            run_alone(sum(case.layers), table.micro_batches + 3)[0]
+        )
         layers, every = range(sum(case.layers)), range(table.micro_batches)
         forwards = sum((one.forwards for one in played), Counter())
         assert forwards == Counter((layer, i) for layer in layers for i in every), table.name
         sent = [sum(item) for item in zip(*(one.sent for one in played), strict=True)]
-        assert tuple(sent) == planned(case), table.name
+        assert tuple(sent) == count_planned(case), table.name
         assert sent[1] == sent[0] * STREAM
 
 
 def test_weights_gradients_come_in_w_where_the_table_splits_and_at_once_elsewhere(forked: Callable[..., Any]) -> None:
-    cases = [case for case in generated(2) if case.table.name in ("1f1b", "zb1p", "zb2p", "zbv", "dualpipev")]
+    cases = [case for case in generate_cases(2) if case.table.name in ("1f1b", "zb1p", "zb2p", "zbv", "dualpipev")]
     for case, *played in zip(cases, *forked(2, play_all, cases), strict=True):
         for row, one in zip(case.table.rows, played, strict=True):
             first = [sum(case.layers[:stage]) for stage in range(case.table.stages)]
@@ -342,12 +344,12 @@ def test_a_gradient_that_is_not_sent_is_found(forked: Callable[..., Any]) -> Non
 # ---- memory
 
 
-def lives(case: Case) -> list[int]:
+def measure_live_bytes(case: Case) -> list[int]:
     """In a child: bytes alive before each action of this rank, less those before the first."""
     among = pipes(case.table.pp)
     mine, results = Stages(case, among=among), []
     mine.pipeline.step()  # from now on gradients live
-    living = [tensor for layer in mine.all for weight in layer.parameters() for tensor in (weight, weight.grad)]
+    living = [tensor for layer in mine.all_layers for weight in layer.parameters() for tensor in (weight, weight.grad)]
     with Meter([tensor for tensor in living if tensor is not None], axis=among.axis) as meter:
         del living
         mine.pipeline.on_action = lambda _: results.append(meter.live_bytes)
@@ -360,7 +362,7 @@ def test_an_output_lives_until_it_is_taken(forked: Callable[..., Any]) -> None:
     """GPipe on rank 0 keeps what its three layers keep of every micro-batch, and of the outputs the latest alone."""
     m = 9
     case = Case(schedule("gpipe", pp=2, v=1, micro_batches=m), (3, 3))
-    first, _ = forked(2, lives, case)
+    first, _ = forked(2, measure_live_bytes, case)
     kept = 9 * STREAM + 4  # sample and target, of each layer two products, once the sum in between; the end's scalar
     assert first[1 : m - 1] == [n * kept + STREAM for n in range(1, m - 1)]
     assert first[m - 1] == (m - 1) * kept + 2 * STREAM  # the first gradient's buffer is there
@@ -377,14 +379,14 @@ def peaks(table: Table) -> list[int]:
     mine = Stages(Case(table, (4,)), among=pipes(1))
     total = torch.zeros(())
 
-    def plain() -> None:
+    def run_plain() -> None:
         for i in range(table.micro_batches):
             loss = mine.run(0, None, i)
             total.add_(loss.detach())
             loss.backward()
 
     results = []
-    for step in (plain, mine.pipeline.step):
+    for step in (run_plain, mine.pipeline.step):
         step()
         with Meter([], axis=lambda _: "") as meter:
             step()

@@ -30,7 +30,7 @@ from fivefold.trainer.model.rotary import Rows, rotary_tables
 from fivefold.trainer.parallel import recompute, tensor
 from fivefold.trainer.parallel.mesh import Axis
 from fivefold.trainer.parallel.recomputed import OperationInput
-from tests.selection import one_in
+from tests.selection import mark_share
 
 SEQUENCES, TOKENS = 2, 16
 DENSE = Model(name="dense", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, ffn=48, vocab=61)
@@ -75,7 +75,9 @@ class Stack(nn.Module):
         positions, device = torch.arange(TOKENS), torch.device("cpu")
         self.tables = rotary_tables(model, positions=positions, dtype=torch.float32, device=device)
         again = recomputed_layers(len(self.blocks), Layout(ac=ac))
-        recompute.attach(zip(self.blocks, again, strict=True), groups=Layout(ac=ac).recomputed, compiled=compiled)
+        recompute.attach(
+            zip(self.blocks, again, strict=True), groups=Layout(ac=ac).recomputed_operations, compiled=compiled
+        )
 
     def forward(self, x_RD: Tensor) -> Tensor:
         for block in self.blocks:
@@ -91,7 +93,7 @@ def micro_batch(index: int, width: int = 32) -> Tensor:
     return torch.randn(SEQUENCES * TOKENS, width, generator=generator).requires_grad_()
 
 
-def trained(model: Model, ac: str, *, order: tuple[int, ...] = (0,), **more: Any) -> dict[str, Tensor]:
+def train(model: Model, ac: str, *, order: tuple[int, ...] = (0,), **more: Any) -> dict[str, Tensor]:
     """Gradients after forwards in a row and backwards in ``order``; of the inputs too."""
     stack, entries = Stack(model, ac, **more), [micro_batch(index) for index in range(len(order))]
     losses = [stack(entry).square().mean() for entry in entries]
@@ -109,12 +111,12 @@ def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Callable[[Model], dict[str, Tensor]]:
+def train_plain() -> Callable[[Model], dict[str, Tensor]]:
     known: dict[str, dict[str, Tensor]] = {}
 
     def gradients(model: Model) -> dict[str, Tensor]:
         if model.name not in known:
-            known[model.name] = trained(model, "none", order=(0, 1, 2), layers=2)
+            known[model.name] = train(model, "none", order=(0, 1, 2), layers=2)
         return known[model.name]
 
     return gradients
@@ -122,9 +124,9 @@ def plain() -> Callable[[Model], dict[str, Tensor]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("ac", ["full", "full/2", "selective", "norm+rope+act+up", EVERYTHING])
-def test_gradients_are_those_of_no_recomputation(name: str, ac: str, plain: Any) -> None:
+def test_gradients_are_those_of_no_recomputation(name: str, ac: str, train_plain: Any) -> None:
     model = MODELS[name]
-    assert difference(trained(model, ac, order=(2, 0, 1), layers=2), plain(model)) < 1e-6
+    assert difference(train(model, ac, order=(2, 0, 1), layers=2), train_plain(model)) < 1e-6
 
 
 @settings(max_examples=25, deadline=None)
@@ -133,9 +135,9 @@ def test_gradients_are_those_of_no_recomputation(name: str, ac: str, plain: Any)
     name=st.sampled_from(sorted(MODELS)),
     order=st.permutations(range(3)),
 )
-def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: list[int], plain: Any) -> None:
-    result = trained(MODELS[name], "+".join(sorted(chosen)), order=tuple(order), layers=2)
-    assert difference(result, plain(MODELS[name])) < 1e-6
+def test_any_set_and_any_order_of_backwards(chosen: set[str], name: str, order: list[int], train_plain: Any) -> None:
+    result = train(MODELS[name], "+".join(sorted(chosen)), order=tuple(order), layers=2)
+    assert difference(result, train_plain(MODELS[name])) < 1e-6
 
 
 # Bytes
@@ -156,9 +158,9 @@ def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
     return kept, meter.peak_bytes - meter.base_bytes + entry.nbytes, meter.flops
 
 
-def planned(model: Model, ac: str) -> tuple[int, int, int]:
+def count_planned(model: Model, ac: str) -> tuple[int, int, int]:
     job = Job(sequence=TOKENS, global_batch=SEQUENCES, precision=recipe("fp32"), early_stop=True, attention="blocks")
-    part = LocalDegrees(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed)
+    part = LocalDegrees(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed_operations)
     counts, kind = Counts(model, job), get_kind(model, 0)
     profile = counts.profile(part, kind)
     flops = sum(op.flops * (4 if op.recomputed else 3) for op in counts.unit(part, kind).ops)
@@ -168,7 +170,7 @@ def planned(model: Model, ac: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize("model", [DENSE, NORMED, LATENT], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *SETS])
 def test_kept_bytes_are_the_planners(model: Model, ac: str) -> None:
-    assert measure_block(model, ac)[0] == planned(model, ac)[0]
+    assert measure_block(model, ac)[0] == count_planned(model, ac)[0]
 
 
 @pytest.mark.parametrize("model", [DENSE, NORMED], ids=lambda model: model.name)
@@ -176,14 +178,14 @@ def test_kept_bytes_are_the_planners(model: Model, ac: str) -> None:
 def test_the_peak_of_the_backward_is_the_planners(model: Model, ac: str) -> None:
     """What is made again lives no longer than its readers. Here a loss and its gradient take the output's place."""
     stream = SEQUENCES * TOKENS * model.width * 4
-    assert measure_block(model, ac)[1] == planned(model, ac)[1] - stream + 2 * 4
+    assert measure_block(model, ac)[1] == count_planned(model, ac)[1] - stream + 2 * 4
 
 
 @pytest.mark.parametrize("model", [DENSE, ROUTED], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *(ac for ac in SETS if ac != "qkv+core")])
 def test_flops_are_the_planners_when_it_stops_early(model: Model, ac: str) -> None:
     """Under qkv+core the planner makes the values alone again, and the engine its fan of queries, keys and values."""
-    assert measure_block(model, ac)[2] == planned(model, ac)[2]
+    assert measure_block(model, ac)[2] == count_planned(model, ac)[2]
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "core+act", EVERYTHING])
@@ -214,16 +216,16 @@ def count_operations(stack: Stack) -> Counter[str]:
     """How often each operation has run."""
     runs: Counter[str] = Counter()
 
-    def counting(name: str, function: Any, *inputs: Any) -> Any:
+    def call_counted(name: str, function: Any, *inputs: Any) -> Any:
         runs[name] += 1
         return function(*inputs)
 
-    def through(run: Any, name: str, function: Any, *inputs: Any) -> Any:
-        return run(name, partial(counting, name, function), *inputs)
+    def run_counted(run: Any, name: str, function: Any, *inputs: Any) -> Any:
+        return run(name, partial(call_counted, name, function), *inputs)
 
     for module in stack.modules():
         if hasattr(module, "run"):
-            module.run = partial(through, module.run)  # type: ignore[assignment]
+            module.run = partial(run_counted, module.run)  # type: ignore[assignment]
     return runs
 
 
@@ -259,7 +261,7 @@ def test_only_every_kth_layer_is_recomputed() -> None:
 
 
 @pytest.mark.parametrize("ac", ["full", EVERYTHING])
-def test_put_off_weights_need_no_third_forward(ac: str, plain: Any) -> None:
+def test_put_off_weights_need_no_third_forward(ac: str, train_plain: Any) -> None:
     """A zero-bubble schedule: B now, W later. torch's own pipelining runs such a block three times."""
     stack, entries = Stack(DENSE, ac, layers=2), [micro_batch(index) for index in range(3)]
     runs = count_operations(stack)
@@ -275,7 +277,7 @@ def test_put_off_weights_need_no_third_forward(ac: str, plain: Any) -> None:
         work()
     assert after_b == dict(runs)
     assert (runs["attention.core"], runs["mlp.down"]) == (2 * 2 * 3, 2 * 3)
-    expected = plain(DENSE)
+    expected = train_plain(DENSE)
     assert difference(stack.gradients(), {name: expected[name] for name in stack.gradients()}) < 1e-6
 
 
@@ -307,7 +309,7 @@ def messages(ac: str) -> dict[str, int]:
     return result | {"gradient": round(entry.grad.abs().sum().item(), 3)}
 
 
-def every(sets: tuple[str, ...]) -> list[dict[str, int]]:
+def count_messages(sets: tuple[str, ...]) -> list[dict[str, int]]:
     return [messages(ac) for ac in sets]
 
 
@@ -316,7 +318,7 @@ def test_messages_of_what_runs_again(forked: Any) -> None:
 
     What runs again gathers once more, but then it is kept; its row layer scatters again, the block's last one never.
     """
-    none, core, full, mlp, attention = forked(2, every, ("none", "core", "full", "mlp", "norm+qkv+rope"))[0]
+    none, core, full, mlp, attention = forked(2, count_messages, ("none", "core", "full", "mlp", "norm+qkv+rope"))[0]
     assert (none["all_gather"], none["reduce_scatter"]) == (6, 4)
     assert full == none | {"reduce_scatter": 5}
     assert core == mlp == attention == none
@@ -329,7 +331,7 @@ class Gathered:
         self.weights = {weight: weight.detach().clone() for weight in block.parameters()}
         self.gathers = 0
         block.register_forward_pre_hook(lambda *_: self.gather())
-        block.register_forward_hook(self.after)
+        block.register_forward_hook(self.free_and_regather)
 
     def gather(self) -> None:
         self.gathers += 1
@@ -337,7 +339,7 @@ class Gathered:
             weight.untyped_storage().resize_(value.untyped_storage().nbytes())
             weight.data.copy_(value)
 
-    def after(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    def free_and_regather(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
         for weight in self.weights:
             weight.untyped_storage().resize_(0)
         output.register_hook(lambda _: self.gather())
@@ -355,24 +357,26 @@ def test_hooks_that_gather_weights_fire_once_each_way(ac: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
-@pytest.mark.parametrize(("ac", "backend"), one_in(2, [("norm+core+act", "aot_eager"), ("full/2", "inductor")]))
-def test_under_compilation(ac: str, backend: str, plain: Any) -> None:
+@pytest.mark.parametrize(("ac", "backend"), mark_share(2, [("norm+core+act", "aot_eager"), ("full/2", "inductor")]))
+def test_under_compilation(ac: str, backend: str, train_plain: Any) -> None:
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend=backend)
-    result = trained(DENSE, ac, order=(1, 2, 0), layers=2, compiled=compiled)
-    assert difference(result, plain(DENSE)) < 1e-6 * (10 if backend == "inductor" else 1)  # fused, rounded less often
+    result = train(DENSE, ac, order=(1, 2, 0), layers=2, compiled=compiled)
+    assert difference(result, train_plain(DENSE)) < 1e-6 * (
+        10 if backend == "inductor" else 1
+    )  # fused, rounded less often
 
 
 # What is wrong is found
 
 
 @pytest.mark.parametrize("ac", ["full", "norm", "core+rope", "mlp"])
-def test_a_run_from_wrong_inputs_is_found(ac: str, monkeypatch: pytest.MonkeyPatch, plain: Any) -> None:
+def test_a_run_from_wrong_inputs_is_found(ac: str, monkeypatch: pytest.MonkeyPatch, train_plain: Any) -> None:
     right = OperationInput.open
     monkeypatch.setattr(
         OperationInput, "open", lambda self: (right(self).detach() * 1.01).requires_grad_(self.requires_grad)
     )
-    assert difference(trained(DENSE, ac, order=(0, 1, 2), layers=2), plain(DENSE)) > 1e-4
+    assert difference(train(DENSE, ac, order=(0, 1, 2), layers=2), train_plain(DENSE)) > 1e-4
 
 
 @pytest.mark.parametrize("ac", ["full", "norm"])

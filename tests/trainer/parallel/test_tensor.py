@@ -16,11 +16,11 @@ from fivefold.job import recipe
 from fivefold.step import sent_bytes
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.float8.matmul import Float8Gemms
-from fivefold.trainer.model.kernels.activations import gated
+from fivefold.trainer.model.kernels.activations import activate_gated
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy, nats
 from fivefold.trainer.model.kernels.norms import rms_norm
-from fivefold.trainer.model.linear import Linear, WgradStore, fused_linears, recomputing
+from fivefold.trainer.model.linear import Linear, WgradStore, fused_linears, mark_recomputation
 from fivefold.trainer.parallel import tensor
 from fivefold.trainer.parallel.collectives import Pending
 from fivefold.trainer.parallel.mesh import Axis
@@ -50,13 +50,13 @@ class Small(nn.Module):
         self.norm = nn.Parameter(torch.empty(WIDTH))
         self.mlp.gate, self.mlp.up = (Linear(WIDTH, FFN, bias=True) for _ in range(2))
         self.mlp.down = Linear(FFN, WIDTH, bias=True)
-        self.head.out = Linear.tied(self.embed.tokens) if tied else Linear(WIDTH, PADDED, bias=False)
+        self.head.out = Linear.tie(self.embed.tokens) if tied else Linear(WIDTH, PADDED, bias=False)
         self.head.loss, self.head.kernels = nats, EAGER
 
     def forward(self) -> Tensor:
         x = self.embed.lookup(ids(0), self.embed.tokens.weight)
         gate, up = fused_linears(rms_norm(x, self.norm, epsilon=1e-5), self.mlp.gate, self.mlp.up)
-        x = x + self.mlp.down(gated(gate, up, "silu"))
+        x = x + self.mlp.down(activate_gated(gate, up, "silu"))
         return cross_entropy(self.head.out(x), ids(1), scale=SCALE, loss=self.head.loss)
 
 
@@ -129,7 +129,7 @@ def cut(axis: Axis, *, sp: bool, tied: bool = False, dtype: torch.dtype = torch.
     return module
 
 
-def farthest(module: Small, gradients: dict[str, Tensor], axis: Axis, *, sp: bool) -> float:
+def measure_error(module: Small, gradients: dict[str, Tensor], axis: Axis, *, sp: bool) -> float:
     """The largest relative error of a gradient; what each rank has of its own rows is summed, as ZeRO does."""
     errors = []
     for name, weight in module.named_parameters():
@@ -152,7 +152,7 @@ def compare(dtype: torch.dtype) -> list[tuple[float, float]]:
             module = cut(axis, sp=sp, tied=tied, dtype=dtype)
             ours = module()
             ours.backward()
-            results.append((abs(ours.item() - loss) / loss, farthest(module, gradients, axis, sp=sp)))
+            results.append((abs(ours.item() - loss) / loss, measure_error(module, gradients, axis, sp=sp)))
     return results
 
 
@@ -175,13 +175,13 @@ def messages(sp: bool, again: bool) -> tuple[dict[str, tuple[int, int]], float]:
     module = cut(axis, sp=sp)
     with Meter([], axis=lambda _group: "tp") as meter:
         if again:
-            with recomputing():
+            with mark_recomputation():
                 loss = module()
         else:
             loss = module()
         loss.backward()
     spoken = {line.collective: (line.messages, line.bytes) for line in meter.traffic}
-    return spoken, farthest(module, reference(tied=False)[1], axis, sp=sp)
+    return spoken, measure_error(module, reference(tied=False)[1], axis, sp=sp)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -204,7 +204,7 @@ def test_messages_and_bytes_are_the_planners(forked, sp: bool, again: bool) -> N
 # Deferred weight gradients
 
 
-def put_off(sp: bool) -> bool:
+def compare_deferred(sp: bool) -> bool:
     axis, results = world(), []
     for deferring in (False, True):
         module, later = cut(axis, sp=sp, tied=True), WgradStore()
@@ -222,7 +222,7 @@ def put_off(sp: bool) -> bool:
 
 @pytest.mark.parametrize("sp", [False, True])
 def test_put_off_equals_at_once(forked, sp: bool) -> None:
-    assert forked(2, put_off, sp) == [True, True]
+    assert forked(2, compare_deferred, sp) == [True, True]
 
 
 # Mutations: each collective left out in turn is seen
@@ -234,10 +234,10 @@ class Mute:
     def __init__(self, which: int | None) -> None:
         self.which, self.count, self.kinds = which, 0, Counter[str]()
         for name in ("all_gather", "reduce_scatter", "all_reduce"):
-            setattr(tensor, name, self.wrapped(name, getattr(tensor, name)))
+            setattr(tensor, name, self.wrap(name, getattr(tensor, name)))
 
-    def wrapped(self, name: str, collective: Any) -> Any:
-        def spoken(x: Tensor, axis: Axis, **options: Any) -> Pending:
+    def wrap(self, name: str, collective: Any) -> Any:
+        def call_or_skip(x: Tensor, axis: Axis, **options: Any) -> Pending:
             self.count += 1
             self.kinds[name] += 1
             if self.count - 1 != self.which:
@@ -245,10 +245,10 @@ class Mute:
             alone = {"all_gather": lambda: x.repeat(axis.size, 1), "all_reduce": lambda: x}
             return Pending(alone.get(name, lambda: x.chunk(axis.size)[axis.rank].clone())())
 
-        return spoken
+        return call_or_skip
 
 
-def mutated(sp: bool) -> tuple[dict[str, int], list[float]]:
+def run_mutated(sp: bool) -> tuple[dict[str, int], list[float]]:
     axis, (loss, gradients) = world(), reference(tied=False)
     kept = {name: getattr(tensor, name) for name in ("all_gather", "reduce_scatter", "all_reduce")}
     errors, which = [], None
@@ -259,7 +259,7 @@ def mutated(sp: bool) -> tuple[dict[str, int], list[float]]:
         ours.backward()
         for name, collective in kept.items():
             setattr(tensor, name, collective)
-        error = torch.tensor(max(abs(ours.item() - loss) / loss, farthest(module, gradients, axis, sp=sp)))
+        error = torch.tensor(max(abs(ours.item() - loss) / loss, measure_error(module, gradients, axis, sp=sp)))
         dist.all_reduce(error, op=dist.ReduceOp.MAX)
         errors.append(error.item())
         which = 0 if which is None else which + 1
@@ -271,7 +271,7 @@ def mutated(sp: bool) -> tuple[dict[str, int], list[float]]:
     ("sp", "kinds"), [(True, {"all_gather": 6, "reduce_scatter": 4, "all_reduce": 3}), (False, {"all_reduce": 7})]
 )
 def test_each_collective_left_out_is_found(forked, sp: bool, kinds: dict[str, int]) -> None:
-    for spoken, errors in forked(2, mutated, sp):
+    for spoken, errors in forked(2, run_mutated, sp):
         assert spoken == kinds
         assert errors[0] <= 1e-5
         assert len(errors) == 1 + sum(kinds.values())
@@ -335,7 +335,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out[0].transpose(0, 1).flatten(1)
 
 
-def few_heads(kv_heads: int, sp: bool) -> float:
+def compare_few_heads(kv_heads: int, sp: bool) -> float:
     axis = world()
     sizes = {"q": HEADS * HEAD, "k": kv_heads * HEAD, "v": kv_heads * HEAD}
     weights = {name: draw_inputs(size, WIDTH).requires_grad_() for name, size in sizes.items()}
@@ -371,10 +371,10 @@ def few_heads(kv_heads: int, sp: bool) -> float:
 @pytest.mark.parametrize("sp", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_fewer_key_heads_than_ranks(forked, kv_heads: int, sp: bool) -> None:
-    assert max(forked(4, few_heads, kv_heads, sp)) <= 1e-5
+    assert max(forked(4, compare_few_heads, kv_heads, sp)) <= 1e-5
 
 
-def shared(sp: bool) -> float:
+def compare_shared(sp: bool) -> float:
     axis = world()
     whole = draw_inputs(ROWS, 2 * HEAD)[:, HEAD:]  # a part of wider rows, as the rotary key is
     rows = slice(axis.rank * (ROWS // axis.size), (axis.rank + 1) * (ROWS // axis.size)) if sp else slice(None)
@@ -390,10 +390,10 @@ def shared(sp: bool) -> float:
 
 @pytest.mark.parametrize("sp", [False, True])
 def test_rows_that_every_head_needs(forked, sp: bool) -> None:
-    assert max(forked(2, shared, sp)) <= 1e-6
+    assert max(forked(2, compare_shared, sp)) <= 1e-6
 
 
-def uneven() -> str:
+def check_uneven() -> str:
     layer = Linear(WIDTH, WIDTH, bias=False)
     layer.hooks = tensor.RowParallel(world(), sp=True)
     with pytest.raises(ValueError, match="7 rows are not divisible by tp=2") as raised:
@@ -402,7 +402,7 @@ def uneven() -> str:
 
 
 def test_rows_that_do_not_divide_are_refused(forked) -> None:
-    forked(2, uneven)
+    forked(2, check_uneven)
 
 
 def cast_before_the_gather(name: str) -> list[Any]:

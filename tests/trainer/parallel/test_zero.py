@@ -17,7 +17,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.parallel.gradients import Gradients
-from tests.selection import one_in
+from tests.selection import mark_share
 
 DENSE = Model(name="dense", layers=3, width=24, heads=4, kv_heads=2, head_dim=6, ffn=48, vocab=83, tied_embeddings=True)
 ROUTED = DENSE.replace(name="routed", tied_embeddings=False, moe=MoE(experts=4, topk=2, ffn=20))
@@ -33,14 +33,14 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
     engine, losses, underway = Engine(built, model=model, layout=layout, job=job), [], []
     begin, reducing = Gradients._reduce, list[str]()
 
-    def noted(gradients: Gradients) -> None:
+    def note_gradients(gradients: Gradients) -> None:
         every = [unit.gradients for unit in built.units]
         running = [item for item in every if item._reducing is not None and item._reducing._works]
         assert len(running) <= 1
         reducing.extend(item.shards[0].name for item in running)
         begin(gradients)
 
-    Gradients._reduce = noted  # type: ignore[method-assign]
+    Gradients._reduce = note_gradients  # type: ignore[method-assign]
 
     def note(*_: object) -> None:
         underway.extend(unit.shards[0].name for unit in built.units if unit._gathering is not None)
@@ -62,7 +62,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
 
 @pytest.mark.parametrize(
     ("model", "text", "precision", "reduce"),
-    one_in(
+    mark_share(
         4,
         [
             (DENSE, "dp2 zero3 mbs2", "fp32", "micro_batch"),
@@ -92,7 +92,7 @@ def test_ahead_is_the_same(
         assert layout.zero < 3 or underway  # where weights are freed, they are prefetched while another unit computes
 
 
-def gathered(layout: Layout, reshard: str) -> tuple[list[float], int, int, int]:
+def train_and_count(layout: Layout, reshard: str) -> tuple[list[float], int, int, int]:
     """Losses, all_gathers of a step, and blocks whose weights are gathered after an evaluation and after a step."""
     job = Job(sequence=16, global_batch=8, precision=recipe("fp32"), reshard=reshard)
     built = build(model=DENSE, layout=layout, job=job, device=torch.device("cpu"))
@@ -112,13 +112,13 @@ def gathered(layout: Layout, reshard: str) -> tuple[list[float], int, int, int]:
     return losses, said["dp", "all_gather"], left[-1], left[-2]
 
 
-@pytest.mark.parametrize("text", one_in(3, ["dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1", "dp2 pp2 zb1p zero3 mbs1"]))
+@pytest.mark.parametrize("text", mark_share(3, ["dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1", "dp2 pp2 zb1p zero3 mbs1"]))
 def test_weights_that_stay_from_forward_to_backward_are_gathered_once(
     forked: Callable[..., list[Any]], text: str
 ) -> None:
     """With every micro-batch, whatever the schedule; to the bit the same, and nothing stays after an evaluation."""
     layout = Layout.parse(text)
-    twice, once = (forked(layout.world, gathered, layout, reshard) for reshard in ("forward", "backward"))
+    twice, once = (forked(layout.world, train_and_count, layout, reshard) for reshard in ("forward", "backward"))
     for (losses, many, *none), (also, few, *left) in zip(twice, once, strict=True):
         assert losses == also
         assert none == left == [0, 0]

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -44,7 +44,7 @@ AFMOE = Family(
         "route_scale": "routed_scaling_factor",
         "global_attn_every_n_layers": "sliding_window_pattern",
     }
-    | same("num_experts num_experts_per_tok moe_intermediate_size sliding_window layer_types mup_enabled"),
+    | map_same_names("num_experts num_experts_per_tok moe_intermediate_size sliding_window layer_types mup_enabled"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 200_192,

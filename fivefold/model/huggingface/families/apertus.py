@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -18,7 +18,7 @@ def _build_apertus(config: Config) -> Model:
 APERTUS = Family(
     model_type="apertus",
     architecture="ApertusForCausalLM",
-    keys=decoder.KEYS | same("attention_bias"),
+    keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 131_072,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -19,7 +19,7 @@ def _build_arcee(config: Config) -> Model:
 ARCEE = Family(
     model_type="arcee",
     architecture="ArceeForCausalLM",
-    keys=decoder.KEYS | same("attention_bias mlp_bias"),
+    keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
         **decoder.DEFAULTS,
         "hidden_size": 2560,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, same
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
 from fivefold.model.huggingface.family import Family, Fused
 from fivefold.model.huggingface.mapping import build_model, read_activation, read_attention_bias, read_experts
 from fivefold.model.huggingface.rope import read_rope
@@ -37,7 +37,7 @@ ARIA_TEXT = Family(
         "moe_topk": "num_experts_per_tok",
         "moe_num_shared_experts": "n_shared_experts",
     }
-    | same("attention_bias mlp_bias"),
+    | map_same_names("attention_bias mlp_bias"),
     defaults={
         **decoder.DEFAULTS,
         "intermediate_size": 4096,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.families.deepseek import V3
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -30,7 +30,7 @@ AXK1 = replace(
     model_type="axk1",
     architecture="AXK1ForCausalLM",
     keys=drop_keys(V3.keys, *decoder.MTP_KEYS, "topk_method", "scoring_func", "aux_loss_alpha")
-    | same("mlp_layer_types"),
+    | map_same_names("mlp_layer_types"),
     defaults={
         **V3.defaults,
         "vocab_size": 163_840,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mixers
 from fivefold.model.huggingface.rope import read_rope
@@ -23,7 +23,7 @@ def _build_bamba(config: Config) -> Model:
 
 
 def _write_layers(model: Model) -> dict[str, Any]:
-    attends = [layer for layer in range(model.layers) if model.attends(layer)]
+    attends = [layer for layer in range(model.layers) if model.has_attention(layer)]
     return {"attn_layer_indices": attends, **state_space.write_mamba2(model)}
 
 
@@ -31,7 +31,7 @@ BAMBA = Family(
     model_type="bamba",
     architecture="BambaForCausalLM",
     keys=decoder.drop_keys(decoder.KEYS, "hidden_act", *decoder.UNREAD_ROTARY_FACTOR)
-    | same("attention_bias mlp_bias")
+    | map_same_names("attention_bias mlp_bias")
     | {"attn_layer_indices": "full_attention_layers"}
     | state_space.KEYS,
     defaults={

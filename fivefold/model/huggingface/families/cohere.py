@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -19,7 +19,7 @@ from fivefold.model.huggingface.mapping import (
 from fivefold.model.huggingface.rope import read_rope, read_rope_of_layers
 from fivefold.model.spec import Model
 
-KEYS = decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | same("attention_bias logit_scale")
+KEYS = decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | map_same_names("attention_bias logit_scale")
 DEFAULTS = {
     **decoder.DEFAULTS,
     "vocab_size": 256_000,
@@ -65,8 +65,8 @@ def _build_compass(config: Config) -> Model:
 def _write_compass(model: Model) -> dict[str, Any]:
     written = decoder.write_rope_by_layers(model)
     for kind, slides in (("full_attention", False), ("sliding_attention", True)):
-        layers = [layer for layer in range(model.layers) if model.slides(layer) is slides]
-        if layers and not any(map(model.rotates, layers)):
+        layers = [layer for layer in range(model.layers) if model.has_window(layer) is slides]
+        if layers and not any(map(model.has_rope, layers)):
             written["rope_parameters"][kind] = None
     return written
 
@@ -103,7 +103,7 @@ def _build_cohere2_moe(config: Config) -> Model:
         moe=moe,
     )
     forced = config.prefix_dense_sliding_window_pattern == 1
-    rotates = tuple(model.slides(layer) or (forced and not model.is_moe(layer)) for layer in range(layers))
+    rotates = tuple(model.has_window(layer) or (forced and not model.is_moe(layer)) for layer in range(layers))
     if config.rms_norm_epsilon is not None:
         model = model.replace(norm="rmsnorm", norm_epsilon=config.rms_norm_epsilon)
     if not any(rotates):
@@ -114,7 +114,7 @@ def _build_cohere2_moe(config: Config) -> Model:
 def _write_cohere2_moe(model: Model) -> dict[str, Any]:
     """Return the kinds of all layers, and the prefix by which dense layers rotate."""
     assert model.moe is not None
-    forced = any(model.rotates(layer) and not model.slides(layer) for layer in range(model.layers))
+    forced = any(model.has_rope(layer) and not model.has_window(layer) for layer in range(model.layers))
     return decoder.write_layer_types(model) | {
         "intermediate_size": model.moe.ffn,
         "prefix_dense_intermediate_size": model.ffn,
@@ -127,7 +127,7 @@ def _write_cohere2_moe(model: Model) -> dict[str, Any]:
 COHERE = Family(
     model_type="cohere",
     architecture="CohereForCausalLM",
-    keys=KEYS | same("use_qk_norm"),
+    keys=KEYS | map_same_names("use_qk_norm"),
     defaults={**DEFAULTS, "rope_theta": 500_000.0},
     to_model=_build_cohere,
     tensors=decoder.TENSORS,
@@ -136,7 +136,7 @@ COHERE = Family(
 COHERE2 = Family(
     model_type="cohere2",
     architecture="Cohere2ForCausalLM",
-    keys=KEYS | same("sliding_window layer_types sliding_window_pattern"),
+    keys=KEYS | map_same_names("sliding_window layer_types sliding_window_pattern"),
     defaults={**DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4},
     to_model=_build_cohere2,
     tensors=decoder.TENSORS,
@@ -152,7 +152,7 @@ COHERE2_MOE = Family(
         "expert_selection_fn": "scoring_func",
         "num_shared_experts": "n_shared_experts",
     }
-    | same(
+    | map_same_names(
         "sliding_window layer_types sliding_window_pattern num_experts num_experts_per_tok norm_topk_prob "
         "first_k_dense_replace mlp_layer_types prefix_dense_sliding_window_pattern prefix_dense_intermediate_size "
         "shared_expert_combination_strategy"
@@ -177,7 +177,7 @@ COHERE2_MOE = Family(
 COHERE_COMPASS_TEXT = Family(
     model_type="cohere_compass_text",
     architecture="CohereCompassForCausalLM",
-    keys=drop_keys(KEYS, "head_dim") | same("sliding_window layer_types"),
+    keys=drop_keys(KEYS, "head_dim") | map_same_names("sliding_window layer_types"),
     defaults={**DEFAULTS, "logit_scale": None, "sliding_window": 4096},
     overwritten=("head_dim",),
     to_model=_build_compass,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, list_sliding_layers, read_windows
 from fivefold.model.huggingface.rope import read_rope
@@ -21,7 +21,7 @@ def _build_cwm(config: Config) -> Model:
 CWM = Family(
     model_type="cwm",
     architecture="CwmForCausalLM",
-    keys=decoder.KEYS | same("mlp_bias sliding_window layer_types"),
+    keys=decoder.KEYS | map_same_names("mlp_bias sliding_window layer_types"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 128_256,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -22,7 +22,7 @@ from fivefold.model.spec import Model
 KEYS = (
     decoder.KEYS
     | decoder.LATENT_KEYS
-    | same(
+    | map_same_names(
         "num_experts_per_tok moe_intermediate_size n_shared_experts first_k_dense_replace routed_scaling_factor "
         "n_group topk_group topk_method scoring_func norm_topk_prob aux_loss_alpha"
     )
@@ -140,7 +140,7 @@ def _write_v3(model: Model) -> dict[str, Any]:
 V2 = Family(
     model_type="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
-    keys=KEYS | {"num_experts": "num_experts", "n_routed_experts": "num_experts"} | same("mlp_bias"),
+    keys=KEYS | {"num_experts": "num_experts", "n_routed_experts": "num_experts"} | map_same_names("mlp_bias"),
     defaults={
         **DEFAULTS,
         "vocab_size": 102_400,
@@ -197,7 +197,7 @@ OCR2_TEXT = Family(
     architecture="DeepseekOcr2TextModel",
     keys=drop_keys(decoder.KEYS, "head_dim")
     | {"num_experts": "num_experts", "n_routed_experts": "num_experts"}
-    | same(
+    | map_same_names(
         "attention_bias mlp_bias mlp_layer_types num_experts_per_tok moe_intermediate_size n_shared_experts "
         "routed_scaling_factor n_group topk_group topk_method"
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.families.deepseek import V3
 from fivefold.model.huggingface.family import Supported
 from fivefold.model.huggingface.mapping import (
@@ -80,7 +80,7 @@ def _write(model: Model) -> dict[str, Any]:
 
 
 def _write_glm_moe_dsa(model: Model) -> dict[str, Any]:
-    kinds = ["full" if model.chooses_keys(layer) else "shared" for layer in range(model.layers)]
+    kinds = ["full" if model.has_indexer(layer) else "shared" for layer in range(model.layers)]
     return _write(model) | {"indexer_types": kinds}
 
 
@@ -89,7 +89,7 @@ KEYS = drop_keys(
 ) | {
     "mlp_layer_types": "mlp_layer_types",
     "index_n_heads": "index_heads",
-    **same("index_head_dim index_topk"),
+    **map_same_names("index_head_dim index_topk"),
 }
 V32 = replace(
     V3,
@@ -114,7 +114,7 @@ GLM_MOE_DSA = replace(
     V32,
     model_type="glm_moe_dsa",
     architecture="GlmMoeDsaForCausalLM",
-    keys=KEYS | same("indexer_types"),
+    keys=KEYS | map_same_names("indexer_types"),
     defaults={
         **V32.defaults,
         "vocab_size": 154_880,

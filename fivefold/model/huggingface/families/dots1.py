@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_biased_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope
@@ -26,7 +26,7 @@ DOTS1 = Family(
     architecture="Dots1ForCausalLM",
     keys=decoder.KEYS
     | decoder.BIASED_EXPERT_KEYS
-    | same("attention_bias first_k_dense_replace sliding_window max_window_layers layer_types"),
+    | map_same_names("attention_bias first_k_dense_replace sliding_window max_window_layers layer_types"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 152_064,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, omit_mrope, read_attention_bias, read_layers_of_experts
 from fivefold.model.huggingface.rope import read_rope
@@ -88,7 +88,9 @@ ERNIE4_5_MOE = Family(
         "moe_k": "num_experts_per_tok",
         "moe_num_shared_experts": "n_shared_experts",
     }
-    | same("moe_intermediate_size moe_layer_start_index moe_layer_end_index moe_layer_interval router_aux_loss_coef"),
+    | map_same_names(
+        "moe_intermediate_size moe_layer_start_index moe_layer_end_index moe_layer_interval router_aux_loss_coef"
+    ),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 103_424,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -19,7 +19,7 @@ from fivefold.model.huggingface.mapping import (
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
-KEYS = decoder.KEYS | same("sliding_window layer_types") | {"sliding_window_pattern": "sliding_window_period"}
+KEYS = decoder.KEYS | map_same_names("sliding_window layer_types") | {"sliding_window_pattern": "sliding_window_period"}
 DEFAULTS = {
     **decoder.DEFAULTS,
     "vocab_size": 102_400,
@@ -79,7 +79,7 @@ EXAONE_MOE = Family(
     keys=KEYS
     | drop_keys(decoder.BIASED_EXPERT_KEYS, "num_local_experts", "n_routed_experts", "n_shared_experts")
     | {"num_shared_experts": "n_shared_experts"}
-    | same("num_experts first_k_dense_replace mlp_layer_types"),
+    | map_same_names("num_experts first_k_dense_replace mlp_layer_types"),
     defaults={
         **DEFAULTS,
         "first_k_dense_replace": 1,

@@ -6,7 +6,15 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, UNREAD_ROTARY_FACTOR, drop_keys, same
+from fivefold.model.huggingface.decoder import (
+    PLAIN_MLP,
+    QKV,
+    ROTARY,
+    SIZES,
+    UNREAD_ROTARY_FACTOR,
+    drop_keys,
+    map_same_names,
+)
 from fivefold.model.huggingface.family import Family, Fused, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -56,7 +64,7 @@ FALCON = Family(
     architecture="FalconForCausalLM",
     keys={"n_embed": "hidden_size"}
     | drop_keys(SIZES | ROTARY | UNREAD_ROTARY_FACTOR, "intermediate_size", "attention_dropout")
-    | same("new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn")
+    | map_same_names("new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn")
     | {
         "ffn_hidden_size": "intermediate_size",
         "num_kv_heads": "num_key_value_heads",

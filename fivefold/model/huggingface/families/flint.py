@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -39,7 +39,7 @@ FLINT = Family(
     model_type="flint",
     architecture="FlintForCausalLM",
     keys=decoder.KEYS
-    | same(
+    | map_same_names(
         "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob router_aux_loss_coef attention_bias "
         "shared_expert_intermediate_size mlp_only_layers decoder_sparse_step sliding_window layer_types"
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_rope_by_layers
@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 KEYS = (
     decoder.GROUPED
     | {"hidden_activation": "hidden_act"}
-    | same(
+    | map_same_names(
         "attention_bias query_pre_attn_scalar sliding_window layer_types attn_logit_softcapping final_logit_softcapping"
     )
 )
@@ -85,7 +85,7 @@ def _build_gemma3(config: Config) -> Model:
 GEMMA = Family(
     model_type="gemma",
     architecture="GemmaForCausalLM",
-    keys=decoder.KEYS | same("attention_bias"),
+    keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 256_000,
@@ -129,7 +129,7 @@ VAULTGEMMA = replace(
 GEMMA3_TEXT = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    keys=KEYS | same("rope_local_base_freq sliding_window_pattern"),
+    keys=KEYS | map_same_names("rope_local_base_freq sliding_window_pattern"),
     defaults={
         **DEFAULTS,
         "vocab_size": 262_208,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -21,7 +21,7 @@ from fivefold.model.huggingface.mapping import (
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
-KEYS = decoder.KEYS | same("partial_rotary_factor attention_bias")
+KEYS = decoder.KEYS | map_same_names("partial_rotary_factor attention_bias")
 DEFAULTS = {
     **decoder.DEFAULTS,
     "vocab_size": 151_552,
@@ -103,7 +103,7 @@ GLM4_MOE = Family(
     keys=decoder.KEYS
     | decoder.BIASED_EXPERT_KEYS
     | decoder.MTP_KEYS
-    | same("partial_rotary_factor attention_bias use_qk_norm first_k_dense_replace"),
+    | map_same_names("partial_rotary_factor attention_bias use_qk_norm first_k_dense_replace"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 151_552,
@@ -134,7 +134,7 @@ GLM4_MOE_LITE = Family(
     | decoder.LATENT_KEYS
     | decoder.BIASED_EXPERT_KEYS
     | {"head_dim": "qk_rope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim"}
-    | same("mlp_layer_types"),
+    | map_same_names("mlp_layer_types"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 154_880,

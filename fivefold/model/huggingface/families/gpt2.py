@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, same
+from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, map_same_names
 from fivefold.model.huggingface.family import Family, Fused, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
-KEYS = GPT_KEYS | same("scale_attn_weights")
+KEYS = GPT_KEYS | map_same_names("scale_attn_weights")
 DEFAULTS = {
     "vocab_size": 50_257,
     "hidden_size": 768,
@@ -84,7 +84,7 @@ GPT2 = Family(
 GPT_BIGCODE = Family(
     model_type="gpt_bigcode",
     architecture="GPTBigCodeForCausalLM",
-    keys=KEYS | same("multi_query"),
+    keys=KEYS | map_same_names("multi_query"),
     defaults={**DEFAULTS, "hidden_act": "gelu_pytorch_tanh", "multi_query": True},
     supported=CROSS_ATTENTION,
     to_model=_build_gpt_bigcode,

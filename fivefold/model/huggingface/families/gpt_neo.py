@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import SIZES, drop_keys, same
+from fivefold.model.huggingface.decoder import SIZES, drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period
 from fivefold.model.spec import Model
@@ -40,7 +40,7 @@ def _build_gpt_neo(config: Config) -> Model:
 
 
 def _write_gpt_neo(model: Model) -> dict[str, Any]:
-    kinds = ["local" if model.slides(layer) else "global" for layer in range(model.layers)]
+    kinds = ["local" if model.has_window(layer) else "global" for layer in range(model.layers)]
     return {
         "attention_types": [[[kind], len(list(repeats))] for kind, repeats in groupby(kinds)],
         "window_size": model.window or 256,
@@ -62,7 +62,7 @@ GPT_NEO = Family(
         "resid_dropout": "hidden_dropout",
         "embed_dropout": "embedding_dropout",
     }
-    | same("attention_types"),
+    | map_same_names("attention_types"),
     defaults={
         "vocab_size": 50_257,
         "hidden_size": 2048,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, drop_keys, same
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Fused
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -31,7 +31,7 @@ GPT_NEOX = Family(
     keys=SIZES
     | drop_keys(ROTARY, "rope_theta")
     | {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor", "layer_norm_eps": "norm_epsilon"}
-    | same("hidden_act head_dim attention_bias hidden_dropout use_parallel_residual"),
+    | map_same_names("hidden_act head_dim attention_bias hidden_dropout use_parallel_residual"),
     defaults={
         "vocab_size": 50_432,
         "hidden_size": 6144,

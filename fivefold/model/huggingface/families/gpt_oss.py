@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, same
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
 from fivefold.model.huggingface.family import Family, Fused, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope
@@ -37,7 +37,7 @@ def _write_gpt_oss(model: Model) -> dict[str, Any]:
 GPT_OSS = Family(
     model_type="gpt_oss",
     architecture="GptOssForCausalLM",
-    keys=decoder.GROUPED | decoder.EXPERT_KEYS | same("attention_bias sliding_window layer_types"),
+    keys=decoder.GROUPED | decoder.EXPERT_KEYS | map_same_names("attention_bias sliding_window layer_types"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 201_088,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, same
+from fivefold.model.huggingface.decoder import GPT_KEYS, map_same_names
 from fivefold.model.huggingface.family import Family, Fused
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
 
-KEYS = GPT_KEYS | same("rotary_dim")
+KEYS = GPT_KEYS | map_same_names("rotary_dim")
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 50_400,
     "hidden_size": 4096,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, drop_keys, same
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Fused, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -23,15 +23,15 @@ from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
-KEYS = decoder.KEYS | same(
+KEYS = decoder.KEYS | map_same_names(
     "attention_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
 )
 DEFAULTS = {**decoder.DEFAULTS, "intermediate_size": 11_008, "attention_multiplier": 1.0}
 
 
-EXPERT_KEYS = KEYS | same("num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
+EXPERT_KEYS = KEYS | map_same_names("num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
 SHARED_KEY = {"shared_intermediate_size": "shared_expert_intermediate_size"}
-SWASH_KEYS = same("sliding_window layer_types layer_rope_theta")
+SWASH_KEYS = map_same_names("sliding_window layer_types layer_rope_theta")
 EXPERT_DEFAULTS = {**DEFAULTS, "num_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001}
 EXPERT_TENSORS = decoder.TENSORS | {
     "moe.router": "block_sparse_moe.router.layer",
@@ -119,7 +119,7 @@ def _build_granitemoehybrid(config: Config) -> Model:
 
 
 def _write_granitemoehybrid(model: Model) -> dict[str, Any]:
-    kinds = ["full_attention" if model.attends(layer) else "linear_attention" for layer in range(model.layers)]
+    kinds = ["full_attention" if model.has_attention(layer) else "linear_attention" for layer in range(model.layers)]
     return {
         "layer_types": kinds,
         "position_embedding_type": "rope" if model.position == "rope" else None,
@@ -142,7 +142,7 @@ def _build_granitemoe(config: Config) -> Model:
 GRANITE = Family(
     model_type="granite",
     architecture="GraniteForCausalLM",
-    keys=KEYS | same("mlp_bias"),
+    keys=KEYS | map_same_names("mlp_bias"),
     defaults=DEFAULTS,
     to_model=_build_granite,
     tensors=decoder.TENSORS,
@@ -172,7 +172,7 @@ GRANITEMOEHYBRID = Family(
     keys=drop_keys(EXPERT_KEYS, "hidden_act")
     | SHARED_KEY
     | state_space.KEYS
-    | {"layers_block_type": "layer_types", **same("layer_types position_embedding_type")},
+    | {"layers_block_type": "layer_types", **map_same_names("layer_types position_embedding_type")},
     defaults={**EXPERT_DEFAULTS, **state_space.DEFAULTS, "shared_expert_intermediate_size": 1024},
     supported=state_space.ACTIVATION,
     to_model=_build_granitemoehybrid,
@@ -187,7 +187,7 @@ GRANITEMOEHYBRID = Family(
 GRANITE_SWA = Family(
     model_type="granite_swa",
     architecture="GraniteSWAForCausalLM",
-    keys=KEYS | same("mlp_bias") | SWASH_KEYS,
+    keys=KEYS | map_same_names("mlp_bias") | SWASH_KEYS,
     defaults={
         **DEFAULTS,
         "vocab_size": 100_352,

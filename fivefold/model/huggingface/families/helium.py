@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.huggingface.rope import read_rope
@@ -25,7 +25,7 @@ def _build_helium(config: Config) -> Model:
 HELIUM = Family(
     model_type="helium",
     architecture="HeliumForCausalLM",
-    keys=decoder.KEYS | same("attention_bias mlp_bias"),
+    keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 48_000,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -21,7 +21,7 @@ from fivefold.model.huggingface.mapping import (
 from fivefold.model.huggingface.rope import read_rope, read_table
 from fivefold.model.spec import Model
 
-V1_KEYS = drop_keys(decoder.KEYS, "original_max_position_embeddings") | same("attention_bias")
+V1_KEYS = drop_keys(decoder.KEYS, "original_max_position_embeddings") | map_same_names("attention_bias")
 V1_DEFAULTS = {
     **decoder.DEFAULTS,
     "vocab_size": 290_943,
@@ -102,7 +102,7 @@ HY_V3 = Family(
         "num_shared_experts": "n_shared_experts",
         "router_scaling_factor": "routed_scaling_factor",
     }
-    | same("attention_bias mlp_bias num_experts_per_tok moe_intermediate_size mlp_layer_types"),
+    | map_same_names("attention_bias mlp_bias num_experts_per_tok moe_intermediate_size mlp_layer_types"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 120_832,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_head_dim
 from fivefold.model.huggingface.rope import read_rope
@@ -32,7 +32,9 @@ HYPERCLOVAX = Family(
     architecture="HyperCLOVAXForCausalLM",
     keys=decoder.KEYS
     | {"logits_scaling": "logit_scale"}
-    | same("attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier use_post_norm"),
+    | map_same_names(
+        "attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier use_post_norm"
+    ),
     defaults={**decoder.DEFAULTS, "intermediate_size": 11_008, "use_post_norm": True},
     to_model=_build_hyperclovax,
     tensors=decoder.TENSORS | {"norm1_post": "post_norm1", "norm2_post": "post_norm2"},

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period, read_experts, read_mixers
 from fivefold.model.shape import MixerName
@@ -35,7 +35,7 @@ def _build_jamba(config: Config) -> Model:
 def _write_layers(model: Model) -> dict[str, Any]:
     net = model.mamba
     layers = range(model.layers)
-    period, offset = _find_every([model.attends(layer) for layer in layers])
+    period, offset = _find_every([model.has_attention(layer) for layer in layers])
     expert_period, expert_offset = _find_every([model.is_moe(layer) for layer in layers])
     states = (
         {}
@@ -72,8 +72,8 @@ JAMBA = Family(
     model_type="jamba",
     architecture="JambaForCausalLM",
     keys=drop_keys(decoder.SIZES, "tie_word_embeddings")
-    | same("tie_word_embeddings num_key_value_heads head_dim attn_layer_period attn_layer_offset")
-    | same("expert_layer_period expert_layer_offset")
+    | map_same_names("tie_word_embeddings num_key_value_heads head_dim attn_layer_period attn_layer_offset")
+    | map_same_names("expert_layer_period expert_layer_offset")
     | decoder.EXPERT_KEYS
     | {
         "num_local_experts": "num_experts",

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -43,7 +43,7 @@ KOLIBRI1 = Family(
     architecture="Kolibri1ForCausalLM",
     keys=drop_keys(decoder.KEYS, "intermediate_size")
     | {"num_experts": "num_experts", "num_local_experts": "num_experts"}
-    | same(
+    | map_same_names(
         "num_experts_per_tok moe_intermediate_size norm_topk_prob shared_expert_intermediate_size sliding_window "
         "layer_types"
     ),

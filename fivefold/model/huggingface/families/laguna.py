@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_mlp_layer_types, read_shared_expert, read_windows
 from fivefold.model.huggingface.rope import read_rope_tables
@@ -77,7 +77,7 @@ LAGUNA = Family(
     architecture="LagunaForCausalLM",
     keys=drop_keys(decoder.KEYS, "rope_theta", "rope_scaling", "original_max_position_embeddings")
     | {"num_attention_heads_per_layer": "heads_of_layers", "moe_routed_scaling_factor": "routed_scaling_factor"}
-    | same(
+    | map_same_names(
         "num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size router_aux_loss_coef "
         "sliding_window layer_types mlp_layer_types gating"
     ),

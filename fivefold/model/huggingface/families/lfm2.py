@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, find_period, read_mixers
 from fivefold.model.huggingface.rope import KINDS as ROPE_KINDS
@@ -86,7 +86,7 @@ def _write_lfm3(model: Model) -> dict[str, Any]:
     """Return the kinds of layers, and their rotary tables."""
     kinds = {"short_conv": "conv", "attention": "full_attention"}
     types = [
-        "sliding_attention" if model.slides(layer) else kinds.get(model.mixer_name(layer), "full_attention")
+        "sliding_attention" if model.has_window(layer) else kinds.get(model.mixer_name(layer), "full_attention")
         for layer in range(model.layers)
     ]
     return {
@@ -111,7 +111,7 @@ KEYS = {
     **drop_keys(decoder.GROUPED, "rms_norm_eps", "attention_dropout"),
     "norm_eps": "norm_epsilon",
     "conv_L_cache": "conv_taps",
-    **same("conv_bias layer_types"),
+    **map_same_names("conv_bias layer_types"),
 }
 DEFAULTS = {
     **decoder.DEFAULTS,
@@ -159,7 +159,7 @@ LFM2_MOE = Family(
     architecture="Lfm2MoeForCausalLM",
     keys={
         **KEYS,
-        **same("num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob routed_scaling_factor"),
+        **map_same_names("num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob routed_scaling_factor"),
         "num_dense_layers": "first_k_dense_replace",
         "use_expert_bias": "use_routing_bias",
     },
@@ -193,7 +193,7 @@ LFM3 = Family(
     architecture="Lfm3ForCausalLM",
     keys={
         **drop_keys(KEYS, "tie_embedding", "rope_theta", "rope_scaling", "original_max_position_embeddings"),
-        **same("sliding_window use_attention_gate attention_dropout"),
+        **map_same_names("sliding_window use_attention_gate attention_dropout"),
         "use_sandwich_norm": "use_post_norm",
     },
     defaults={

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
-KEYS = decoder.KEYS | same("attention_bias mlp_bias")
+KEYS = decoder.KEYS | map_same_names("attention_bias mlp_bias")
 
 
 def _build_llama(config: Config) -> Model:

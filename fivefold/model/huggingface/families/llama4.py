@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, same
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
 from fivefold.model.huggingface.family import Family, Fused, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -67,7 +67,7 @@ def _write_llama4(model: Model) -> dict[str, Any]:
         "intermediate_size": model.moe.ffn if model.moe else model.ffn,
         "use_qk_norm": model.qk_norm == "unit",
         "moe_layers": [layer for layer in layers if model.is_moe(layer)],
-        "layer_types": [kinds[model.slides(layer)] for layer in layers],
+        "layer_types": [kinds[model.has_window(layer)] for layer in layers],
         "attention_chunk_size": model.window or 8192,
         "attn_temperature_tuning": temperature is not None,
         **({"attn_scale": temperature.scale, "floor_scale": temperature.floor} if temperature else {}),
@@ -79,7 +79,7 @@ LLAMA4_TEXT = Family(
     architecture="Llama4ForCausalLM",
     keys=decoder.KEYS
     | {"num_local_experts": "num_experts"}
-    | same(
+    | map_same_names(
         "intermediate_size_mlp num_experts_per_tok moe_layers interleave_moe_layer_step use_qk_norm no_rope_layers "
         "no_rope_layer_interval attention_chunk_size layer_types attn_temperature_tuning floor_scale attn_scale "
         "router_aux_loss_coef "  # its class does not apply it

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -52,7 +52,7 @@ def _write_falcon_mamba(model: Model) -> dict[str, Any]:
 MAMBA = Family(
     model_type="mamba",
     architecture="MambaForCausalLM",
-    keys=same("vocab_size hidden_size intermediate_size num_hidden_layers tie_word_embeddings")
+    keys=map_same_names("vocab_size hidden_size intermediate_size num_hidden_layers tie_word_embeddings")
     | {
         "layer_norm_epsilon": "norm_epsilon",
         "state_size": "ssm_state",
@@ -83,7 +83,7 @@ FALCON_MAMBA = replace(
     MAMBA,
     model_type="falcon_mamba",
     architecture="FalconMambaForCausalLM",
-    keys={**MAMBA.keys, **same("mixer_rms_eps")},
+    keys={**MAMBA.keys, **map_same_names("mixer_rms_eps")},
     to_model=_build_falcon_mamba,
     write=_write_falcon_mamba,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -25,7 +25,7 @@ def _build_mamba2(config: Config) -> Model:
     )
 
 
-KEYS = same("vocab_size hidden_size num_hidden_layers tie_word_embeddings time_step_limit") | {
+KEYS = map_same_names("vocab_size hidden_size num_hidden_layers tie_word_embeddings time_step_limit") | {
     "layer_norm_epsilon": "norm_epsilon",
     "num_heads": "ssm_heads",
     "head_dim": "ssm_head_dim",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mlp_layer_types, read_windows
 from fivefold.model.huggingface.rope import read_rope_by_layers
@@ -30,7 +30,7 @@ MELLUM = Family(
     architecture="MellumForCausalLM",
     keys=drop_keys(decoder.KEYS, "rope_theta", "rope_scaling", "original_max_position_embeddings")
     | {"num_experts": "num_experts", "num_local_experts": "num_experts"}
-    | same(
+    | map_same_names(
         "num_experts_per_tok moe_intermediate_size norm_topk_prob router_aux_loss_coef attention_bias sliding_window "
         "layer_types mlp_layer_types"
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -43,7 +43,7 @@ MIMO_V2_FLASH = Family(
     architecture="MiMoV2FlashForCausalLM",
     keys=drop_keys(decoder.KEYS, "rope_theta", "rope_scaling", "original_max_position_embeddings")
     | drop_keys(decoder.BIASED_EXPERT_KEYS, "n_shared_experts")
-    | same("attention_bias sliding_window layer_types mlp_layer_types v_head_dim")
+    | map_same_names("attention_bias sliding_window layer_types mlp_layer_types v_head_dim")
     | {"attention_value_scale": "value_scale", "sliding_window_size": "tokens_before"},
     defaults={
         **decoder.DEFAULTS,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
 from fivefold.model.huggingface.rope import read_rope
@@ -41,7 +41,7 @@ MINICPM3 = Family(
     keys=drop_keys(decoder.KEYS, "head_dim")
     | drop_keys(decoder.LATENT_KEYS, "rope_interleave")
     | {"scale_emb": "embedding_multiplier"}
-    | same("mlp_bias scale_depth dim_model_base"),
+    | map_same_names("mlp_bias scale_depth dim_model_base"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 73_448,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_experts
 from fivefold.model.huggingface.rope import read_rope
@@ -23,7 +23,7 @@ def _build_minimax_m2(config: Config) -> Model:
 MINIMAX_M2 = Family(
     model_type="minimax_m2",
     architecture="MiniMaxM2ForCausalLM",
-    keys=decoder.KEYS | decoder.EXPERT_KEYS | same("partial_rotary_factor rotary_dim"),
+    keys=decoder.KEYS | decoder.EXPERT_KEYS | map_same_names("partial_rotary_factor rotary_dim"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 200_064,

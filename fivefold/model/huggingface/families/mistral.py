@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_temperature
@@ -43,7 +43,7 @@ def _build_mixtral(config: Config) -> Model:
 MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
-    keys=decoder.KEYS | same("sliding_window"),
+    keys=decoder.KEYS | map_same_names("sliding_window"),
     defaults={**DEFAULTS, "sliding_window": 4096},
     to_model=_build_mistral,
     tensors=decoder.TENSORS,
@@ -51,7 +51,7 @@ MISTRAL = Family(
 MINISTRAL = Family(
     model_type="ministral",
     architecture="MinistralForCausalLM",
-    keys=decoder.KEYS | same("sliding_window layer_types"),
+    keys=decoder.KEYS | map_same_names("sliding_window layer_types"),
     defaults={**DEFAULTS, "sliding_window": 4096},
     to_model=_build_ministral,
     tensors=decoder.TENSORS,
@@ -59,7 +59,7 @@ MINISTRAL = Family(
 MINISTRAL3 = Family(
     model_type="ministral3",
     architecture="Ministral3ForCausalLM",
-    keys=drop_keys(decoder.KEYS, "original_max_position_embeddings") | same("sliding_window"),
+    keys=drop_keys(decoder.KEYS, "original_max_position_embeddings") | map_same_names("sliding_window"),
     defaults={
         **DEFAULTS,
         "vocab_size": 131_072,
@@ -84,7 +84,7 @@ MINISTRAL3 = Family(
 MIXTRAL = Family(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
-    keys=decoder.KEYS | decoder.EXPERT_KEYS | same("sliding_window"),
+    keys=decoder.KEYS | decoder.EXPERT_KEYS | map_same_names("sliding_window"),
     defaults={
         **DEFAULTS,
         "norm_epsilon": 1e-5,

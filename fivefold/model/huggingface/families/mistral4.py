@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_biased_experts, read_latent
 from fivefold.model.huggingface.rope import read_rope, read_temperature
@@ -30,7 +30,7 @@ MISTRAL4 = Family(
     keys=drop_keys(decoder.KEYS, "original_max_position_embeddings", "head_dim", "partial_rotary_factor")
     | drop_keys(decoder.BIASED_EXPERT_KEYS, "n_group", "topk_group")
     | decoder.LATENT_KEYS
-    | same("first_k_dense_replace"),
+    | map_same_names("first_k_dense_replace"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 131_072,

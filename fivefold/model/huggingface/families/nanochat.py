@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -29,7 +29,7 @@ def _build_nanochat(config: Config) -> Model:
 NANOCHAT = Family(
     model_type="nanochat",
     architecture="NanoChatForCausalLM",
-    keys=decoder.KEYS | same("attention_bias final_logit_softcapping"),
+    keys=decoder.KEYS | map_same_names("attention_bias final_logit_softcapping"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 50_304,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import build_model, omit_mrope, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
@@ -26,7 +26,9 @@ def _build_cosmos3_edge(config: Config) -> Model:
 NEMOTRON = Family(
     model_type="nemotron",
     architecture="NemotronForCausalLM",
-    keys=decoder.LAYER_NORM_KEYS | {"norm_eps": "norm_epsilon"} | same("partial_rotary_factor attention_bias mlp_bias"),
+    keys=decoder.LAYER_NORM_KEYS
+    | {"norm_eps": "norm_epsilon"}
+    | map_same_names("partial_rotary_factor attention_bias mlp_bias"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 256_000,
@@ -45,7 +47,7 @@ NEMOTRON = Family(
 COSMOS3_EDGE_TEXT = Family(
     model_type="cosmos3_edge_text",
     architecture="Cosmos3EdgeTextModel",
-    keys=decoder.KEYS | same("attention_bias mlp_bias"),
+    keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 131_072,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, find_period, read_biased_experts
 from fivefold.model.shape import MixerName
@@ -56,7 +56,7 @@ def _write_layers(model: Model) -> dict[str, Any]:
         "linear_attention"
         if model.mixer(layer)
         else "full_attention"
-        if model.attends(layer)
+        if model.has_attention(layer)
         else "moe"
         if model.is_moe(layer)
         else "mlp"
@@ -86,7 +86,7 @@ NEMOTRON_H = Family(
     architecture="NemotronHForCausalLM",
     keys=drop_keys(decoder.SIZES, "num_hidden_layers", "tie_word_embeddings")
     | drop_keys(decoder.BIASED_EXPERT_KEYS, "n_shared_experts")
-    | same("num_key_value_heads head_dim mlp_bias layer_types time_step_min")
+    | map_same_names("num_key_value_heads head_dim mlp_bias layer_types time_step_min")
     | {
         "layers_block_type": "layer_types",
         "hybrid_override_pattern": "layer_pattern",

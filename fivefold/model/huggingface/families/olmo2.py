@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -70,7 +70,7 @@ def _build_olmoe(config: Config) -> Model:
 OLMO1 = Family(
     model_type="olmo",
     architecture="OlmoForCausalLM",
-    keys=drop_keys(decoder.KEYS, "rms_norm_eps") | CLIP | same("attention_bias"),
+    keys=drop_keys(decoder.KEYS, "rms_norm_eps") | CLIP | map_same_names("attention_bias"),
     defaults=DEFAULTS,
     to_model=_build_olmo1,
     tensors=decoder.TENSORS,
@@ -78,7 +78,7 @@ OLMO1 = Family(
 OLMO2 = Family(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
-    keys=decoder.KEYS | same("attention_bias"),
+    keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults=DEFAULTS,
     to_model=_build_olmo2,
     tensors=TENSORS,
@@ -86,7 +86,7 @@ OLMO2 = Family(
 OLMO3 = Family(
     model_type="olmo3",
     architecture="Olmo3ForCausalLM",
-    keys=decoder.KEYS | same("attention_bias sliding_window layer_types"),
+    keys=decoder.KEYS | map_same_names("attention_bias sliding_window layer_types"),
     defaults={
         **DEFAULTS,
         "sliding_window": 4096,
@@ -101,7 +101,7 @@ OLMO3 = Family(
 FLEX_OLMO = Family(
     model_type="flex_olmo",
     architecture="FlexOlmoForCausalLM",
-    keys=decoder.KEYS | EXPERT_KEYS | same("attention_bias norm_topk_prob"),
+    keys=decoder.KEYS | EXPERT_KEYS | map_same_names("attention_bias norm_topk_prob"),
     defaults={
         **DEFAULTS,
         "vocab_size": 100_352,
@@ -120,7 +120,7 @@ FLEX_OLMO = Family(
 OLMOE = Family(
     model_type="olmoe",
     architecture="OlmoeForCausalLM",
-    keys=decoder.KEYS | EXPERT_KEYS | CLIP | same("attention_bias norm_topk_prob"),
+    keys=decoder.KEYS | EXPERT_KEYS | CLIP | map_same_names("attention_bias norm_topk_prob"),
     defaults={
         **DEFAULTS,
         "hidden_size": 2048,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -89,7 +89,7 @@ BIOGPT = Family(
     model_type="biogpt",
     architecture="BioGptForCausalLM",
     keys=drop_keys(decoder.SIZES, "attention_dropout")
-    | same("hidden_act")
+    | map_same_names("hidden_act")
     | {
         "hidden_dropout_prob": "hidden_dropout",
         "attention_probs_dropout_prob": "attention_dropout",

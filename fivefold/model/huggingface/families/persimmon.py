@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, drop_keys, same
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Fused, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -31,7 +31,7 @@ PERSIMMON = Family(
     architecture="PersimmonForCausalLM",
     keys=drop_keys(decoder.LAYER_NORM_KEYS, "num_key_value_heads", "head_dim")
     | {"layer_norm_eps": "norm_epsilon", "qk_layernorm": "use_qk_norm"}
-    | same("partial_rotary_factor"),
+    | map_same_names("partial_rotary_factor"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 262_144,

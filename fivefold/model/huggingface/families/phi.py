@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import QKV, same
+from fivefold.model.huggingface.decoder import QKV, map_same_names
 from fivefold.model.huggingface.family import Family, Fused, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_table
@@ -65,7 +65,7 @@ PHI = Family(
         "resid_pdrop": "hidden_dropout",
         "embd_pdrop": "embedding_dropout",
     }
-    | same("partial_rotary_factor"),
+    | map_same_names("partial_rotary_factor"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 51_200,
@@ -91,7 +91,7 @@ PHI = Family(
 PHI3 = Family(
     model_type="phi3",
     architecture="Phi3ForCausalLM",
-    keys=decoder.KEYS | same("partial_rotary_factor sliding_window") | {"resid_pdrop": "hidden_dropout"},
+    keys=decoder.KEYS | map_same_names("partial_rotary_factor sliding_window") | {"resid_pdrop": "hidden_dropout"},
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 32_064,
@@ -109,7 +109,7 @@ PHIMOE = Family(
     model_type="phimoe",
     architecture="PhimoeForCausalLM",
     keys=decoder.KEYS
-    | same("attention_bias sliding_window router_aux_loss_coef")
+    | map_same_names("attention_bias sliding_window router_aux_loss_coef")
     | {"lm_head_bias": "head_bias", "num_local_experts": "num_experts"},
     defaults={
         **decoder.DEFAULTS,

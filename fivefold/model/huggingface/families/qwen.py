@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -19,7 +19,7 @@ from fivefold.model.huggingface.mapping import (
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
-WINDOWS = same("use_sliding_window sliding_window max_window_layers layer_types")
+WINDOWS = map_same_names("use_sliding_window sliding_window max_window_layers layer_types")
 DEFAULTS = {
     **decoder.DEFAULTS,
     "vocab_size": 151_936,
@@ -121,7 +121,7 @@ QWEN2_5_VL_TEXT = Family(
 QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    keys=decoder.KEYS | WINDOWS | same("attention_bias"),
+    keys=decoder.KEYS | WINDOWS | map_same_names("attention_bias"),
     defaults={**DEFAULTS, "head_dim": 128},
     to_model=_build_qwen3,
     tensors=decoder.TENSORS,
@@ -131,7 +131,7 @@ QWEN3_MOE = Family(
     architecture="Qwen3MoeForCausalLM",
     keys=decoder.KEYS
     | {"num_local_experts": "num_experts", "num_experts": "num_experts"}
-    | same(
+    | map_same_names(
         "num_experts_per_tok router_aux_loss_coef attention_bias use_sliding_window sliding_window "
         "moe_intermediate_size norm_topk_prob mlp_only_layers"
     ),
@@ -160,7 +160,7 @@ QWEN2_MOE = Family(
     keys=decoder.KEYS
     | WINDOWS
     | {"num_local_experts": "num_experts", "num_experts": "num_experts", "qkv_bias": "attention_bias"}
-    | same(
+    | map_same_names(
         "num_experts_per_tok router_aux_loss_coef moe_intermediate_size shared_expert_intermediate_size "
         "norm_topk_prob mlp_only_layers decoder_sparse_step"
     ),
@@ -188,7 +188,7 @@ QWEN2_VL_TEXT = replace(QWEN2_5_VL_TEXT, model_type="qwen2_vl_text", architectur
 QWEN3_VL_TEXT = Family(
     model_type="qwen3_vl_text",
     architecture="Qwen3VLTextModel",
-    keys=decoder.KEYS | same("attention_bias"),
+    keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
         **DEFAULTS,
         "head_dim": 128,
@@ -242,7 +242,7 @@ QWEN3_OMNI_MOE_TEXT = replace(
     QWEN3_VL_MOE_TEXT,
     model_type="qwen3_omni_moe_text",
     architecture="Qwen3OmniMoeThinkerTextModel",
-    keys={**QWEN3_VL_MOE_TEXT.keys, **same("norm_topk_prob")},
+    keys={**QWEN3_VL_MOE_TEXT.keys, **map_same_names("norm_topk_prob")},
     defaults={
         **QWEN3_MOE.defaults,
         "vocab_size": 3584,

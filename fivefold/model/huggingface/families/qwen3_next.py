@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Fused, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -94,10 +94,10 @@ KEYS = (
         "linear_key_head_dim": "linear_key_dim",
         "linear_value_head_dim": "linear_value_dim",
     }
-    | same("attention_bias layer_types full_attention_interval partial_rotary_factor")
+    | map_same_names("attention_bias layer_types full_attention_interval partial_rotary_factor")
 )
 ACTIVATION = {"hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU")}
-EXPERT_KEYS = same(
+EXPERT_KEYS = map_same_names(
     "num_experts num_experts_per_tok router_aux_loss_coef moe_intermediate_size shared_expert_intermediate_size"
 )
 DEFAULTS = {
@@ -136,7 +136,7 @@ QWEN3_5_TENSORS: dict[str, str | Fused] = {
 QWEN3_NEXT = Family(
     model_type="qwen3_next",
     architecture="Qwen3NextForCausalLM",
-    keys=KEYS | EXPERT_KEYS | same("norm_topk_prob mlp_only_layers decoder_sparse_step"),
+    keys=KEYS | EXPERT_KEYS | map_same_names("norm_topk_prob mlp_only_layers decoder_sparse_step"),
     defaults={
         **EXPERT_DEFAULTS,
         "vocab_size": 151_936,

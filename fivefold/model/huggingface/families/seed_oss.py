@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -19,7 +19,9 @@ def _build_seed_oss(config: Config) -> Model:
 SEED_OSS = Family(
     model_type="seed_oss",
     architecture="SeedOssForCausalLM",
-    keys=decoder.KEYS | same("attention_bias attention_out_bias mlp_bias") | {"residual_dropout": "hidden_dropout"},
+    keys=decoder.KEYS
+    | map_same_names("attention_bias attention_out_bias mlp_bias")
+    | {"residual_dropout": "hidden_dropout"},
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 155_136,

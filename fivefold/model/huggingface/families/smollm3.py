@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -30,7 +30,7 @@ SMOLLM3 = Family(
     model_type="smollm3",
     architecture="SmolLM3ForCausalLM",
     keys=decoder.KEYS
-    | same(
+    | map_same_names(
         "attention_bias mlp_bias use_sliding_window sliding_window layer_types no_rope_layers no_rope_layer_interval"
     ),
     defaults={

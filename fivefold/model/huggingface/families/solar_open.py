@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts
 from fivefold.model.huggingface.rope import read_rope
@@ -19,7 +19,7 @@ def _build_solar_open(config: Config) -> Model:
 SOLAR_OPEN = Family(
     model_type="solar_open",
     architecture="SolarOpenForCausalLM",
-    keys=drop_keys(decoder.KEYS, "intermediate_size") | decoder.BIASED_EXPERT_KEYS | same("attention_bias"),
+    keys=drop_keys(decoder.KEYS, "intermediate_size") | decoder.BIASED_EXPERT_KEYS | map_same_names("attention_bias"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 196_608,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, same
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -23,7 +23,7 @@ STABLELM = Family(
     architecture="StableLmForCausalLM",
     keys=drop_keys(decoder.LAYER_NORM_KEYS, "head_dim")
     | {"layer_norm_eps": "norm_epsilon", "use_qkv_bias": "attention_bias"}
-    | same("partial_rotary_factor use_parallel_residual"),
+    | map_same_names("partial_rotary_factor use_parallel_residual"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 50_304,

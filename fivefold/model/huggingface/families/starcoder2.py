@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import same
+from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
 from fivefold.model.huggingface.rope import read_rope
@@ -22,7 +22,7 @@ STARCODER2 = Family(
     architecture="Starcoder2ForCausalLM",
     keys=decoder.LAYER_NORM_KEYS
     | {"norm_epsilon": "norm_epsilon", "use_bias": "attention_bias", "residual_dropout": "hidden_dropout"}
-    | same("sliding_window embedding_dropout"),
+    | map_same_names("sliding_window embedding_dropout"),
     defaults={
         **decoder.DEFAULTS,
         "vocab_size": 49_152,

@@ -53,7 +53,7 @@ def driver_bytes(machine: Machine, layout: Layout) -> int:
     return _driver_bytes(machine, communicators(layout))
 
 
-def least_driver_bytes(machine: Machine, world: int) -> int:
+def min_driver_bytes(machine: Machine, world: int) -> int:
     """Return ``driver_bytes`` of the layout over ``world`` ranks that has the fewest communicators."""
     return _driver_bytes(machine, 2 if world > 1 else 0)
 
@@ -136,8 +136,8 @@ def _fragments(
     largest tensor, usually the logits, and the rest of that block is lost. If a pipeline rank holds activations of
     several micro-batches, those of the others go there.
     """
-    first, second, third = (*map(segment, _largest(counts, layout, runs, most=constants.split_later)), 0, 0, 0)[:3]
-    kept_bytes = _staying(counts, layout, rank, chunks)
+    first, second, third = (*map(segment, _list_largest(counts, layout, runs, most=constants.split_later)), 0, 0, 0)[:3]
+    kept_bytes = _persistent_bytes(counts, layout, rank, chunks)
     has_room = rank.activations_bytes - first >= kept_bytes  # the logits are activations too
     stages = build_stages(counts, layout).chunks
     one_micro_batch = sum(stages[stage].kept for stage in chunks)
@@ -145,7 +145,7 @@ def _fragments(
     return second + max(min(first, second + third), lost_bytes)
 
 
-def _staying(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+def _persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
     """Return the bytes that are kept from one micro-batch to the next, or with a single one from one step to the next.
 
     These are the sums of gradients, unless they are sharded, or the optimizer's moments.
@@ -194,13 +194,13 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterat
             yield from (weight.numel for weight in select_trained(unit, counts.job).weights)
 
 
-def _largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, most: int) -> list[int]:
+def _list_largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, most: int) -> list[int]:
     """Return the sizes of a rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
     part, keeps = get_local_degrees(layout), policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:
         state = counts.states(layout, run.name)
-        sizes += counts.largest(run_part(part, run), run.name)
+        sizes += counts.largest_tensors(run_part(part, run), run.name)
         sizes += [] if keeps.weights_stay else [state.whole, state.travel]
         sizes += [] if keeps.gradients_stay else [state.sums]
     return nlargest(most, sizes)

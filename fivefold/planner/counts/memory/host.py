@@ -19,7 +19,7 @@ def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
     0 without offloading.
     """
     job = counts.job
-    offloaded = layout.offloads(job)
+    offloaded = layout.list_offloaded(job)
     if not offloaded:
         return 0
     counts_without_offload = counts if not job.offload else Counts(counts.model, job.replace(offload=()))

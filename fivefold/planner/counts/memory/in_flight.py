@@ -177,7 +177,7 @@ class LivePasses(NamedTuple):
 
 def iterate_passes(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
     """Yield every pass of one pipeline rank, in time order."""
-    return next(_count_ranks(table, rules, range(rank, rank + 1))).listed(table.stages).row(rank)
+    return next(_count_ranks(table, rules, range(rank, rank + 1))).to_live_passes(table.stages).row(rank)
 
 
 @lru_cache(maxsize=1024)
@@ -188,11 +188,11 @@ def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, rules: 
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
     passes_by_ranks = [counted.highest() for counted in _count_ranks(table, rules, range(pp))]
     columns = (np.concatenate(column) for column in zip(*passes_by_ranks, strict=True))
-    return Counted._make(columns).listed(table.stages)
+    return Counted._make(columns).to_live_passes(table.stages)
 
 
 @lru_cache(maxsize=1024)
-def alike_passes(
+def group_equal_passes(
     name: ScheduleName, pp: int, v: int, micro_batches: int, rules: Rules, kinds: tuple[int, ...]
 ) -> tuple[list[int], Ints]:
     """Return one kind of each group of equivalent kinds of ``live_passes``, and the group of every pass.
@@ -274,7 +274,7 @@ class Counted(NamedTuple):
         order = all_kept[np.lexsort((all_kept, self.kind[all_kept], self.stage[all_kept], self.rank[all_kept]))]
         return Counted._make(column[order] for column in self)
 
-    def listed(self, stages: int) -> LivePasses:
+    def to_live_passes(self, stages: int) -> LivePasses:
         """Return the same passes with the list of their distinct kinds."""
         code = self.kind * stages + self.stage
         code = ((code * 2 + self.first) * 2 + self.last) * 2 + self.held

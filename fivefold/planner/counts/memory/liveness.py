@@ -133,7 +133,7 @@ class SplitProfile(NamedTuple):
     backward_kept_bytes: int  # including what is kept for W so far
     backward_sums_bytes: int
     late_bytes: int  # inputs and output gradients kept between B and W
-    weights_peak_bytes: int  # peak of the rest of W, with the rest of ``late_bytes``
+    weights_peak_bytes: int  # peak of the rest of W, with the rest of ``deferred_bytes``
     closing_bytes: int  # live when the last gradient of W is made
     experts_bytes: int  # live when the last of the experts' gradients is made
     made_bytes: int  # bytes of the weight gradients that W makes

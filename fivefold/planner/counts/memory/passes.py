@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from fivefold.layout.sharding import joins_ends, needs_backward_gather, policy, regathers
+from fivefold.layout.sharding import gathers_for_backward, joins_ends, needs_backward_gather, policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
@@ -56,10 +56,10 @@ class Coalesced(NamedTuple):
     bucket: int  # bytes of gradients that are reduced at once
     by_weights: bool  # weights are gathered one by one, in the order of their use
     shards_come: bool  # ZeRO-2: this rank's gradients are allocated from the first reduction on
-    fetched: dict[int, Fetches | None]  # by stage, filled by ``_fetched_weights``
+    fetched: dict[int, Fetches | None]  # by stage, filled by ``_list_fetches``
 
     @property
-    def uneven(self) -> bool:
+    def is_uneven(self) -> bool:
         """Return True if live bytes do not grow evenly over equal units."""
         return self.by_weights or self.bucket > 0
 
@@ -95,7 +95,7 @@ class PassRules(NamedTuple):
 def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
     """Return the rules of the passes of a layout with the stages ``stages``."""
     job, stack, part = counts.job, counts.job.stack, get_local_degrees(layout)
-    local, gathers = counts.local(part), not policy(layout, job).weights_stay
+    local, gathers = counts.get_local(part), not policy(layout, job).weights_stay
     buffers = stage_buffers(layout, job, stages=len(stages.chunks), stream=local.entry_bytes)
     coalesced = _find_coalesced(counts, layout)
     retains_gather_output = stack.comm_buffers == "retained" and layout.shards > 1 and not coalesced.by_weights
@@ -109,14 +109,14 @@ def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
         buffers=buffers,
         coalesced=coalesced,
         gathers=gathers,
-        keeps=gathers and not regathers(layout, job),
+        keeps=gathers and not gathers_for_backward(layout, job),
         ahead="dp" in stack.overlap and stack.param_all_gather == "overlapped" and not retains_gather_output,
         holds=retains_gather_output,
         root=joins_ends(layout, job),
         embed=retains_gather_output and needs_backward_gather("embed", layout, job),
         graph=stack.deferred_wgrad == "graph",
         lingers=stack.loss == "low_precision",
-        offloads="activations" in layout.offloads(job),
+        offloads="activations" in layout.list_offloaded(job),
         stream=local.entry_bytes,
         own_tokens=16 * local.rows if layout.cp > 1 else 0,
         kinds=tuple(first_stages.setdefault(equality_key, stage) for stage, equality_key in enumerate(equality_keys)),
@@ -132,14 +132,14 @@ def pass_peak(rules: PassRules, own: PassKind) -> tuple[int, Cause]:
     )
     peak = rules.stages.peaks.get(key)
     if peak is None:
-        moments = pass_moments(rules, own._replace(last=last), all_ends=rules.coalesced.uneven)
+        moments = pass_moments(rules, own._replace(last=last), all_ends=rules.coalesced.is_uneven)
         peak = rules.stages.peaks[key] = max(((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0))
     return peak
 
 
 def pass_moments(rules: PassRules, own: PassKind, *, all_ends: bool = False) -> Iterator[LiveBytes]:
     """Return the moments of a pass in order; ``all_ends``: also of units that cannot be the peak."""
-    kind, stage, first = own.kind, own.stage, own.first and not rules.reductions.lasting
+    kind, stage, first = own.kind, own.stage, own.first and not rules.reductions.is_persistent
     units: Sequence[RunMemory] = rules.stages.chunks[stage].runs
     if all_ends:
         units = [unit._replace(noted=True) for unit in units]
@@ -151,7 +151,7 @@ def pass_moments(rules: PassRules, own: PassKind, *, all_ends: bool = False) -> 
         return iter([LiveBytes(cause, lag, kept_size, gathered, rest)])
     if kind == "W" and not w_does_all:
         moments = _weights(rules, units, first=first, last=own.last, lagging=lag)
-        return _subtract_activations(moments, rules.buffers.of_graph(stage)) if rules.graph else moments
+        return _subtract_activations(moments, rules.buffers.graph_bytes(stage)) if rules.graph else moments
     if kind == "F":
         moments = _forward(rules, units, first=first, held=own.held, lagging=lag)
     else:
@@ -168,13 +168,13 @@ def _subtract_activations(moments: Iterator[LiveBytes], size: int) -> Iterator[L
     return (moment._replace(activations=max(0, moment.activations - size)) for moment in moments)
 
 
-def late_bytes(rules: PassRules, stage: int) -> int:
+def deferred_bytes(rules: PassRules, stage: int) -> int:
     """Return the bytes that one micro-batch keeps between B and W of a stage."""
     chunk, cache = rules.stages.chunks[stage], rules.stages.late
     key = chunk.alike, rules.reductions.every_micro_batch
     if key not in cache:
         deferred = sum(group.run.times * _split(rules, group).late_bytes for group in chunk.runs)
-        cache[key] = chunk.kept if rules.graph and stage == 0 else deferred - rules.buffers.of_graph(stage)
+        cache[key] = chunk.kept if rules.graph and stage == 0 else deferred - rules.buffers.graph_bytes(stage)
     return cache[key]
 
 
@@ -186,29 +186,31 @@ def lagging_bytes(rules: PassRules, own: PassKind) -> int:
     units = rules.stages.chunks[before.stage].runs
     deferred = [_split(rules, unit).late_bytes if before.kind != "BW" else 0 for unit in units]
     experts_first = any(_split(rules, unit).experts_peak_bytes for unit in units)
-    return rules.reductions.under_way(units, before, deferred, then=(own.kind, own.stage), experts_first=experts_first)
+    return rules.reductions.in_flight_bytes(
+        units, before, deferred, then=(own.kind, own.stage), experts_first=experts_first
+    )
 
 
 def reduced_by_w(rules: PassRules, stage: int) -> int:
     """Return the bytes of this rank's reduced gradients that W of a stage makes, not its B."""
     deferred_units = [unit for unit in rules.stages.chunks[stage].runs if _split(rules, unit).late_bytes]
-    return sum(unit.run.times * (unit.state.reduced - rules.reductions.by_biases(unit)) for unit in deferred_units)
+    return sum(unit.run.times * (unit.state.reduced - rules.reductions.bias_sum_bytes(unit)) for unit in deferred_units)
 
 
 def freed_in_b(rules: PassRules, stage: int) -> int:
     """Return the bytes of sums, less this rank's shards of them, that the last B of a stage reduces, not its W."""
     sums = rules.reductions
-    if sums.stays or sums.bucketed or rules.makes_all:
+    if sums.stays or sums.is_bucketed or rules.makes_all:
         return 0
     reduced_units = [unit for unit in rules.stages.chunks[stage].runs if not _split(rules, unit).late_bytes]
     return sum(unit.run.times * (unit.state.sums - unit.state.reduced) for unit in reduced_units)
 
 
 def _split(rules: PassRules, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
-    return rules.counts.split(unit.part, unit.run.name, born, waits=rules.reductions.waits(unit))
+    return rules.counts.split(unit.part, unit.run.name, born, waits=rules.reductions.get_waits(unit))
 
 
-def _ends(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
+def _list_peak_candidates(unit: RunMemory, *, second: bool = False, but_one: bool = False) -> tuple[int, ...]:
     """Return the indices of the units of a group that can be the peak: none, or first and last.
 
     ``second`` and ``but_one`` add the second and the last but one.
@@ -243,8 +245,8 @@ def _forward(
         new_gather = 0 if not rules.gathers or already_gathered[place] else state.whole
         needs_gather = first or bool(new_gather)
         input_bytes = (rules.stream if run.name != "embed" else 0) + rules.own_tokens
-        for index in _ends(unit):
-            earlier = _earlier(rules, profile.kept_bytes, index, kept_size) + casts + index * profile.cached_bytes
+        for index in _list_peak_candidates(unit):
+            earlier = _earlier_bytes(rules, profile.kept_bytes, index, kept_size) + casts + index * profile.cached_bytes
             previous_unit = unit if index else units[place - 1] if place else None
             if needs_gather and not (rules.ahead and place + index):
                 gather_peak = gathered_bytes + _find_gather_peak(rules, unit, previous_unit)
@@ -253,7 +255,7 @@ def _forward(
             if rules.ahead and (first or rules.gathers):
                 following = place + (index == run.times - 1)
                 has_next = following < len(units) and not already_gathered[following]
-                ahead_bytes = _coming(rules, units[following].parts[0]) if has_next else 0
+                ahead_bytes = _prefetched_bytes(rules, units[following].parts[0]) if has_next else 0
             own_gathered = new_gather * (1 + index if rules.keeps and not held else 1)
             if rules.holds and needs_gather:  # the output of the head's gather is freed before the loss
                 ahead_bytes = state.whole
@@ -272,13 +274,13 @@ def _forward(
                 rest,
                 unit.logits,
             )
-        gathered_bytes += new_gather if _stays(rules, run) else 0
+        gathered_bytes += new_gather if _stays_gathered(rules, run) else 0
         gathered_bytes += run.times * new_gather if rules.keeps and run.name not in ("embed", "head") else 0
-        kept_size = _earlier(rules, profile.kept_bytes, run.times, kept_size)
+        kept_size = _earlier_bytes(rules, profile.kept_bytes, run.times, kept_size)
         casts += run.times * profile.cached_bytes
 
 
-def _earlier(rules: PassRules, unit_index: int, units: int, kept: int) -> int:
+def _earlier_bytes(rules: PassRules, unit_index: int, units: int, kept: int) -> int:
     """Return the activations on the device: ``units`` that keep ``each``, and ``kept`` bytes.
 
     Offloaded: those of one unit.
@@ -288,7 +290,7 @@ def _earlier(rules: PassRules, unit_index: int, units: int, kept: int) -> int:
     return kept + units * unit_index
 
 
-def _coming(rules: PassRules, part: UnitStates) -> int:
+def _prefetched_bytes(rules: PassRules, part: UnitStates) -> int:
     """Return the bytes of weights that are being gathered ahead."""
     return part.travel + (part.whole if rules.gathers else 0)
 
@@ -315,7 +317,7 @@ def _table_whole(rules: PassRules, units: Sequence[RunMemory]) -> int:
     return (units[0].state if rules.root else rules.reductions.table.states).whole if shared else 0
 
 
-def _stays(rules: PassRules, run: UnitGroup) -> bool:
+def _stays_gathered(rules: PassRules, run: UnitGroup) -> bool:
     """Return True if gathered weights stay until the backward: the head's, which follows at once, or its tied table."""
     return run.name == "head" or (run.name == "embed" and (rules.root or rules.reductions.table.here))
 
@@ -353,14 +355,16 @@ def _backward(
         )
         freed_weights, reduces = (
             _let_go(rules, unit, stays=stays_gathered),
-            sums.reduces(unit, last=last) and not deferred,
+            sums.is_reduced(unit, last=last) and not deferred,
         )
-        allocated_sums = sums.born(unit, first=first, deferred=deferred > 0 and rules.makes_all, reduces=reduces)
+        allocated_sums = sums.allocated_sums(
+            unit, first=first, deferred=deferred > 0 and rules.makes_all, reduces=reduces
+        )
         change, lag_size = (
             _change(rules, unit, first=first, reduces=reduces, off=deferred),
             sums.lag_bytes(unit) * reduces,
         )
-        table = sums.of_table(unit, first=first) if reduces or sums.ends_in_b(unit, last=last) else 0
+        table = sums.table_shard_bytes(unit, first=first) if reduces or sums.is_reduced_in_b(unit, last=last) else 0
         if table and rules.counts.job.stack.loss == "chunked":  # allocated after the last chunk, within the unit
             born_with_table, table = allocated_sums._replace(reduced=table), 0
         else:
@@ -370,9 +374,9 @@ def _backward(
             if split
             else rules.counts.profile(unit.part, run.name, born_with_table)
         )
-        for done_units in _ends(unit, second=bool(lag_size), but_one=_comes_ahead(rules, place)):
+        for done_units in _list_peak_candidates(unit, second=bool(lag_size), but_one=_skips_prefetch(rules, place)):
             earlier = (
-                _earlier(rules, unit.later.kept_bytes, run.times - done_units - 1, kept[place])
+                _earlier_bytes(rules, unit.later.kept_bytes, run.times - done_units - 1, kept[place])
                 + kept_for_w
                 + done_units * deferred
             )
@@ -383,10 +387,12 @@ def _backward(
             )
             gradients = gradient_bytes + done_units * change.lasting + lag_before
             if unit.born.experts and reduces and sums.midway and not split:
-                profile, freed_midway = _reducing(rules, unit, allocated_sums, first=first, lagging=lag_before)
+                profile, freed_midway = _profile_expert_reduction(
+                    rules, unit, allocated_sums, first=first, lagging=lag_before
+                )
             own_kept, sums_at_peak = profile.backward_kept_bytes, profile.backward_sums_bytes
             next_unit = unit if done_units < run.times - 1 else units[place - 1] if place else None
-            ahead_bytes = 0 if held else _coming_back(rules, unit, next_unit)
+            ahead_bytes = 0 if held else _backward_prefetch_bytes(rules, unit, next_unit)
             still_gathered = gathered_bytes - (done_units * state.whole if stays_gathered else 0)
             gathers_here = not (rules.ahead and (done_units or place + 1 < len(units)))
             for arriving in (
@@ -412,7 +418,10 @@ def _backward(
                 freed_midway, ahead_then = (
                     (lag_before, ahead_bytes) if sums.release == "next_copy" else (freed_midway, 0)
                 )
-                reducing_bytes, rest = gradients + change.reducing - freed_midway, _made_last(rules, unit) + logits
+                reducing_bytes, rest = (
+                    gradients + change.reducing - freed_midway,
+                    _last_gradient_bytes(rules, unit) + logits,
+                )
                 yield LiveBytes(
                     (place, unit_index, "reduce"),
                     reducing_bytes,
@@ -425,10 +434,10 @@ def _backward(
             gathered_bytes - freed_weights * (run.times if stays_gathered else 1),
             kept_for_w + run.times * deferred,
         )
-        lagging, logits = lag_size if reduces else lagging, logits + _lingering(rules, unit, split=split)
+        lagging, logits = lag_size if reduces else lagging, logits + _lingering_bytes(rules, unit, split=split)
 
 
-def _lingering(rules: PassRules, unit: RunMemory, *, split: bool) -> int:
+def _lingering_bytes(rules: PassRules, unit: RunMemory, *, split: bool) -> int:
     """Return the bytes that a unit's backward no longer needs and that are kept until the pass has ended."""
     return unit.logits * rules.lingers + (_split(rules, unit).released_bytes if split else 0)
 
@@ -443,7 +452,7 @@ def _arrivals(rules: PassRules, unit: RunMemory, whole: int, here: int, coming: 
 
 def _let_go(rules: PassRules, unit: RunMemory, *, stays: bool) -> int:
     """Return the bytes of weights gathered before a backward that it frees; ``stays``: a block's are gathered."""
-    own_bytes = unit.state.whole if rules.gathers and (stays or _stays(rules, unit.run)) else 0
+    own_bytes = unit.state.whole if rules.gathers and (stays or _stays_gathered(rules, unit.run)) else 0
     table = rules.reductions.table
     if not table.adds or not rules.gathers:
         return own_bytes
@@ -460,7 +469,7 @@ def _is_regathered(rules: PassRules, run: UnitGroup) -> bool:
     return _is_block(rules, run) or (rules.embed and run.name == "embed")
 
 
-def _made_last(rules: PassRules, unit: RunMemory) -> int:
+def _last_gradient_bytes(rules: PassRules, unit: RunMemory) -> int:
     """Return the bytes allocated when the last gradient of a unit is made: of the stream, or of the table."""
     narrow, wide = rules.reductions.widths
     if rules.reductions.release == "next_copy" and unit.run.name == "embed":
@@ -471,31 +480,33 @@ def _made_last(rules: PassRules, unit: RunMemory) -> int:
 def _change(rules: PassRules, unit: RunMemory, *, first: bool, reduces: bool, off: int) -> Change:
     """Return the change of gradient bytes by a backward.
 
-    ``off``: bytes that it keeps for W, which then makes all gradients, except ``by_biases``, if they are reduced with
+    ``off``: bytes that it keeps for W, which then makes all gradients, except ``bias_sum_bytes``, if reduced with
     every micro-batch.
     """
     sums = rules.reductions
     if off and rules.makes_all:
-        bias_sums = first * sums.by_biases(unit)
+        bias_sums = first * sums.bias_sum_bytes(unit)
         return Change(bias_sums, bias_sums, 0)
     made_later = _split(rules, unit).made_bytes if off and sums.destination == "late" else 0
     return sums.change(unit, first=first, reduces=reduces, made_later=made_later)
 
 
-def _comes_ahead(rules: PassRules, place: int) -> bool:
+def _skips_prefetch(rules: PassRules, place: int) -> bool:
     """Return True if, in the backward, a group's last unit gathers nothing ahead while the one before it does."""
     return (rules.ahead or rules.holds) and rules.gathers and place <= 1
 
 
-def _coming_back(rules: PassRules, unit: RunMemory, before: RunMemory | None) -> int:
+def _backward_prefetch_bytes(rules: PassRules, unit: RunMemory, before: RunMemory | None) -> int:
     """Return the bytes of weights of the unit ``before`` that are gathered ahead in the backward of ``unit``."""
     if rules.holds:
         return before.state.whole if before and _is_regathered(rules, before.run) else 0
     ahead = rules.ahead and rules.gathers and unit.run.name != "embed"
-    return _coming(rules, before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
+    return _prefetched_bytes(rules, before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
 
 
-def _reducing(rules: PassRules, unit: RunMemory, born: Sums, *, first: bool, lagging: int) -> tuple[Profile, int]:
+def _profile_expert_reduction(
+    rules: PassRules, unit: RunMemory, born: Sums, *, first: bool, lagging: int
+) -> tuple[Profile, int]:
     """Return the profile of a unit whose experts are reduced midway, and the bytes freed then: ``lagging``, or sums."""
     experts, sums = unit.parts[-1], rules.reductions
     shard = min(cut(experts), sums.shards(unit, first=first))
@@ -508,7 +519,7 @@ def _sum_kept_before(rules: PassRules, units: Sequence[RunMemory]) -> list[int]:
     kept_by_earlier, kept_size = [], 0
     for unit in units:
         kept_by_earlier.append(kept_size)
-        kept_size = _earlier(rules, unit.later.kept_bytes, unit.run.times, kept_size)
+        kept_size = _earlier_bytes(rules, unit.later.kept_bytes, unit.run.times, kept_size)
     return kept_by_earlier
 
 
@@ -525,11 +536,13 @@ def _weights(
         unit, profile = units[place], _split(rules, units[place], Sums(tied=units[place].born.tied))
         if not profile.late_bytes:
             continue
-        reduces, change = sums.reduces(unit, last=last), _change_by_w(rules, unit, first=first, last=last)
+        reduces, change = sums.is_reduced(unit, last=last), _change_by_w(rules, unit, first=first, last=last)
         # sums of experts are allocated with their first gradient; all are, if they are reduced every time
-        allocated_sums = sums.born(unit, first=first)
-        allocated_sums = allocated_sums if rules.makes_all and not sums.bucketed else allocated_sums._replace(dense=0)
-        allocated_sums = allocated_sums._replace(experts=0) if sums.by_biases(unit) else allocated_sums
+        allocated_sums = sums.allocated_sums(unit, first=first)
+        allocated_sums = (
+            allocated_sums if rules.makes_all and not sums.is_bucketed else allocated_sums._replace(dense=0)
+        )
+        allocated_sums = allocated_sums._replace(experts=0) if sums.bias_sum_bytes(unit) else allocated_sums
         tables = (
             allocated_sums.tied and rules.makes_all and not sums.table.adds
         )  # else they are allocated from the first backward on
@@ -541,7 +554,7 @@ def _weights(
             profile.experts_peak_bytes > 0 and allocated_sums.dense > 0 and reduces and cut(unit.parts[-1]) > 0
         )
         early_peak = profile.experts_peak_bytes or profile.table_peak_bytes
-        for done_units in _ends(unit, second=bool(lag_size)):
+        for done_units in _list_peak_candidates(unit, second=bool(lag_size)):
             lag_before, unit_index = lag_size if done_units and reduces else lagging, unit.run.times - done_units - 1
             kept_here, gradients = (
                 remaining - done_units * profile.late_bytes,
@@ -566,7 +579,7 @@ def _weights(
             if experts_come_first:
                 gradients -= lag_before + (0 if sums.release != "at_once" else allocated_sums.experts)
             rest = profile.weights_peak_bytes - profile.late_bytes
-            table = sums.of_table(unit, first=first) if reduces else 0
+            table = sums.table_shard_bytes(unit, first=first) if reduces else 0
             yield _moment(
                 place, unit_index, gradients + allocated + shard * experts_come_first + table, kept_here, rest
             )
@@ -581,11 +594,11 @@ def _weights(
 def _change_by_w(rules: PassRules, unit: RunMemory, *, first: bool, last: bool) -> Change:
     """Return the change by W of gradients whose dense sums B has allocated, unless they are reduced every time."""
     sums = rules.reductions
-    reduces = sums.reduces(unit, last=last)
-    if rules.makes_all or sums.bucketed:
-        change, bias_sums = sums.change(unit, first=first, reduces=reduces), first * sums.by_biases(unit)
+    reduces = sums.is_reduced(unit, last=last)
+    if rules.makes_all or sums.is_bucketed:
+        change, bias_sums = sums.change(unit, first=first, reduces=reduces), first * sums.bias_sum_bytes(unit)
         return Change(change.reducing - bias_sums, change.lasting - bias_sums, change.waits)
-    experts = first * (unit.born.experts - sums.by_biases(unit))
+    experts = first * (unit.born.experts - sums.bias_sum_bytes(unit))
     made_late = _split(rules, unit).made_bytes if sums.destination == "late" else 0
     lasting = unit.state.reduced - unit.state.sums if reduces else made_late
     return Change(experts + sums.shards(unit, first=first), experts + lasting, 0)
@@ -624,7 +637,7 @@ def _with_coalesced(
         yield from moments
         return
     first_units = [0, *accumulate(unit.run.times for unit in units)]
-    gathers, wide_bytes = _fetched_weights(rules, stage), rules.counts.job.precision.wide_bytes
+    gathers, wide_bytes = _list_fetches(rules, stage), rules.counts.job.precision.high_precision_bytes
     for moment in moments:
         if len(moment.cause) > 2:
             place, index, phase, *_ = moment.cause
@@ -638,7 +651,7 @@ def _with_coalesced(
         yield moment
 
 
-def _fetched_weights(rules: PassRules, stage: int) -> Fetches | None:
+def _list_fetches(rules: PassRules, stage: int) -> Fetches | None:
     """Return the gathers of a stage's weights one by one; None if they are gathered by units, or stay gathered."""
     coalesced = rules.coalesced
     if not coalesced.by_weights:

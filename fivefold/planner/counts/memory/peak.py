@@ -29,14 +29,14 @@ from fivefold.planner.counts.memory.in_flight import (
     LivePass,
     LivePasses,
     Rules,
-    alike_passes,
+    group_equal_passes,
     iterate_passes,
     live_passes,
 )
 from fivefold.planner.counts.memory.passes import (
     PassRules,
+    deferred_bytes,
     freed_in_b,
-    late_bytes,
     pass_moments,
     pass_peak,
     pass_rules,
@@ -105,14 +105,17 @@ def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
         return known
     stages = build_stages(counts, layout)
     rules, chunks = pass_rules(counts, layout, stages), stages.chunks
-    rank_bytes = _held_by_ranks(rules)
+    rank_bytes = _count_held_by_ranks(rules)
     numbers, rank_of, distinct, places = rank_bytes.passes
-    representatives, place = alike_passes(*rank_bytes.schedule, rules.kinds)
+    representatives, place = group_equal_passes(*rank_bytes.schedule, rules.kinds)
     peaks = [pass_peak(rules, distinct[pass_kind]) for pass_kind in representatives]
     in_flight = numbers * rank_bytes.weights[rank_of]
     live = in_flight.sum(axis=1) + np.array(_check_sizes([[size for size, _ in peaks]], layout)[0])[place]
     own_bytes = np.array(
-        [_own_bytes(rank_bytes, distinct[pass_kind].kind, distinct[pass_kind].stage) for pass_kind in representatives]
+        [
+            _micro_batch_bytes(rank_bytes, distinct[pass_kind].kind, distinct[pass_kind].stage)
+            for pass_kind in representatives
+        ]
     )
     activations = (
         in_flight[:, : 2 * len(rank_bytes.stages[0])].sum(axis=1) + numbers[:, -2] * rules.stream + own_bytes[place]
@@ -133,7 +136,7 @@ def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Mo
     Without a pipeline: the first micro-batch, the second, which equals all others, and the last. With one: one pass of
     each kind through each stage, with the most in flight (``planner/time/memory_over_time.py`` has every action).
     """
-    rank_bytes = _held_by_ranks(pass_rules(counts, layout, build_stages(counts, layout)))
+    rank_bytes = _count_held_by_ranks(pass_rules(counts, layout, build_stages(counts, layout)))
     fullest: dict[tuple[int, ...], tuple[int, LivePass]] = {}
     for number, live_pass in enumerate(rank_bytes.passes.row(rank)):
         sort_key = (live_pass.own.stage, ORDER[live_pass.own.kind]) if layout.pp > 1 else (number,)
@@ -145,7 +148,7 @@ def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Mo
         _gradients(rank_bytes.rules, rank_bytes.totals[rank]),
         rank_bytes.updates[rank],
     )
-    if rank_bytes.rules.reductions.lasting:
+    if rank_bytes.rules.reductions.is_persistent:
         base -= gradients
     temporary = update + rank_bytes.received[rank]
     return [*moments, Moment("optimizer", base + gradients + temporary, 0, gradients, base, 0, 0, 0, temporary)]
@@ -164,7 +167,7 @@ def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int 
 
     With a pipeline of every pass of ``micro_batches``, in time order.
     """
-    rank_bytes = _held_by_ranks(pass_rules(counts, layout, build_stages(counts, layout)))
+    rank_bytes = _count_held_by_ranks(pass_rules(counts, layout, build_stages(counts, layout)))
     row = rank_bytes.passes.row(0)
     if layout.pp > 1:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
@@ -174,10 +177,10 @@ def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int 
 
 def make_table(layout: Layout, job: Job) -> Table:
     """Return the schedule of a layout, shortened if that does not change the maximum of live micro-batches."""
-    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=_enough(layout, job))
+    return schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=_count_enough_micro_batches(layout, job))
 
 
-def _enough(layout: Layout, job: Job) -> int:
+def _count_enough_micro_batches(layout: Layout, job: Job) -> int:
     """Return the number of micro-batches that is enough to reach the peak.
 
     After the warm-up, only GPipe and interleaved schedules with uneven rounds hold more; the number equals the one that
@@ -189,7 +192,7 @@ def _enough(layout: Layout, job: Job) -> int:
     remainder = micro_batches % pp
     if (
         layout.pipeline.forwards_first
-        or (layout.pipeline.interleaves and remainder)
+        or (layout.pipeline.is_interleaved and remainder)
         or micro_batches <= 4 * pp + remainder
     ):
         return micro_batches
@@ -212,20 +215,20 @@ class HeldByRanks(NamedTuple):
     kept: list[int]  # by stage: activations of one micro-batch on the device, until its backward
 
 
-def _held_by_ranks(rules: PassRules) -> HeldByRanks:
+def _count_held_by_ranks(rules: PassRules) -> HeldByRanks:
     """Return what is allocated on the ranks during each pass and throughout; equal ranks are counted once."""
     counts, layout, job = rules.counts, rules.layout, rules.counts.job
     reductions, chunks = rules.reductions, rules.stages.chunks
     tied = reductions.table.adds and reductions.table.is_output
     heads: Heads = ("tied" if tied else "own") if rules.gathers else ""
-    pass_rules_key = Rules(reductions.when, rules.keeps, rules.buffers.received, heads)
-    schedule_key = layout.schedule, layout.pp, layout.v, _enough(layout, job), pass_rules_key
+    pass_rules_key = Rules(reductions.pending_after, rules.keeps, rules.buffers.received, heads)
+    schedule_key = layout.schedule, layout.pp, layout.v, _count_enough_micro_batches(layout, job), pass_rules_key
     passes_of_ranks = live_passes(*schedule_key)
     stages = make_table(layout, job).rank_stages if layout.pp > 1 else ((0,),)
     kinds = [tuple(rules.kinds[stage] for stage in held) for held in stages]
     first_equal = [kinds.index(rank_kinds) for rank_kinds in kinds]  # the first rank with equal stages
 
-    def of_each(count: Callable[[tuple[int, ...]], Value]) -> list[Value]:
+    def count_distinct(count: Callable[[tuple[int, ...]], Value]) -> list[Value]:
         known = {rank: count(stages[rank]) for rank in set(first_equal)}
         return [known[rank] for rank in first_equal]
 
@@ -235,12 +238,14 @@ def _held_by_ranks(rules: PassRules) -> HeldByRanks:
         + rules.buffers.output(kind)
         for kind in rules.kinds
     ]
-    totals = of_each(lambda held: _total(rules, held))
-    scratch = of_each(lambda held: scratch_bytes(counts, layout, chunks=held))
+    totals = count_distinct(lambda held: _total(rules, held))
+    scratch = count_distinct(lambda held: scratch_bytes(counts, layout, chunks=held))
     inputs = inputs_bytes(counts.model, job, layout=layout)
-    index_bytes = of_each(lambda held: scale_index_bytes(counts, layout, stages=held))
-    spare_bytes = of_each(lambda held: spare_gradients_bytes(job, [chunks[stage] for stage in held], layout=layout))
-    weights = of_each(lambda held: _weights(rules, held, heads, kept))
+    index_bytes = count_distinct(lambda held: scale_index_bytes(counts, layout, stages=held))
+    spare_bytes = count_distinct(
+        lambda held: spare_gradients_bytes(job, [chunks[stage] for stage in held], layout=layout)
+    )
+    weights = count_distinct(lambda held: _weights(rules, held, heads, kept))
     return HeldByRanks(
         layout=layout,
         rules=rules,
@@ -254,7 +259,7 @@ def _held_by_ranks(rules: PassRules) -> HeldByRanks:
             + inputs
             + scales
             + spare_gradients
-            + (_gradients(rules, total) if reductions.lasting else 0)
+            + (_gradients(rules, total) if reductions.is_persistent else 0)
             for total, scales, spare_gradients in zip(totals, index_bytes, spare_bytes, strict=True)
         ],
         received=[_count_receive_buffers(rules, held) for held in stages],
@@ -268,7 +273,7 @@ def _rank_memory(held: HeldByRanks, rank: int, top: int, cause: str, *, kept: in
     """Return the memory of a rank whose fullest pass takes ``top`` bytes, including what is in flight."""
     total, base = held.totals[rank], held.base[rank] + held.received[rank]
     gradients, passes_peak = _gradients(held.rules, total), base + top
-    update = base + (0 if held.rules.reductions.lasting else gradients) + held.updates[rank]
+    update = base + (0 if held.rules.reductions.is_persistent else gradients) + held.updates[rank]
     if update > passes_peak:
         cause = "optimizer"
     parameters, peak = _parameters(held.rules, total), max(update, passes_peak)
@@ -279,7 +284,7 @@ def _pass_moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> PassMome
     """Return the moments of a pass, with activations before and after it."""
     moments, pass_kind = list(_moments(held, live_pass, rank)), live_pass.own
     other_bytes, kept = moments[0].kept_bytes, held.kept[pass_kind.stage]
-    late_size = late_bytes(held.rules, pass_kind.stage) if pass_kind.kind in ("B", "W") else 0
+    late_size = deferred_bytes(held.rules, pass_kind.stage) if pass_kind.kind in ("B", "W") else 0
     before, after = {"F": (0, kept), "B": (kept, late_size), "BW": (kept, 0), "W": (late_size, 0)}[pass_kind.kind]
     return PassMoments(other_bytes + before, other_bytes + after, moments)
 
@@ -290,7 +295,7 @@ def _moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> Iterator[Mome
     other_bytes, gradient_sums = int(in_flight[: 2 * stages].sum()), int(in_flight[2 * stages : 6 * stages].sum())
     base, gathered = held.base[rank], int(in_flight[6 * stages : 7 * stages].sum())
     messages = int(in_flight[-1]) + held.received[rank]
-    if held.rules.reductions.lasting:
+    if held.rules.reductions.is_persistent:
         gradients = _gradients(held.rules, held.totals[rank])
         gradient_sums, base = gradient_sums + gradients, base - gradients
     chunk = held.rules.stages.chunks[live_pass.own.stage]
@@ -325,42 +330,43 @@ def _weights(rules: PassRules, held: Sequence[int], heads: Heads, kept: Sequence
     reductions, chunks = rules.reductions, [rules.stages.chunks[stage] for stage in held]
     in_flight = [0 if rules.offloads else kept[stage] for stage in held]
     split = rules.layout.pipeline.splits_backward and not rules.offloads
-    deferred = [late_bytes(rules, stage) if split else 0 for stage in held]
-    sums = [0 if reductions.lasting else _during(rules, chunk.states) for chunk in chunks]
+    deferred = [deferred_bytes(rules, stage) if split else 0 for stage in held]
+    sums = [0 if reductions.is_persistent else _gradient_bytes(rules, chunk.states) for chunk in chunks]
     if reductions.stays:  # the bucket stays allocated to the end of the step
         with_head = [chunk.runs[-1].run.name == "head" for chunk in chunks]
         sums = [size + reductions.bucket * head for size, head in zip(sums, with_head, strict=True)]
     made_by_w = [
-        0 if reductions.lasting or reductions.bucketed else reductions.experts_by_w(chunk.runs) for chunk in chunks
+        0 if reductions.is_persistent or reductions.is_bucketed else reductions.experts_by_w(chunk.runs)
+        for chunk in chunks
     ]
-    if reductions.every_micro_batch and not reductions.bucketed:
+    if reductions.every_micro_batch and not reductions.is_bucketed:
         made_by_w = [reduced_by_w(rules, stage) if split else 0 for stage in held]
-    elif rules.graph and split and not reductions.lasting:
+    elif rules.graph and split and not reductions.is_persistent:
         made_by_w = sums
     sums = [table_sums - by_w for table_sums, by_w in zip(sums, made_by_w, strict=True)]
     freed_by_b = [-freed_in_b(rules, stage) if rules.layout.pipeline.splits_backward else 0 for stage in held]
     freed_by_reduce = [
-        _gradients(rules, chunk.states) - _during(rules, chunk.states) - freed
+        _gradients(rules, chunk.states) - _gradient_bytes(rules, chunk.states) - freed
         for chunk, freed in zip(chunks, freed_by_b, strict=True)
     ]
     if reductions.table.adds and {0, len(rules.stages.chunks) - 1} <= {*held} and len(held) > 1:
         # the head allocates the table's sums with its first gradient
         table = reductions.table.states
-        table_sums = 0 if reductions.lasting else table.sums
-        sums[0] -= _during(rules, table) if table_sums else 0
+        table_sums = 0 if reductions.is_persistent else table.sums
+        sums[0] -= _gradient_bytes(rules, table) if table_sums else 0
         job, model = rules.counts.job, rules.counts.model
-        by_w = split and reductions.every_micro_batch and job.stack.loss != "chunked" and not model.predicted
+        by_w = split and reductions.every_micro_batch and job.stack.loss != "chunked" and not model.mtp_depth
         (made_by_w if by_w else sums)[-1] += table_sums
-        freed_by_reduce[0] += _during(rules, table) - table_sums if table_sums else 0
+        freed_by_reduce[0] += _gradient_bytes(rules, table) - table_sums if table_sums else 0
     shared = reductions.table.states.whole if reductions.table.here else 0
     of_heads = [head_bytes(chunk.runs, table=shared) if heads else 0 for chunk in chunks]
     gathered = [held_bytes(chunk.runs) for chunk in chunks] if rules.keeps else of_heads
     return [*in_flight, *deferred, *sums, *made_by_w, *freed_by_b, *freed_by_reduce, *gathered, 0, rules.stream]
 
 
-def _own_bytes(held: HeldByRanks, kind: str, stage: int) -> int:
+def _micro_batch_bytes(held: HeldByRanks, kind: str, stage: int) -> int:
     """Return the bytes that the micro-batch itself keeps after its pass."""
-    return held.kept[stage] if kind == "F" else late_bytes(held.rules, stage) if kind == "B" else 0
+    return held.kept[stage] if kind == "F" else deferred_bytes(held.rules, stage) if kind == "B" else 0
 
 
 def _count_on_device(rules: PassRules, chunk: ModelChunk) -> int:
@@ -377,7 +383,7 @@ def _count_receive_buffers(rules: PassRules, held: Sequence[int]) -> int:
         return 0
     layout, job = rules.layout, rules.counts.job
     micro_batches, last = layout.micro_batches(job), len(rules.stages.chunks) - 1
-    unplayed = micro_batches - _enough(layout, job)
+    unplayed = micro_batches - _count_enough_micro_batches(layout, job)
     inputs, outputs = (sum(stage != end for stage in held) for end in (0, last))
     leftover = inputs + outputs * (layout.v > 1)
     return rules.stream * (micro_batches * (inputs + outputs) + unplayed * leftover)
@@ -401,9 +407,9 @@ def _gradients(rules: PassRules, total: UnitStates) -> int:
     return total.sums if rules.reductions.stays else total.reduced
 
 
-def _during(rules: PassRules, total: UnitStates) -> int:
+def _gradient_bytes(rules: PassRules, total: UnitStates) -> int:
     """Return the bytes of gradients between micro-batches."""
-    return total.reduced if rules.reductions.every_micro_batch or rules.reductions.bucketed else total.sums
+    return total.reduced if rules.reductions.every_micro_batch or rules.reductions.is_bucketed else total.sums
 
 
 def _count_gradient_copies(job: Job, total: UnitStates) -> int:

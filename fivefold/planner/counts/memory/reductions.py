@@ -69,45 +69,45 @@ class Reductions(NamedTuple):
     widths: tuple[int, int]  # bytes per element of a gradient, of its sum
 
     @property
-    def bucketed(self) -> bool:
+    def is_bucketed(self) -> bool:
         """Return True if each gradient is copied at once into a bucket that is reduced when it is full."""
         return self.destination in ("bucket", "lasting_bucket")
 
     @property
-    def lasting(self) -> bool:
+    def is_persistent(self) -> bool:
         """Return True if the gradients that the optimizer reads are allocated throughout the step."""
         return self.destination in ("lasting", "late", "lasting_bucket")
 
     @property
-    def when(self) -> Reduced:
+    def pending_after(self) -> Reduced:
         """Return the passes after which a reduction may be in flight."""
         return "never" if self.release != "next_reduction" else "each" if self.every_micro_batch else "last"
 
-    def reduces_each(self, unit: RunMemory) -> bool:
+    def reduces_every_micro_batch(self, unit: RunMemory) -> bool:
         """Return True if the gradients of ``unit`` are reduced with every micro-batch."""
         return self.every_micro_batch and not (self.table.waits and unit.run.name == "embed")
 
-    def reduces(self, unit: RunMemory, *, last: bool) -> bool:
+    def is_reduced(self, unit: RunMemory, *, last: bool) -> bool:
         """Return True if the gradients of ``unit`` are reduced in a pass that completes them."""
-        return not self.stays and (last or self.bucketed or self.reduces_each(unit))
+        return not self.stays and (last or self.is_bucketed or self.reduces_every_micro_batch(unit))
 
     def copies(self, *, first: bool) -> bool:
         """Return True if reduced gradients are copied from where they were made, because no sums are allocated yet."""
         return self.release == "next_copy" and (first or self.every_micro_batch)
 
-    def born(self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False) -> Sums:
+    def allocated_sums(self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False) -> Sums:
         """Return the sums that a backward of ``unit`` allocates.
 
         ``deferred``: it is a B, whose W makes all deferred gradients, so B allocates only those of a lookup table and
-        ``by_biases``. ``reduces``: gradients are reduced in this pass.
+        ``bias_sum_bytes``. ``is_reduced``: gradients are reduced in this pass.
         """
         if (reduces and self.copies(first=first)) or (first and self.destination == "first" and not deferred):
             return NO_SUMS._replace(held=True, tied=unit.born.tied)
         if deferred:
-            unit_sums = self.born(unit, first=first)
-            return Sums(experts=first * self.by_biases(unit), table=unit_sums.table, tied=unit_sums.tied)
+            unit_sums = self.allocated_sums(unit, first=first)
+            return Sums(experts=first * self.bias_sum_bytes(unit), table=unit_sums.table, tied=unit_sums.tied)
         bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
-        if self.bucketed:
+        if self.is_bucketed:
             return NO_SUMS._replace(dense=bucket_bytes)
         if first or not self.every_micro_batch:
             return (
@@ -118,34 +118,36 @@ class Reductions(NamedTuple):
         table = self.table
         table_sums = table.states.sums if table.waits and table.is_output and unit.run.name == "head" else 0
         table_sums -= unit.born.table if table_sums else 0
-        dense = unit.born.dense - table_sums if self.reduces_each(unit) else 0
+        dense = unit.born.dense - table_sums if self.reduces_every_micro_batch(unit) else 0
         looked_up = 0 if table.waits else unit.born.table
         experts = unit.born.experts if cut(unit.parts[-1]) else 0
         return Sums(dense, experts, table=looked_up, tied=unit.born.tied)
 
-    def waits(self, unit: RunMemory) -> Waits:
+    def get_waits(self, unit: RunMemory) -> Waits:
         """Return which gradients made in B wait for W: those of experts only if experts are sharded."""
         return Waits(
             self.every_micro_batch, self.every_micro_batch and unit.born.experts > 0 and cut(unit.parts[-1]) > 0
         )
 
-    def by_biases(self, unit: RunMemory) -> int:
+    def bias_sum_bytes(self, unit: RunMemory) -> int:
         """Return the bytes of experts' sums that B allocates, not W, because bias gradients do not wait for W."""
-        return unit.born.experts if self.biased and not self.waits(unit).biases else 0
+        return unit.born.experts if self.biased and not self.get_waits(unit).biases else 0
 
     def experts_by_w(self, units: Iterable[RunMemory]) -> int:
         """Return the bytes of experts' sums that W of a stage allocates."""
-        return sum(unit.run.times * (unit.born.experts - self.by_biases(unit)) for unit in units)
+        return sum(unit.run.times * (unit.born.experts - self.bias_sum_bytes(unit)) for unit in units)
 
-    def ends_in_b(self, unit: RunMemory, *, last: bool) -> bool:
+    def is_reduced_in_b(self, unit: RunMemory, *, last: bool) -> bool:
         """Return True if a table of ``unit`` is reduced before W: it is used for lookups and not in a matmul."""
-        return unit.born.table > 0 and not unit.born.tied and not self.table.adds and self.reduces(unit, last=last)
+        return unit.born.table > 0 and not unit.born.tied and not self.table.adds and self.is_reduced(unit, last=last)
 
     def shards(self, unit: RunMemory, *, first: bool) -> int:
         """Return the bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""
-        return 0 if self.bucketed or (self.reduces_each(unit) and not first) else sum(map(cut, unit.parts))
+        return (
+            0 if self.is_bucketed or (self.reduces_every_micro_batch(unit) and not first) else sum(map(cut, unit.parts))
+        )
 
-    def of_table(self, unit: RunMemory, *, first: bool) -> int:
+    def table_shard_bytes(self, unit: RunMemory, *, first: bool) -> int:
         """Return the part of ``shards`` of the head's own table, which is reduced as soon as its gradient is made."""
         if unit.run.name != "head":
             return 0
@@ -157,12 +159,12 @@ class Reductions(NamedTuple):
         state, table, is_late = unit.state, self.table, self.destination == "late"
         made_bytes, sum_bytes = self.widths
         bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
-        if self.bucketed:
+        if self.is_bucketed:
             wait_bytes = {"head": table.waiting_bytes, "embed": -table.waiting_bytes}.get(str(unit.run.name), 0)
             return Change(bucket_bytes + wait_bytes, bucket_bytes, wait_bytes)
         if is_late:  # separate gradients, not their sums
             sums_bytes = max(0, state.sums * made_bytes // sum_bytes - made_later)
-        elif first or not self.reduces_each(unit):
+        elif first or not self.reduces_every_micro_batch(unit):
             sums_bytes = state.sums if first else 0
         else:
             sums_bytes = sum(part.sums for part in unit.parts if cut(part))
@@ -194,7 +196,7 @@ class Reductions(NamedTuple):
         """
         return 0 if self.release == "at_once" else unit.parts[0].sums
 
-    def under_way(
+    def in_flight_bytes(
         self,
         units: tuple[RunMemory, ...],
         before: Before,
@@ -224,7 +226,7 @@ class Reductions(NamedTuple):
             last_reduced
             for last_reduced, put_off in zip(units, late, strict=True)
             if {"B": not put_off, "W": bool(put_off)}.get(before.kind, True)
-            and self.reduces(last_reduced, last=before.last)
+            and self.is_reduced(last_reduced, last=before.last)
         )
         last_reduced = next(reduced_units, None)
         return self.lag_bytes(last_reduced) if last_reduced is not None else 0
@@ -235,7 +237,7 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
     job, stack, zero_policy = counts.job, counts.job.stack, policy(layout, counts.job)
     gradients_stay, reduces_every_backward, facts = (
         zero_policy.gradients_stay,
-        counts.reduces_each(layout),
+        counts.reduces_every_micro_batch(layout),
         stack.kernel_facts,
     )
     destination = _destination(counts, stays=gradients_stay, weights_stay=zero_policy.weights_stay)
@@ -275,7 +277,7 @@ def _destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destinat
 
 
 def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
-    model, adds = counts.model, counts.adds(layout)
+    model, adds = counts.model, counts.adds_table_gradient(layout)
     is_local = adds or (model.shares_table and layout.pp == 1)
     gradient_bytes = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp
     gradient_bytes = 0 if counts.job.adapter is not None else gradient_bytes  # the table is frozen
@@ -284,7 +286,7 @@ def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
         adds=adds,
         is_output=model.tied_embeddings,
         states=counts.states(layout, "embed") if is_local else UnitStates(),
-        waits=adds and not counts.reduces_each(layout, "embed"),
+        waits=adds and not counts.reduces_every_micro_batch(layout, "embed"),
         waiting_bytes=gradient_bytes if is_local and not adds else 0,
     )
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import multiplies, policy, shard_numel
+from fivefold.layout.sharding import is_gemm_weight, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
@@ -105,7 +105,7 @@ def build_stages(counts: Counts, layout: Layout) -> Stages:
         for index, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
             first_equal = kinds.index(kind)
             equal = (
-                _same_units(chunks[first_equal], runs)
+                _move_to_layers(chunks[first_equal], runs)
                 if first_equal < index
                 else _chunk(counts, layout, runs, first_equal, units)
             )
@@ -124,7 +124,7 @@ def describe(cause: Cause, chunk: ModelChunk | None = None) -> str:
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
     group_index, unit_index, *words = cause
-    return " ".join((chunk.runs[group_index].run.called(unit_index), *words)).strip()
+    return " ".join((chunk.runs[group_index].run.unit_name(unit_index), *words)).strip()
 
 
 def _chunk(
@@ -146,16 +146,16 @@ def _chunk(
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
         kept=sum(group.run.times * group.later.kept_bytes for group in groups)
         + (
-            4 * (1 + counts.model.predicted)
+            4 * (1 + counts.model.mtp_depth)
             if runs[-1].name == "head"
-            else counts.local(get_local_degrees(layout)).width
+            else counts.get_local(get_local_degrees(layout)).width
         ),
         alike=alike,
         shapes=frozenset(shape for run in runs for shape in counts.shapes(get_local_degrees(layout), run.name)),
     )
 
 
-def _same_units(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChunk:
+def _move_to_layers(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChunk:
     """Return an equal stage of other layers."""
     return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
 
@@ -164,16 +164,16 @@ def _run_memory(counts: Counts, layout: Layout, run: UnitGroup) -> RunMemory:
     """Return the live bytes and states of one unit of a group."""
     part, state = run_part(get_local_degrees(layout), run), counts.states(layout, run.name)
     parts, dense_sums = counts.parts(layout, run.name), state.sums
-    expert_sums = parts[-1].sums if counts.routed(run.name) else 0
-    if counts.adds(layout):
+    expert_sums = parts[-1].sums if counts.count_moe_layers(run.name) else 0
+    if counts.adds_table_gradient(layout):
         # The head makes the first gradient of a tied table, so it allocates the embedding's sums.
         table_sums = (
             counts.states(layout, "embed").sums if counts.model.tied_embeddings else 0
         )  # else the last of the head's
         dense_sums += {"head": table_sums, "embed": -dense_sums}.get(str(run.name), 0)
-    lookup_sums = _looked_up(counts, layout, run, parts)
+    lookup_sums = _lookup_sum_bytes(counts, layout, run, parts)
     tied = counts.model.tied_embeddings
-    if tied or not counts.adds(layout):
+    if tied or not counts.adds_table_gradient(layout):
         dense_sums -= lookup_sums
     allocated_sums = Sums(dense_sums - expert_sums, expert_sums, table=lookup_sums, tied=tied and lookup_sums > 0)
     profiles = counts.profile(part, run.name, allocated_sums), counts.profile(part, run.name)
@@ -181,13 +181,13 @@ def _run_memory(counts: Counts, layout: Layout, run: UnitGroup) -> RunMemory:
     return RunMemory(run, part, *profiles, state, parts, allocated_sums, logits)
 
 
-def _looked_up(counts: Counts, layout: Layout, run: UnitGroup, parts: tuple[UnitStates, ...]) -> int:
+def _lookup_sum_bytes(counts: Counts, layout: Layout, run: UnitGroup, parts: tuple[UnitStates, ...]) -> int:
     """Return the bytes of the sums of a table whose first gradient is made by a head with MTP modules."""
-    if run.name != "head" or not counts.model.predicted:
+    if run.name != "head" or not counts.model.mtp_depth:
         return 0
-    if counts.adds(layout):
+    if counts.adds_table_gradient(layout):
         return counts.states(layout, "embed").sums
-    table_parts = parts[1:-1] if counts.routed(run.name) else parts[1:]
+    table_parts = parts[1:-1] if counts.count_moe_layers(run.name) else parts[1:]
     return sum(part.sums for part in table_parts)
 
 
@@ -233,7 +233,7 @@ class StageBuffers(NamedTuple):
         """
         return self.stream * (self.outputs and stage < self.stages - 1 and stage != self.turn)
 
-    def of_graph(self, stage: int) -> int:
+    def graph_bytes(self, stage: int) -> int:
         """Return the bytes kept between B and W that count as buffers.
 
         They are the stage's input and its output's gradient.
@@ -261,7 +261,7 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     """Return the bytes of a step's token ids and targets (``Job.row_tokens``) and of the position tables."""
     in_fp32 = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
     tables_bytes = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if in_fp32 else 2)
-    return 8 * layout.micro_batches(job) * layout.mbs * job.row_tokens(model.predicted) + tables_bytes
+    return 8 * layout.micro_batches(job) * layout.mbs * job.row_tokens(model.mtp_depth) + tables_bytes
 
 
 def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:
@@ -275,7 +275,7 @@ def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]
     for run, times in (work for stage in stages for work in counts.stage_work(layout)[stage]):
         for unit, shards, _ in counts.local_parts(layout, run.name):
             if shards > 1 or recipe.holds_casts:
-                matrices = [weight for weight in unit.weights if multiplies(weight)]
+                matrices = [weight for weight in unit.weights if is_gemm_weight(weight)]
                 rows = sum(shard_numel(weight, shards=shards) // weight.shape[-1] for weight in matrices)
                 scales = sum(count_scales(weight, recipe) for weight in matrices) if recipe.holds_casts else 0
                 total_bytes += times * (8 * rows + 4 * scales)

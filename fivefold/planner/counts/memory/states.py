@@ -16,8 +16,8 @@ from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.sharding import (
     Unit,
     frozen_bytes,
+    is_gemm_weight,
     local_weight,
-    multiplies,
     padded_numel,
     policy,
     select_trained,
@@ -88,7 +88,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     padded = padded_numel(unit, shards=shards)
     shard_numel_padded, weights_bytes = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
     stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered
-    gathers_fp8 = recipe.gathers == "fp8" and any(map(multiplies, unit.weights))
+    gathers_fp8 = recipe.gathers == "fp8" and any(map(is_gemm_weight, unit.weights))
     has_own_shard = (
         gathers_fp8 or keeps_copy or not recipe.sends_masters or not (zero_policy.weights_stay or stays_gathered)
     )
@@ -104,10 +104,10 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     moments = find_cost(job.optimizer.kind).state_bytes(unit.weights, shards=shards, quantised=quantised_names, job=job)
     if updates_one(layout, job):
         moments -= 4 * len(unit.weights)
-    offloaded = "optimizer" in layout.offloads(job)
+    offloaded = "optimizer" in layout.list_offloaded(job)
     bytes_per_element = recipe.updated_bytes if has_own_shard else 0  # per element of this rank's shard
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
-        bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.wide_bytes
+        bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
     return UnitStates(
         whole=0 if stays_gathered else weights_bytes + frozen.whole,
         apart=shard_numel_padded * bytes_per_element
@@ -124,7 +124,7 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
 def updates_one(layout: Layout, job: Job) -> bool:
     """Return True if this rank's part of all weights is updated as one tensor, with one step count."""
     joins = job.stack.reduce_bucket > 0 and layout.zero > 0 and find_cost(job.optimizer.kind).updates_flat_buffer
-    return joins and "optimizer" not in layout.offloads(job)
+    return joins and "optimizer" not in layout.list_offloaded(job)
 
 
 def held_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
@@ -136,8 +136,8 @@ def held_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
 
 def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
     """Return the bytes of the all-gather of a unit's weights: ``shards`` equal shards, padding included."""
-    wide_bytes = recipe.wide_bytes
-    widths = [1 if recipe.gathers == "fp8" and multiplies(weight) else wide_bytes for weight in unit.weights]
+    wide_bytes = recipe.high_precision_bytes
+    widths = [1 if recipe.gathers == "fp8" and is_gemm_weight(weight) else wide_bytes for weight in unit.weights]
     sizes = (shard_numel(weight, shards=shards) for weight in unit.weights)
     return shards * sum(size * width for size, width in zip(sizes, widths, strict=True))
 
@@ -148,11 +148,11 @@ def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
     In fp8 each weight's rows are cast before they are copied to the input, while there is no output yet.
     """
     output_bytes = gathered_bytes(unit, shards=shards, recipe=recipe)
-    if recipe.gathers != "fp8" or not any(map(multiplies, unit.weights)):
+    if recipe.gathers != "fp8" or not any(map(is_gemm_weight, unit.weights)):
         return 0 if shards == 1 else output_bytes + (output_bytes // shards if copied else 0)
-    sizes = [shard_numel(weight, shards=shards) for weight in unit.weights if multiplies(weight)]
+    sizes = [shard_numel(weight, shards=shards) for weight in unit.weights if is_gemm_weight(weight)]
     received = output_bytes if shards > 1 else 0
-    return output_bytes // shards + max(received, max(sizes, default=0) * (recipe.wide_bytes + 1))
+    return output_bytes // shards + max(received, max(sizes, default=0) * (recipe.high_precision_bytes + 1))
 
 
 def count_scales(weight: Weight, recipe: Recipe) -> int:

@@ -36,11 +36,11 @@ def apply_adapter(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> l
 
 def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
-    if op.kind != "matmul" or not adapter.adapts(op.name) or op.name == "head.out":
+    if op.kind != "matmul" or not adapter.has_adapter(op.name) or op.name == "head.out":
         yield _freeze(op, local, adapter)
         return
     if local.job.stack.kernel_facts.fuses_linears:
-        yield from _in_place(op, local, adapter)
+        yield from _list_in_place(op, local, adapter)
         return
     (out, size), *_ = op.writes.items()
     (rows, outof, into), (source, *_) = op.shape, op.reads
@@ -80,7 +80,7 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     yield add._replace(reads=(*add.reads, *held), differentiates=add.reads)
 
 
-def _in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights and those of its adapter as our engine runs them: A, W, and B onto it.
 
     A comes first, so that a recomputed block ends with it (``trainer/model/lora.py``).

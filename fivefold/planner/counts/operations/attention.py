@@ -53,7 +53,7 @@ def get_chunk(model: Model, job: Job, *, layer: int) -> int | None:
 
 
 def _bound(model: Model, job: Job, *, layer: int) -> int | None:
-    if not model.slides(layer) or model.window is None or model.window >= job.sequence:
+    if not model.has_window(layer) or model.window is None or model.window >= job.sequence:
         return None
     return model.window
 
@@ -83,7 +83,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ]
     ops += qkv_input.sums
     q, k, v = "q", "k", "v"
-    norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.rotates(layer))
+    norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.has_rope(layer))
     if norms_heads and model.qk_norm == "full":
         ops += [_normed_heads(local, name, name, out=columns[name], dim=columns[name]) for name in "qk"]
         q, k = "qn", "kn"
@@ -104,7 +104,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
         ]
         q, k = f"{q}n", f"{k}n"
-    if model.rotates(layer):
+    if model.has_rope(layer):
         ops += [
             rope("rope.q", q, "qr", numel=rows * q_columns, width=width),
             rope("rope.k", k, "kr", numel=rows * columns["k"], width=width),
@@ -115,7 +115,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
         ]
         q, k = f"{q}n", f"{k}n"
-    if model.tempers(layer):
+    if model.has_temperature(layer):
         ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
         q = "qt"
     ops += _core(local, q=q, k=k, v=v, layer=layer)
@@ -124,7 +124,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         size, out = rows * out_columns * width, "og"
         kept = ("o", "gate")
         gate = elementwise("attention.core.gate", "activation", kept, out, size=size, keeps=kept, backward_scratch=size)
-        if model.gate_per_head:  # its factors are small beside the heads that they multiply
+        if model.gate_per_head:  # its factors are small compared with the heads that they multiply
             factors = rows * gate_columns * width
             gate = gate._replace(
                 moved_bytes=2 * size + factors,
@@ -178,7 +178,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         )
     window, chunk = get_window(model, job, layer=layer), get_chunk(model, job, layer=layer) or job.sequence
     windowed = (
-        window is not None or model.attention_softcap is not None or _drops(local)
+        window is not None or model.attention_softcap is not None or _uses_dropout_kernel(local)
     )  # by the kernel that pads no head dim
     kernel = dims if windowed else _kernel_dims(local, shape._replace(kv_heads=kv_heads))
     sinks = (heads,) if shape.sinks else ()
@@ -213,7 +213,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     return ops
 
 
-def _drops(local: Local) -> bool:
+def _uses_dropout_kernel(local: Local) -> bool:
     """Return True if attention dropout selects our sliding-window kernel, which redraws the masks."""
     dropped = local.model.dropout_rates.attention > 0
     return dropped and local.job.stack.attention != "unfused" and local.facts.own_attention
@@ -229,7 +229,7 @@ def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> 
     full_flops, visible_flops = (
         per_pair * attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True)
     )
-    windowed_flops = visible_flops if get_window(model, job, layer=layer) or _drops(local) else 0
+    windowed_flops = visible_flops if get_window(model, job, layer=layer) or _uses_dropout_kernel(local) else 0
     return core._replace(
         flops=ceil_div(full_flops, part.cp),
         causal_flops=ceil_div(visible_flops, part.cp),
@@ -302,18 +302,20 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
         ops.append(gathered_input.column("attention.q", "q", outof=N * q_dim))
     else:
         ops.append(local_input.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
-        q_ops, _ = _up(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+        q_ops, _ = _list_up_projection(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
         up_ops += q_ops
-        if indexer is not None and model.chooses_keys(layer):
+        if indexer is not None and model.has_indexer(layer):
             up_ops += choose_keys(local, indexer, latent="cqn", hidden=source)
     ops.append(local_input.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
     key_ops, key_tensors = _rotary_key(local, "ckv", "key", dim=mla.rope_dim)
-    kv_ops, kv_latent = _up(local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim))
+    kv_ops, kv_latent = _list_up_projection(
+        local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim)
+    )
     out = row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)
     if indexer is not None:
-        key, here = (*key_tensors, "ckv")[0], model.chooses_keys(layer)
+        key, here = (*key_tensors, "ckv")[0], model.has_indexer(layer)
         sparse = attend_to_chosen(local, kv_latent, q="q", key=key, chosen_here=here)
-        return [*ops, *up_ops, *key_ops, *map(_sent_once, kv_ops[:-1]), *sparse, *out]
+        return [*ops, *up_ops, *key_ops, *map(_gather_once, kv_ops[:-1]), *sparse, *out]
     up_ops += [*key_ops, *kv_ops]
     # Keys and values are views of kv, which is kept as one for the values; their gradients are joined.
     n_bytes, rope_scratch = rows * N * width, rows * N * mla.rope_dim * width
@@ -335,14 +337,14 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
         ),
     ]
     q = "qr"
-    if model.tempers(layer):
+    if model.has_temperature(layer):
         up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
         q = "qt"
     ops += [*up_ops, *_core(local, q=q, k="kr", v="v", layer=layer, held="kv")]
     return [*ops, *out]
 
 
-def _sent_once(op: Op) -> Op:
+def _gather_once(op: Op) -> Op:
     """Return a gather whose result is kept, so that the backward does not gather it again."""
     return op if op.message is None else op._replace(message=op.message._replace(regather=""))
 
@@ -360,7 +362,9 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
     return [exchange("attention.key.share", source, out, size=size if part.sp else 0, message=message)], (out,)
 
 
-def _up(local: Local, name: str, latent: str, *, rank: int, out: str, outof: int) -> tuple[list[Op], Source]:
+def _list_up_projection(
+    local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
+) -> tuple[list[Op], Source]:
     """List the norm of a latent and its up-projection to the heads of this rank; return the gathered latent too."""
     norm_op = norm(
         f"attention.{name}_norm",

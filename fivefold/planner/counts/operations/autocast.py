@@ -47,7 +47,7 @@ def _autocast(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator
         if op.passes and read:
             branches = {name: f"{name}.wide" for name in op.reads if name not in wide}
             for name, widened in branches.items():
-                yield _narrowed_gradient(name, widened, size=sizes[name])
+                yield _cast_gradient(name, widened, size=sizes[name])
             op = op._replace(
                 reads=(*_rename(op.reads, branches), *branches), differentiates=_rename(op.reads, branches)
             )
@@ -70,7 +70,7 @@ def _cast(source: str, out: str, *, size: int) -> Op:
     return Op(out, "cast", (source,), {out: size}, moved_bytes=3 * size, moved_backward_bytes=3 * size)
 
 
-def _narrowed_gradient(source: str, out: str, *, size: int) -> Op:
+def _cast_gradient(source: str, out: str, *, size: int) -> Op:
     """Return the cast of a gradient to 16 bits, for a 16-bit tensor of ``size`` bytes that is added to an fp32 one.
 
     The addition reads the tensor as it is.
@@ -112,7 +112,7 @@ def _upcast(op: Op, result: str) -> Op:
     """Return an operation or message in fp32; what it writes other than its result stays as it was."""
     return op._replace(
         writes=op.writes | {result: 2 * op.writes[result]},
-        message=op.message and _in_fp32(op.message),
+        message=op.message and _to_fp32(op.message),
         gradients=op.gradients and {name: 2 * size for name, size in op.gradients.items()},
         forward_scratch=2 * op.forward_scratch,
         backward_scratch=2 * op.backward_scratch,
@@ -122,7 +122,7 @@ def _upcast(op: Op, result: str) -> Op:
     )
 
 
-def _in_fp32(message: Message) -> Message:
+def _to_fp32(message: Message) -> Message:
     """Return a message of 16-bit elements, and its gradient's, with elements twice as large."""
     backward = message.backward_payload
     return message._replace(payload=2 * message.payload, backward_payload=None if backward is None else 2 * backward)

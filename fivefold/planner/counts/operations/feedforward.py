@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil
 
 from fivefold.model.activations import ACTIVATIONS
-from fivefold.planner.counts.operations.linear import Source, cast, casting, drop_wgrad, keeps_casts, row
+from fivefold.planner.counts.operations.linear import Source, add_casts, cast, drop_wgrad, keeps_casts, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul
 from fivefold.units import ceil_div
@@ -49,7 +49,7 @@ def experts(local: Local, source: str) -> list[Op]:
             _grouped_mlp(local, "arrived", "made", rows=received),
         )
         if local.facts.overlaps_expert_wgrad:
-            dispatch_ops, expert_ops = _overlapped_wgrad(local, dispatch_ops, expert_ops)
+            dispatch_ops, expert_ops = _overlap_wgrad(local, dispatch_ops, expert_ops)
         combine_ops = _combine(local, "made", "returned", sent=sent, received=received)
         # the shared experts compute while tokens are sent
         ops += [*dispatch_ops[:1], *shared, *dispatch_ops[1:], *expert_ops, *combine_ops]
@@ -214,7 +214,7 @@ def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -
     return [ops[0]._replace(forward_scratch=sorted_bytes, backward_scratch=sorted_bytes + padded_bytes), *ops[1:]]
 
 
-def _overlapped_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
+def _overlap_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[Op], list[Op]]:
     """Return ``there`` and ``mine`` with dW of gate and up computed during the backward's all_to_all.
 
     Their inputs and output gradients stay allocated until then. The weight gradients move from these matmuls to
@@ -258,9 +258,9 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         share, ends = "arrived.share", ()
     entry = Source(local, source, into=model.width, rows=rows, gathered=False)
 
-    def grouped(op: Op) -> Op:
+    def to_grouped(op: Op) -> Op:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.merged_projections
-        op = casting(op._replace(batch=1), local, first=first, experts=local_experts)
+        op = add_casts(op._replace(batch=1), local, first=first, experts=local_experts)
         widths = tuple(size * local_experts for size in op.gradient_widths)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
@@ -274,9 +274,9 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         return drop_wgrad(op, local.job)
 
     ops = [*entry.ops]
-    ops += [grouped(op) for op in _up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
+    ops += [to_grouped(op) for op in _list_up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
     # dx of gate and up are summed before their dW are computed
-    if local.facts.sums_expert_dgrad and not local.job.precision.narrow:
+    if local.facts.sums_expert_dgrad and not local.job.precision.is_low_precision:
         wgrad_bytes = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - wgrad_bytes))
@@ -303,7 +303,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     down = matmul(
         "moe.experts.down", down_input, out, rows=rows, into=ffn, outof=model.width, width=width, bias=moe.expert_bias
     )
-    return [*ops, grouped(down)]
+    return [*ops, to_grouped(down)]
 
 
 def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op]:
@@ -312,12 +312,12 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     m = f"{name}.m"
     reader = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
     entry = Source(local, source, into=local.stream_width, rows=local.stream_rows, reader=reader)
-    ops = [*entry.ops, *_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
+    ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     ops.append(_activation(local, name, size=local.rows * inner * local.width))
     return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
 
 
-def _up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
+def _list_up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
     """List the matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, gate first."""
     if local.model.mlp == "plain":
         return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
@@ -348,17 +348,17 @@ def _elementwise_activation(local: Local, name: str, *, size: int) -> Op:
         scratch = activation.plain_scratch * size
         op = elementwise(f"{name}.act", "activation", (u,), m, size=size, keeps=(u,), backward_scratch=scratch)
         op = op._replace(forward_scratch=scratch)
-        return _written_out(op, local, name, size=size) if local.norm.plain else op
+        return _list_saved_tensors(op, local, name, size=size) if local.norm.plain else op
     scratch = activation.gated_backward_scratch
     gated = elementwise(
         f"{name}.act", "activation", (g, u), m, size=size, keeps=(g, u), backward_scratch=scratch * size
     )
     gated = gated._replace(forward_scratch=activation.gated_scratch * size, scratch_tensor=size if scratch > 1 else 0)
-    plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.compiles
+    plain = local.job.stack.kernels in ("norms", "plain") and not local.job.stack.is_compiled
     if local.job.stack.merged_projections:  # one kernel writes the gradient of both halves, or two gradients are joined
         gated = gated._replace(reads=(f"{name}.gu",), keeps=(f"{name}.gu",), backward_scratch=2 * size if plain else 0)
         if activation.clamps:
-            gated = _clamped_apart(gated, size=size)
+            gated = _split_clamp(gated, size=size)
     if plain:  # silu(gate) is a separate tensor, kept by the product
         silu = f"{name}.silu"
         gated = gated._replace(writes=gated.writes | {silu: size}, keeps=(*gated.keeps, silu))
@@ -369,7 +369,7 @@ def _elementwise_activation(local: Local, name: str, *, size: int) -> Op:
     return gated
 
 
-def _written_out(op: Op, local: Local, name: str, *, size: int) -> Op:
+def _list_saved_tensors(op: Op, local: Local, name: str, *, size: int) -> Op:
     """Return the activation with the tensors that PyTorch saves if it is not a kernel of its own."""
     activation = ACTIVATIONS[local.model.activation]
     saved_factors = {f"{name}.{factor}": size for factor in activation.written_out}
@@ -381,7 +381,7 @@ def _written_out(op: Op, local: Local, name: str, *, size: int) -> Op:
     )
 
 
-def _clamped_apart(op: Op, *, size: int) -> Op:
+def _split_clamp(op: Op, *, size: int) -> Op:
     """Return the activation as Megatron clamps its halves: a kernel each, and one that joins them before the fused one.
 
     Source: NVIDIA/Megatron-LM:megatron/core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.

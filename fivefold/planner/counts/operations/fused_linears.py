@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.recompute import Unit, fuses, is_linear
+from fivefold.planner.counts.operations.recompute import Unit, is_fused_with, is_linear
 
 
 def fuse_linears(unit: Unit, *, width: int) -> Unit:
@@ -34,7 +34,7 @@ def _group_size(ops: Sequence[Op]) -> int:
     if not is_linear(ops[start]):
         return 0
     end = start + 1
-    while end < len(ops) and fuses(ops[end], ops[start]):
+    while end < len(ops) and is_fused_with(ops[end], ops[start]):
         end += 1
     reduce_message = ops[end].message if end < len(ops) and ops[end].name == f"{ops[start].name}.reduce" else None
     # the sums over the inner ranks of 2D tensor parallelism are a message for each output
@@ -70,7 +70,7 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
         }
         if size < partial:  # a reduce-scatter: its result is another tensor
             forward, backward, product = forward + partial, backward + partial, partial
-    forward += _casts_forward(linears, cut=reduce is not None and size < partial)
+    forward += _forward_cast_bytes(linears, cut=reduce is not None and size < partial)
     keeps = tuple(dict.fromkeys((*keeps, *(gather.keeps if gather else ()), *(reduce.keeps if reduce else ()))))
     return first._replace(
         reads=(gather or first).reads,
@@ -87,11 +87,11 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
         recomputed=first.recomputed,
         differentiates=(gather or first).differentiates,
         delivers=True,
-        scratch_of_casts=_casts_backward(linears, width=width),
+        scratch_of_casts=_backward_cast_bytes(linears, width=width),
     )
 
 
-def _casts_forward(linears: Sequence[Op], *, cut: bool) -> int:
+def _forward_cast_bytes(linears: Sequence[Op], *, cut: bool) -> int:
     """Return the peak bytes of the forward's casts beyond what is written.
 
     They are the input's, and a weight's while later outputs do not exist yet. ``cut``: a reduce-scatter follows.
@@ -105,7 +105,7 @@ def _casts_forward(linears: Sequence[Op], *, cut: bool) -> int:
     return linears[0].casts.x + weight_bytes
 
 
-def _casts_backward(linears: Sequence[Op], *, width: int) -> tuple[int, int]:
+def _backward_cast_bytes(linears: Sequence[Op], *, width: int) -> tuple[int, int]:
     """Return the bytes of casts while dx is computed (layers after the first add theirs), and during the largest dW."""
     casts = [op.casts for op in linears]
     dgrad_bytes = max(

@@ -52,21 +52,21 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
         matmul("attention.indexer.w", hidden, "iw", rows=rows, into=model.width, outof=heads, width=width),
         rope("attention.indexer.rope.q", "iq", "iqr", numel=rows * heads * dim, width=width),
         rope("attention.indexer.rope.k", "ikn", "ikr", numel=rows * dim, width=width),
-        *([_gathered(local, "ikr", "ika", row_bytes=dim * width)] if part.sp else ()),
+        *([_gather_rows(local, "ikr", "ika", row_bytes=dim * width)] if part.sp else ()),
         choice,
-        *([_gathered(local, "chosen", "indices", row_bytes=chosen_bytes)] if part.sp else ()),
+        *([_gather_rows(local, "chosen", "indices", row_bytes=chosen_bytes)] if part.sp else ()),
     ]
-    return [_without_gradient(op) for op in ops]
+    return [_drop_gradient(op) for op in ops]
 
 
-def _gathered(local: Local, source: str, out: str, *, row_bytes: int) -> Op:
+def _gather_rows(local: Local, source: str, out: str, *, row_bytes: int) -> Op:
     """Return the gather of all rows over tp."""
     size = local.rows * row_bytes
     message = Message(get_row_group(local.part), "all_gather", "", payload=size)
     return exchange(f"attention.indexer.{source}.gather", source, out, size=size, message=message)
 
 
-def _without_gradient(op: Op) -> Op:
+def _drop_gradient(op: Op) -> Op:
     """Return an operation that runs without autograd: it keeps nothing and has no backward."""
     return op._replace(
         keeps=(),

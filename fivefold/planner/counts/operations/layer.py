@@ -87,13 +87,13 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     if post:
         name = "norm1_post" if model.block == "sandwich" else "norm1"
         ops, branch = [*ops, _list_norm(local, name, "a")], f"{name}.out"
-    return _kept_as_told(local, [*ops, *_residual(local, "attention", branch, "x", "y")], layer=layer)
+    return _apply_stack(local, [*ops, *_residual(local, "attention", branch, "x", "y")], layer=layer)
 
 
 def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     """List a layer's operations after its first residual addition: y → z; a layer without a feed-forward has none."""
     model = local.model
-    if not model.feeds(layer):
+    if not model.has_feed_forward(layer):
         return []
     stream = "x" if model.mixer_name(layer) == "none" else "y"
     pre, post = model.block != "post", model.block == "post" or model.norms_feed_forward(layer)
@@ -107,7 +107,7 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if post:
         name = "norm2" if model.block == "post" else "norm2_post"
         ops, branch = [*ops, _list_norm(local, name, "d")], f"{name}.out"
-    return _kept_as_told(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
+    return _apply_stack(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
 
 
 def _list_norm(local: Local, name: str, source: str) -> Op:
@@ -133,13 +133,13 @@ def _residual(local: Local, name: str, branch: str, onto: str, out: str) -> list
     return [*ops, add]
 
 
-def _kept_as_told(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
+def _apply_stack(local: Local, ops: Sequence[Op], *, layer: int) -> list[Op]:
     """Return ``ops`` as the stack runs them.
 
     This applies low-precision storage and autocast, and drops the gradient tensors of matmuls that accumulate into the
     gradient sums themselves.
     """
-    cast_ops = apply_autocast(local, apply_low_precision(local, ops), narrow=local.narrow_stream(layer))
+    cast_ops = apply_autocast(local, apply_low_precision(local, ops), narrow=local.has_16bit_stream(layer))
     return [drop_wgrad(op, local.job) for op in cast_ops]
 
 
@@ -170,15 +170,15 @@ class Kind(NamedTuple):
 def get_kind(model: Model, layer: int) -> Kind:
     """Return the kind of one block."""
     mixer = model.mixer_name(layer)
-    is_still = mixer == "attention" and model.position == "rope" and not model.rotates(layer)
+    is_still = mixer == "attention" and model.position == "rope" and not model.has_rope(layer)
     return Kind(
-        model.slides(layer),
+        model.has_window(layer),
         model.is_moe(layer),
         is_still,
         mixer=mixer,
-        feeds=model.feeds(layer),
-        chooses=model.chooses_keys(layer),
-        own=model.sliding is not None and model.slides(layer),
+        feeds=model.has_feed_forward(layer),
+        chooses=model.has_indexer(layer),
+        own=model.sliding is not None and model.has_window(layer),
     )
 
 
@@ -325,7 +325,7 @@ def _chunked_loss(local: Local) -> list[Op]:
 
 def _use_bf16(local: Local) -> Local:
     """Return ``local`` in bf16: the head's matmul is never in fp8 or fp4 (Transformer Engine, DeepSeek-V3 §3.3)."""
-    if not local.job.precision.narrow:
+    if not local.job.precision.is_low_precision:
         return local
     bf16_recipe = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
     return Local(local.model, local.job.replace(precision=bf16_recipe), local.part)

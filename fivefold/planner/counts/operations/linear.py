@@ -39,7 +39,7 @@ class Source:
         size = rows * into * local.width
         if keeps_casts(local):
             self.kept = f"{tensor}.cast{reader}"
-            size = narrow_bytes(local, rows * into)
+            size = low_precision_bytes(local, rows * into)
             self.ops.append(cast(local, tensor, self.kept, numel=rows * into))
         self.read, self.rows = self.kept, rows
         self.regathered = self.cast_rows = 0  # cast_rows: rows cast here before the gather; 0: cast after it
@@ -56,9 +56,9 @@ class Source:
             message = Message(
                 get_row_group(part), "all_gather", "reduce_scatter", size * local.outer, 1, regather, gradient_bytes
             )
-            if local.job.precision.narrow and not keeps_casts(local):
+            if local.job.precision.is_low_precision and not keeps_casts(local):
                 self.cast_rows = rows
-                payload, *scales = travelling(local, into)
+                payload, *scales = list_sent_casts(local, into)
                 message = message._replace(payload=payload[1], wide_payload=size * local.outer, scales=tuple(scales))
             self.ops.append(
                 exchange(
@@ -93,7 +93,7 @@ class Source:
             if shared:  # every inner rank needs the full columns
                 size, message = inner * size, Message("tp_inner", "all_reduce", "all_reduce", payload=inner * size)
             self.sums.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
-        op = casting(op, self.local, first=self.first, cast_rows=self.cast_rows)
+        op = add_casts(op, self.local, first=self.first, cast_rows=self.cast_rows)
         self.first = False
         return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered=self.regathered)
 
@@ -108,11 +108,11 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
     partial = out if part.tp == 1 else f"{out}.partial"
     inner, outof = part.tp_inner, outof // part.tp_inner
     if inner > 1:
-        ops.append(_gathered_columns(local, source, into=into))
+        ops.append(_gather_columns(local, source, into=into))
         tensor = f"{source}.whole"
     into *= inner
     product = matmul(name, tensor, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias)
-    product = casting(product, local)
+    product = add_casts(product, local)
     if inner > 1:
         regathered_bytes = local.rows * into * local.width
         product = product._replace(keeps=(source,), backward_scratch=regathered_bytes, regathered=regathered_bytes)
@@ -142,15 +142,15 @@ def list_norm(local: Local, op: Op) -> Op:
     return op._replace(message=Message("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
 
 
-def _gathered_columns(local: Local, source: str, *, into: int) -> Op:
+def _gather_columns(local: Local, source: str, *, into: int) -> Op:
     """Return the all-gather over tp_inner of a row-parallel layer's input [rows, ``into``], or of its cast.
 
     It is needed under 2D tensor parallelism.
     """
     gathered_bytes = local.rows * into * local.width * local.part.tp_inner
     message = Message("tp_inner", "all_gather", "reduce_scatter", gathered_bytes, 1, "all_gather", gathered_bytes)
-    if local.job.precision.narrow:
-        payload, *scales = travelling(local, into * local.part.tp_inner)
+    if local.job.precision.is_low_precision:
+        payload, *scales = list_sent_casts(local, into * local.part.tp_inner)
         message = message._replace(payload=payload[1], wide_payload=gathered_bytes, scales=tuple(scales))
     return exchange(
         f"{source}.gather",
@@ -164,33 +164,33 @@ def _gathered_columns(local: Local, source: str, *, into: int) -> Op:
 
 def drop_wgrad(op: Op, job: Job) -> Op:
     """Return ``op`` without a weight gradient tensor (0 elements) if its matmul accumulates in place."""
-    if job.stack.wgrad_accumulation not in ("fused", "fused_dummy") or not sums_itself(op):
+    if job.stack.wgrad_accumulation not in ("fused", "fused_dummy") or not has_fused_wgrad_accumulation(op):
         return op
     return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
 
 
-def sums_itself(op: Op) -> bool:
+def has_fused_wgrad_accumulation(op: Op) -> bool:
     """Return True for a linear layer with fused wgrad accumulation in Transformer Engine or Megatron."""
     return op.kind == "matmul" and op.name != "moe.router"
 
 
 def keeps_casts(local: Local) -> bool:
     """Return True if the cast of an input is kept for the backward instead of the input; Fivefold casts again."""
-    return local.job.precision.narrow and local.facts.keeps_casts
+    return local.job.precision.is_low_precision and local.facts.keeps_casts
 
 
-def casting(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_rows: int = 0) -> Op:
+def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_rows: int = 0) -> Op:
     """Return ``op`` with the bytes of Fivefold's casts.
 
     ``first``: the input is cast too. ``experts``: groups of rows; ``cast_rows``: rows of the input that this rank
     casts, if it gathers the other ranks' casts.
     """
     recipe = local.job.precision
-    if not recipe.narrow:
+    if not recipe.is_low_precision:
         return op
     rows, outof, into = op.shape
     if keeps_casts(local):  # W reads the output gradient as cast for dx (Transformer Engine's WeightGradStore)
-        return op._replace(product_bytes=narrow_bytes(local, rows * op.batch * outof))
+        return op._replace(product_bytes=low_precision_bytes(local, rows * op.batch * outof))
     n_groups, rows = max(1, experts), rows * op.batch
     input_bytes, gradient_bytes = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
     weight = cast_bytes(local, outof, into, matrices=n_groups, weight="forward")
@@ -249,7 +249,7 @@ def cast_bytes(
     return numel + 4 * rows * tiles
 
 
-def travelling(local: Local, into: int) -> Iterator[tuple[str, int]]:
+def list_sent_casts(local: Local, into: int) -> Iterator[tuple[str, int]]:
     """Yield the collectives and payloads that send the cast [rows, ``into``] of all rows.
 
     The data come first, then the scales.
@@ -268,7 +268,7 @@ def travelling(local: Local, into: int) -> Iterator[tuple[str, int]]:
 
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
     """Return a cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads."""
-    size = narrow_bytes(local, numel)
+    size = low_precision_bytes(local, numel)
     moved = numel * local.width + 2 * size
     # backward bytes: the matmul casts its output's gradient likewise, which is counted here
     return Op(
@@ -282,7 +282,7 @@ def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
     )
 
 
-def narrow_bytes(local: Local, numel: int) -> int:
+def low_precision_bytes(local: Local, numel: int) -> int:
     """Return the bytes of ``numel`` elements in fp8 or fp4, scales included."""
     recipe = local.job.precision
     block = SCALED_ELEMENTS.get(recipe.scaling)

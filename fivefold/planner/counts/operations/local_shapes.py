@@ -20,7 +20,7 @@ from fivefold.units import ceil_div
 
 
 class LocalDegrees(NamedTuple):
-    """The degrees that shard a layer on one rank; ``recomputed``: groups of operations, as in ``Layout.recomputed``."""
+    """The degrees that shard a layer on a rank; ``recomputed``: operations, as in ``Layout.recomputed_operations``."""
 
     sequences: int
     cp: int = 1
@@ -45,7 +45,7 @@ def get_local_degrees(layout: Layout) -> LocalDegrees:
         layout.sp and layout.tp > 1,
         layout.ep,
         layout.etp,
-        layout.recomputed,
+        layout.recomputed_operations,
         layout.pp > 1,
     )
 
@@ -61,7 +61,7 @@ class Local:
             bias=model.norm_bias,
             weight=model.norm_weight,
             fused=self.facts.fused_norms,
-            plain=job.stack.kernels == "plain" and not job.stack.compiles,  # PyTorch's separate kernels
+            plain=job.stack.kernels == "plain" and not job.stack.is_compiled,  # PyTorch's separate kernels
         )
         self.rows = part.sequences * ceil_div(job.sequence, part.cp)
         self.outer = part.tp // part.tp_inner  # ranks that shard the rows of the stream; tp_inner shards its columns
@@ -86,7 +86,7 @@ class Local:
         shape, tp = self.model.attention(layer), self.part.tp
         return shape._replace(heads=shape.heads // tp, kv_heads=max(1, shape.kv_heads // tp))
 
-    def narrow_stream(self, layer: int) -> bool:
+    def has_16bit_stream(self, layer: int) -> bool:
         """Return True if a layer's stream is in 16 bits under autocast.
 
         That holds in multi-token prediction modules, where a projection makes the stream.

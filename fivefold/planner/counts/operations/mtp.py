@@ -28,10 +28,10 @@ def head_unit(
     ``named=False``: tensors keep the names of their own block, and operations are those of ``inside`` themselves.
     """
     first, *losses = map(finish, head(local))
-    depth = local.model.predicted
+    depth = local.model.mtp_depth
     if not depth:
         return Unit((first, *losses))
-    rename = rename_tensors if named else _unchanged
+    rename = rename_tensors if named else _keep_ops
     ops, dropped, hidden = [first], set[str](), ["h"]
     for depth_index in range(depth):
         layer = local.model.layers + depth_index
@@ -67,7 +67,7 @@ def _module(local: Local, inside: Unit, finish: Finish, rename: Callable[[Iterab
     model, job, width = local.model, local.job, local.width
     rows, size = local.stream_rows, local.stream_bytes
 
-    def normed(name: str, source: str, out: str) -> Op:
+    def make_norm(name: str, source: str, out: str) -> Op:
         return norm(f"mtp.{name}", source, out, rows=rows, dim=model.width, width=width, kind=local.norm)
 
     tokens, *reduce_ops = (op for op in embedding(local) if op.name in ("embed.tokens", "embed.reduce"))
@@ -76,9 +76,9 @@ def _module(local: Local, inside: Unit, finish: Finish, rename: Callable[[Iterab
     entry = Source(local, "both", into=2 * model.width, rows=rows, gathered=False)
     project = drop_wgrad(entry.column("mtp.project", "p", outof=model.width), job)
     rename_in_block = _prefix("block.", {"x": "p"})
-    joined_ops = normed("embed_norm", "e", "en"), normed("hidden_norm", "h", "hn"), join, *entry.ops, project
+    joined_ops = make_norm("embed_norm", "e", "en"), make_norm("hidden_norm", "h", "hn"), join, *entry.ops, project
     ops_before = *rename((tokens, *reduce_ops), _prefix("", {"x": "e"})), *apply_autocast(local, joined_ops)
-    ops_after = apply_autocast(local, [normed("norm", rename_in_block("z"), "out")], narrow=True)
+    ops_after = apply_autocast(local, [make_norm("norm", rename_in_block("z"), "out")], narrow=True)
     ops = *map(finish, ops_before), *rename(inside.ops, rename_in_block), *map(finish, ops_after)
     return Unit(
         ops, frozenset(rename_in_block(name) for name in inside.dropped if name != "z")
@@ -90,7 +90,7 @@ def _prefix(words: str, known: dict[str, str]) -> Rename:
     return lambda name: known.get(name, f"{words}{name}")
 
 
-def _unchanged(ops: Iterable[Op], _: Rename) -> Iterable[Op]:
+def _keep_ops(ops: Iterable[Op], _: Rename) -> Iterable[Op]:
     return ops
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fivefold.planner.counts.operations.linear import keeps_casts, narrow_bytes
+from fivefold.planner.counts.operations.linear import keeps_casts, low_precision_bytes
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
 
@@ -35,7 +35,7 @@ def _lower_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
             # the inputs that it keeps: gate and up, as one tensor or two; or up alone
             low_precision_names = {name: f"{name}.narrow" for name in op.keeps if name in op.reads}
             for whole, cast in low_precision_names.items():
-                size = narrow_bytes(local, sizes[whole] // local.width)
+                size = low_precision_bytes(local, sizes[whole] // local.width)
                 yield Op(
                     cast,
                     "add",

@@ -91,7 +91,7 @@ def is_linear(op: Op) -> bool:
     return op.kind == "matmul" and op.name != "moe.router"
 
 
-def fuses(op: Op, first: Op) -> bool:
+def is_fused_with(op: Op, first: Op) -> bool:
     """Return True if our engine runs ``op`` in one operation with ``first``; latent attention's query runs alone."""
     apart = first.name == "attention.q" and op.name == "attention.kv_down"
     return is_linear(op) and is_linear(first) and op.reads == first.reads and not apart
@@ -101,7 +101,7 @@ def _groups_of_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
     """Yield ``ops`` in order, as lists: fused linear layers together, every other operation alone."""
     fused_ops: list[Op] = []
     for op in ops:
-        if fused_ops and not fuses(op, fused_ops[0]):
+        if fused_ops and not is_fused_with(op, fused_ops[0]):
             yield fused_ops
             fused_ops = []
         fused_ops.append(op)

@@ -24,7 +24,7 @@ from fivefold.planner.counts.operations.layer import (
     feedforward_half,
     get_kind,
 )
-from fivefold.planner.counts.operations.linear import sums_itself
+from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.mtp import Finish, head_unit
 from fivefold.planner.counts.operations.op import Op
@@ -45,7 +45,7 @@ class Built:
         self._units: Cache[tuple[LocalDegrees, Kind | str], Unit] = Cache()
         self._heads: Cache[LocalDegrees, tuple[Op, ...]] = Cache()
 
-    def local(self, part: LocalDegrees) -> Local:
+    def get_local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
         if part not in self._locals:
             self._locals[part] = Local(self.model, self.job, part)
@@ -58,13 +58,13 @@ class Built:
             self._units[key] = self._unit(part, name)
         return self._units[key]
 
-    def in_order(self, part: LocalDegrees, name: Kind | str) -> tuple[Op, ...]:
+    def list_ops(self, part: LocalDegrees, name: Kind | str) -> tuple[Op, ...]:
         """Return the operations of a unit in order.
 
         In the head, tensors keep the names that they have in their own block, so that equal operations are one object
         and what depends only on operations is computed once.
         """
-        if name != "head" or not self.model.predicted:
+        if name != "head" or not self.model.mtp_depth:
             return self.unit(part, name).ops
         if part not in self._heads:
             self._heads[part] = self._head(part, named=False).ops
@@ -72,26 +72,30 @@ class Built:
 
     def _unit(self, part: LocalDegrees, name: Kind | str) -> Unit:
         if isinstance(name, Kind):
-            ops, local = self._block(part, name, layer=self.example[name]), self.local(part)
+            ops, local = self._block(part, name, layer=self.example[name]), self.get_local(part)
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
             return block_unit(apply_adapter(ops, local, input_gradient=not name.leads or checkpoints), local)
         if name == "head":
             unit = self._head(part, named=True)
-            return unit._replace(ops=tuple(apply_adapter(unit.ops, self.local(part), input_gradient=True)))
-        local = self.local(part)
-        return Unit(tuple(apply_adapter([*map(self._finished(local), embedding(local))], local, input_gradient=False)))
+            return unit._replace(ops=tuple(apply_adapter(unit.ops, self.get_local(part), input_gradient=True)))
+        local = self.get_local(part)
+        return Unit(
+            tuple(apply_adapter([*map(self._make_finish(local), embedding(local))], local, input_gradient=False))
+        )
 
     def _head(self, part: LocalDegrees, *, named: bool) -> Unit:
-        def inside(layer: int) -> Unit:
-            return block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.local(part))
+        def build_unit(layer: int) -> Unit:
+            return block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.get_local(part))
 
-        return head_unit(self.local(part), inside=inside, finish=self._finished(self.local(part)), named=named)
+        return head_unit(
+            self.get_local(part), inside=build_unit, finish=self._make_finish(self.get_local(part)), named=named
+        )
 
     def _block(self, part: LocalDegrees, kind: Kind, *, layer: int) -> list[Op]:
         """Return a block's operations, none marked; they depend on recomputation only if full layers are recomputed."""
         plain_part = part._replace(recomputed=part.recomputed & {"layer"}, piped=False)
-        local = self.local(plain_part)
-        block = plain_part, kind, local.narrow_stream(layer)
+        local = self.get_local(plain_part)
+        block = plain_part, kind, local.has_16bit_stream(layer)
         if block not in self._blocks:
             attention_part = part._replace(recomputed=frozenset(), piped=False, ep=1, etp=1)
             feedforward_part = plain_part._replace(sequences=1, cp=1, ulysses=False)
@@ -107,27 +111,27 @@ class Built:
     ) -> list[Op]:
         """Return the operations of half a block, which are the same for all degrees with one ``key``."""
         if key not in self._halves:
-            local = self.local(part)
-            self._halves[key] = [*map(self._finished(local), half(local, layer=layer))]
+            local = self.get_local(part)
+            self._halves[key] = [*map(self._make_finish(local), half(local, layer=layer))]
         return self._halves[key]
 
-    def _finished(self, local: Local) -> Finish:
+    def _make_finish(self, local: Local) -> Finish:
         """Return the function that is applied to every operation after it was built."""
         has_one_byte_gradients = self.job.precision.gradients_bytes == 1
 
         def finish(op: Op) -> Op:
             op = fuse_kernels(op, local)
-            return _with_wide_gradients(op) if has_one_byte_gradients else op
+            return _with_high_precision_gradients(op) if has_one_byte_gradients else op
 
         return finish
 
 
-def _with_wide_gradients(op: Op) -> Op:
+def _with_high_precision_gradients(op: Op) -> Op:
     """Return ``op`` for gradients that have one byte only in fp8 matmuls.
 
     All other gradients have two bytes, so they count twice as many one-byte elements.
     """
-    has_one_byte = sums_itself(op) and op.name != "head.out"
+    has_one_byte = has_fused_wgrad_accumulation(op) and op.name != "head.out"
     first = 1 if has_one_byte or op.name == "moe.arrive" else 2
     biases = 1 if op.name == "moe.arrive" else 2
     widths = tuple(size * (biases if index else first) for index, size in enumerate(op.gradient_widths))

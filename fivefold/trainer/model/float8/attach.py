@@ -17,7 +17,7 @@ from fivefold.trainer.model.linear import Linear
 
 def attach(blocks: nn.Module, job: Job) -> None:
     """Set fp8 GEMMs on every ``Linear`` and ``Experts`` in ``blocks``, if the job's recipe has fp8."""
-    if not job.precision.narrow:
+    if not job.precision.is_low_precision:
         return
     fused = job.stack.kernels == "triton"
     dense = Float8Gemms(job.precision, kernel=not job.emulate, fused=fused)

@@ -26,7 +26,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # value of each code; bit 3 is 
 _HALVES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
-def by_32(x: Tensor) -> Cast:
+def cast_mxfp8(x: Tensor) -> Cast:
     """Cast to MXFP8: ``x`` [..., R, C] → data e4m3 [..., R, C], scale e8m0 [..., R, ⌈C/32⌉].
 
     The last block may be short.
@@ -35,7 +35,7 @@ def by_32(x: Tensor) -> Cast:
     return Cast(data, scale)
 
 
-def by_16(x: Tensor, *, amax: Tensor | None = None) -> Cast:
+def cast_nvfp4(x: Tensor, *, amax: Tensor | None = None) -> Cast:
     """Cast to NVFP4: ``x`` [..., R, C] → data uint8 [..., R, ⌈C/2⌉], scale e4m3 [..., R, ⌈C/16⌉], outer [..., 1, 1].
 
     ``outer`` is fp32. ``amax``: the largest |x| of each matrix if it is already known, of outer's shape.
@@ -43,27 +43,27 @@ def by_16(x: Tensor, *, amax: Tensor | None = None) -> Cast:
     return Cast(*_cast_blocks(x, amax, NV))
 
 
-def in_blocks(cast: Cast) -> bool:
+def has_block_scales(cast: Cast) -> bool:
     """Return whether ``cast`` is in MXFP8 or NVFP4."""
     return cast.scale.dtype in (E8M0, E4M3)
 
 
-def widened(cast: Cast) -> Tensor:
+def dequantize(cast: Cast) -> Tensor:
     """Dequantize to fp32 without ``outer``; an odd row of NVFP4 gets one more zero."""
     is_nvfp4 = cast.data.dtype == torch.uint8
-    data = _unpacked(cast.data) if is_nvfp4 else cast.data.float()
+    data = _unpack(cast.data) if is_nvfp4 else cast.data.float()
     return data.mul_(cast.scale.float().repeat_interleave(NV if is_nvfp4 else MX, -1)[..., : data.shape[-1]])
 
 
 def widen_blocks(cast: Cast, *, columns: int) -> Tensor:
     """Dequantize to fp32 [..., R, ``columns``]."""
-    values = widened(cast)[..., :columns]
+    values = dequantize(cast)[..., :columns]
     return values if cast.outer is None else values * cast.outer
 
 
 def product_of_blocks(a: Cast, b: Cast) -> Tensor:
     """Multiply ``a`` [M, K] by ``b`` [N, K] transposed → fp32 [M, N]."""
-    product = widened(a) @ widened(b).t()
+    product = dequantize(a) @ dequantize(b).t()
     for outer in (a.outer, b.outer):
         if outer is not None:
             product.mul_(outer)
@@ -72,7 +72,7 @@ def product_of_blocks(a: Cast, b: Cast) -> Tensor:
 
 @torch.library.custom_op("fivefold::cast_blocks", mutates_args=())
 def _cast_blocks(x: Tensor, amax: Tensor | None, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute data, scale and outer (no elements for MXFP8) as one custom op; ``amax``: see ``by_16``."""
+    """Compute data, scale and outer (no elements for MXFP8) as one custom op; ``amax``: see ``cast_nvfp4``."""
     data, scale, outer = _empty(x, group_size)
     if group_size == NV:
         if amax is None:
@@ -101,7 +101,7 @@ def _empty(x: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _mx(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return data and scale of fp32 ``x``."""
-    amax = _by_block(x, MX).double()
+    amax = _block_amax(x, MX).double()
     mantissa, exponent = torch.frexp(amax / LARGEST[MX])
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).masked_fill(amax == 0, -BIAS)
     biased = (exponent + BIAS).clamp(0, 2 * BIAS)
@@ -113,7 +113,7 @@ def _mx(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _nv(x: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
     """Return packed data and scale of fp32 ``x``; a block whose scale is 0 becomes 0."""
-    scale = (_by_block(x, NV) / LARGEST[NV] / outer).masked_fill_(outer == 0, 0.0)
+    scale = (_block_amax(x, NV) / LARGEST[NV] / outer).masked_fill_(outer == 0, 0.0)
     scale = scale.clamp_(max=LARGEST[MX]).to(E4M3)
     full_scale = (scale.float() * outer).repeat_interleave(NV, -1)[..., : x.shape[-1]]
     ratio = (x / full_scale).masked_fill_(full_scale == 0, 0.0)
@@ -124,13 +124,13 @@ def _nv(x: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
     return code[..., ::2] | (code[..., 1::2] << 4), scale
 
 
-def _unpacked(data: Tensor) -> Tensor:
+def _unpack(data: Tensor) -> Tensor:
     """Unpack bytes [..., C] to fp32 [..., 2 C]."""
     values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=data.device)
     return values[torch.stack((data & 15, data >> 4), -1).flatten(-2).int()]
 
 
-def _by_block(x: Tensor, group_size: int) -> Tensor:
+def _block_amax(x: Tensor, group_size: int) -> Tensor:
     """Return the largest |x| of each block of a row, fp32 [..., R, ⌈C/each⌉]."""
     padded = F.pad(x, (0, -x.shape[-1] % group_size))
     return vector_norm(padded.unflatten(-1, (-1, group_size)), torch.inf, dim=-1)  # type: ignore[no-any-return]

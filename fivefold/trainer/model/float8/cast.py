@@ -39,7 +39,7 @@ class Cast(NamedTuple):
     outer: Tensor | None = None
 
 
-def by_tensor(
+def cast_per_tensor(
     x: Tensor, *, amax: Tensor | None = None, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False
 ) -> Cast:
     """Cast with one scale [] for all of ``x``.
@@ -50,17 +50,17 @@ def by_tensor(
     return Cast(*_cast(x, amax, ONE, ONE, dtype, powers, fused))
 
 
-def by_matrix(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_matrix(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per matrix: ``x`` [..., R, C] → scale [..., 1, 1]."""
     return Cast(*_cast(x, None, ALL, ALL, dtype, powers, fused))
 
 
-def by_row(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_row(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per row: ``x`` [..., R, C] → scale [..., R, 1]."""
     return Cast(*_cast(x, None, 1, ALL, dtype, powers, fused))
 
 
-def by_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per 1 x 128 tile: ``x`` [..., R, C] → scale [..., R, ⌈C/128⌉].
 
     The last tile of a row may be short.
@@ -70,10 +70,10 @@ def by_tile(x: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused
 
 # For rows dispatched to experts in fp8: with power-of-two scales the second cast, along columns for wgrad, changes
 # only exponents (DeepSeek-V3 §3.3.3).
-TILES_OF_POWERS = partial(by_tile, powers=True)
+TILES_OF_POWERS = partial(cast_per_tile, powers=True)
 
 
-def by_block(w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
+def cast_per_block(w: Tensor, *, dtype: torch.dtype = E4M3, powers: bool = False, fused: bool = False) -> Cast:
     """Cast with one scale per 128 x 128 block: ``w`` [..., R, C] → scale [..., ⌈R/128⌉, ⌈C/128⌉].
 
     Blocks at the border may be small.

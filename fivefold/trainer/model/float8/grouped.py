@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fivefold.job import SCALED_ELEMENTS, Recipe
-from fivefold.trainer.model.experts import Ends, GroupedGemms, summed_by_group
+from fivefold.trainer.model.experts import Ends, GroupedGemms, sum_by_group
 from fivefold.trainer.model.float8 import blocks, units
-from fivefold.trainer.model.float8.cast import TILES_OF_POWERS, Cast, by_matrix, by_row, by_tile
-from fivefold.trainer.model.float8.matmul import Caster, casts_of, emulated, held_cast, width_of
+from fivefold.trainer.model.float8.cast import TILES_OF_POWERS, Cast, cast_per_matrix, cast_per_row, cast_per_tile
+from fivefold.trainer.model.float8.matmul import Caster, casts_of, emulate_product, get_stored_cast, width_of
 from fivefold.units import ceil_div
 
 
@@ -45,24 +45,24 @@ class Float8GroupedGemms(GroupedGemms):
 
     def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
-        weights_cast = held_cast(weights) or self.casts.weight(weights)
-        product: Tensor = scaled_by_group(
+        weights_cast = get_stored_cast(weights) or self.casts.weight(weights)
+        product: Tensor = scaled_mm_by_group(
             *operand, *weights_cast, offsets, weights.shape[2], width_of(weights), self.kernel
         )
         return product
 
     def dgrad(self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None) -> Tensor:
         """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
-        transposed_cast = held_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
+        transposed_cast = get_stored_cast(weights, turned=True) or self.casts.weight_back(weights.mT)
         gradient_cast = self.casts.gradient(gradient)
-        product: Tensor = scaled_by_group(
+        product: Tensor = scaled_mm_by_group(
             *gradient_cast, *transposed_cast, offsets, weights.shape[1], width_of(weights), self.kernel
         )
         return product if total is None else total.add_(product)
 
     def columns(self, x: Tensor, offsets: Tensor) -> Tensor | Cast:
         """Prepare rows [n, in] for ``wgrad``: cast along each group, or unchanged if dW is not computed in fp8."""
-        return x if self.wide else self._along_groups(self.casts.x, x, offsets)
+        return x if self.wide else self._cast_along_groups(self.casts.x, x, offsets)
 
     def wgrad(self, gradient: Tensor, columns: Tensor | Cast, offsets: Tensor, ends: Ends) -> Tensor | Cast:
         """Multiply ``gradient`` [n, out]ᵀ by rows [n, in], summed by group → [E, out, in].
@@ -70,8 +70,8 @@ class Float8GroupedGemms(GroupedGemms):
         The result is in fp8 with one scale per expert if the recipe has such gradients.
         """
         if not isinstance(columns, Cast):
-            return summed_by_group(gradient, columns, offsets, ends)
-        gradient_cast = self._along_groups(self.casts.gradient, gradient, offsets)
+            return sum_by_group(gradient, columns, offsets, ends)
+        gradient_cast = self._cast_along_groups(self.casts.gradient, gradient, offsets)
         if self.narrow_gradients:
             return Cast(*scaled_sums_cast(*gradient_cast, *columns, offsets, gradient.shape[0], self.group_size))
         sums: Tensor = scaled_sums(
@@ -79,7 +79,7 @@ class Float8GroupedGemms(GroupedGemms):
         )
         return sums
 
-    def _along_groups(self, caster: Caster, x: Tensor, offsets: Tensor) -> Cast:
+    def _cast_along_groups(self, caster: Caster, x: Tensor, offsets: Tensor) -> Cast:
         """Cast ``x`` [n, C] transposed → [C, n], with scales that do not cross groups."""
         if self.scaling == "tensorwise":
             return caster(x.t())
@@ -88,7 +88,7 @@ class Float8GroupedGemms(GroupedGemms):
 
 
 @torch.library.custom_op("fivefold::scaled_by_group", mutates_args=())
-def scaled_by_group(
+def scaled_mm_by_group(
     x: Tensor,
     x_scale: Tensor,
     x_outer: Tensor | None,
@@ -105,17 +105,17 @@ def scaled_by_group(
     The result is in ``dtype``.
     """
     operands = Cast(x, x_scale, x_outer), Cast(weights, scales, outers)
-    if kernel and x.is_cuda and units.takes(*operands):
+    if kernel and x.is_cuda and units.supports(*operands):
         return units.multiply_by_group(*operands, offsets, dtype=dtype)
     out = torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
     for expert, rows in enumerate(_row_slices(offsets)):
         left = Cast(x[rows], x_scale[rows] if x_scale.dim() else x_scale, x_outer)
         right = Cast(weights[expert], scales[expert], None if outers is None else outers[expert])
-        out[rows] = emulated(left, right)
+        out[rows] = emulate_product(left, right)
     return out
 
 
-@scaled_by_group.register_fake
+@scaled_mm_by_group.register_fake
 def _(
     x: Tensor,
     x_scale: Tensor,
@@ -159,10 +159,10 @@ def _(x: Tensor, offsets: Tensor, group_size: int, powers: bool = False) -> tupl
 def _cast_turned(turned: Tensor, group_size: int, powers: bool, amax: Tensor | None) -> Cast:
     """Return the cast of one group's columns [C, n of the group]."""
     if group_size == blocks.MX:
-        return blocks.by_32(turned)
+        return blocks.cast_mxfp8(turned)
     if group_size == blocks.NV:
-        return blocks.by_16(turned, amax=amax)
-    return by_tile(turned, powers=powers) if group_size else by_row(turned, powers=True)
+        return blocks.cast_nvfp4(turned, amax=amax)
+    return cast_per_tile(turned, powers=powers) if group_size else cast_per_row(turned, powers=True)
 
 
 @torch.library.custom_op("fivefold::scaled_sums", mutates_args=())
@@ -189,7 +189,7 @@ def scaled_sums(
                 Cast(data[:, data_columns], scale[:, scale_columns] if scale.dim() else scale, outer)
                 for data, scale, outer in ((a, a_scale, a_outer), (b, b_scale, b_outer))
             )
-            group.copy_(emulated(left, right))
+            group.copy_(emulate_product(left, right))
     return out
 
 
@@ -222,7 +222,7 @@ def scaled_sums_cast(
     group_size: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute ``scaled_sums`` cast to e4m3 with one scale per expert, [E, 1, 1], as one custom op."""
-    sums_cast = by_matrix(
+    sums_cast = cast_per_matrix(
         scaled_sums(a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, group_size, torch.float32)
     )
     return sums_cast.data, sums_cast.scale

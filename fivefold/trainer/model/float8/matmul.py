@@ -20,8 +20,16 @@ from torch.linalg import vector_norm
 
 from fivefold.job import Recipe, Scaling
 from fivefold.trainer.model.float8 import units
-from fivefold.trainer.model.float8.blocks import by_16, by_32, in_blocks, product_of_blocks
-from fivefold.trainer.model.float8.cast import TILE, Cast, by_block, by_matrix, by_row, by_tensor, by_tile
+from fivefold.trainer.model.float8.blocks import cast_mxfp8, cast_nvfp4, has_block_scales, product_of_blocks
+from fivefold.trainer.model.float8.cast import (
+    TILE,
+    Cast,
+    cast_per_block,
+    cast_per_matrix,
+    cast_per_row,
+    cast_per_tensor,
+    cast_per_tile,
+)
 from fivefold.trainer.model.linear import Exchange, Gather, LinearGemms
 
 Caster = Callable[..., Cast]  # casts a tensor; with one scale per tensor it also takes ``amax``, if that is known
@@ -36,13 +44,15 @@ class Casts(NamedTuple):
     weight_back: Caster
 
 
-_row, _matrix = partial(by_row, powers=True), partial(by_matrix, powers=True)
+_row, _matrix = partial(cast_per_row, powers=True), partial(cast_per_matrix, powers=True)
 CASTS: dict[Scaling, Casts] = {
-    "tensorwise": Casts(by_tensor, partial(by_tensor, dtype=torch.float8_e5m2), by_matrix, by_matrix),
+    "tensorwise": Casts(
+        cast_per_tensor, partial(cast_per_tensor, dtype=torch.float8_e5m2), cast_per_matrix, cast_per_matrix
+    ),
     "rowwise": Casts(_row, _row, _row, _row),
-    "tiles": Casts(by_tile, by_tile, by_block, by_block),
-    "blocks": Casts(by_32, by_32, by_32, by_32),
-    "blocks16": Casts(by_16, by_16, by_16, by_16),
+    "tiles": Casts(cast_per_tile, cast_per_tile, cast_per_block, cast_per_block),
+    "blocks": Casts(cast_mxfp8, cast_mxfp8, cast_mxfp8, cast_mxfp8),
+    "blocks16": Casts(cast_nvfp4, cast_nvfp4, cast_nvfp4, cast_nvfp4),
 }
 
 
@@ -98,13 +108,17 @@ class Float8Gemms(LinearGemms):
 
     def fprop(self, operand: Cast, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return ``x Wᵀ + b`` [R, out]."""
-        weight_cast, inner, dtype = held_cast(weight) or self.casts.weight(weight), weight.shape[1], width_of(weight)
+        weight_cast, inner, dtype = (
+            get_stored_cast(weight) or self.casts.weight(weight),
+            weight.shape[1],
+            width_of(weight),
+        )
         y = product(operand, weight_cast, inner=inner, dtype=dtype, kernel=self.kernel, fast=True)
         return y if bias is None else y.add_(bias)
 
     def dgrad(self, gradient: Tensor, weight: Tensor, total: Tensor | None) -> Tensor:
         """Return ``g W`` [R, in], added to ``total`` in place if given."""
-        transposed_cast = held_cast(weight, turned=True) or self.casts.weight_back(weight.t())
+        transposed_cast = get_stored_cast(weight, turned=True) or self.casts.weight_back(weight.t())
         dx = product(
             self.casts.gradient(gradient),
             transposed_cast,
@@ -128,7 +142,7 @@ class Float8Gemms(LinearGemms):
         return product(gradient_cast, columns, inner=inner, dtype=gradient.dtype, kernel=self.kernel)
 
 
-def held_cast(weight: Tensor, *, turned: bool = False) -> Cast | None:
+def get_stored_cast(weight: Tensor, *, turned: bool = False) -> Cast | None:
     """Return the cast in which a weight is stored (``turned``: transposed); None: it is stored in 16 bits or more."""
     scale: Tensor | None = getattr(weight, "scale", None)
     if weight.itemsize > 1 or scale is None:
@@ -166,9 +180,9 @@ def scaled_mm(
 ) -> Tensor:
     """Compute ``product`` as one custom op, so that the dry run and the meter can count it."""
     left, right = Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)
-    if kernel and a.is_cuda and units.takes(left, right):
+    if kernel and a.is_cuda and units.supports(left, right):
         return units.multiply(left, right, dtype=dtype, fast=fast)
-    return emulated(left, right).to(dtype)
+    return emulate_product(left, right).to(dtype)
 
 
 @scaled_mm.register_fake
@@ -192,7 +206,7 @@ def scaled_mm_cast(
     a: Tensor, a_scale: Tensor, a_outer: Tensor | None, b: Tensor, b_scale: Tensor, b_outer: Tensor | None, inner: int
 ) -> tuple[Tensor, Tensor]:
     """Compute ``product`` cast to e4m3 with one scale [1, 1] as one custom op; its fp32 product is not counted."""
-    product_cast = by_matrix(emulated(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)))
+    product_cast = cast_per_matrix(emulate_product(Cast(a, a_scale, a_outer), Cast(b, b_scale, b_outer)))
     return product_cast.data, product_cast.scale
 
 
@@ -204,9 +218,9 @@ def _(
     return data, torch.empty(1, 1, device=a.device)
 
 
-def emulated(a: Cast, b: Cast) -> Tensor:
+def emulate_product(a: Cast, b: Cast) -> Tensor:
     """Compute ``product`` in fp32: each tile of K is multiplied, then scaled, then added to the total."""
-    if in_blocks(a):
+    if has_block_scales(a):
         return product_of_blocks(a, b)
     left_scale, right_scale = (cast.scale if cast.scale.dim() else cast.scale.view(1, 1) for cast in (a, b))
     if right_scale.shape[0] not in (1, b.data.shape[0]):  # scales of 128 x 128 blocks

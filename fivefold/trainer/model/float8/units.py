@@ -21,7 +21,7 @@ FIRST_FP8, HOPPER = (8, 9), (9, 0)  # compute capabilities: the lowest with fp8 
 FIRST_TILES = (12, 9)  # first CUDA version with products of tiles
 
 
-def missing(recipe: Recipe, *, experts: bool) -> str:
+def describe_missing(recipe: Recipe, *, experts: bool) -> str:
     """Return what this computer is missing for the recipe's products, "" if nothing."""
     if recipe.scaling in ("blocks", "blocks16"):
         return "the engine has no kernel for blocks"
@@ -52,15 +52,15 @@ def missing(recipe: Recipe, *, experts: bool) -> str:
     return "" if hasattr(F, "scaled_mm") else "this torch has no scaled_mm"
 
 
-def takes(a: Cast, b: Cast) -> bool:
+def supports(a: Cast, b: Cast) -> bool:
     """Return whether torch's operation supports these sizes; others are emulated."""
     sizes = a.data.shape[-1] | b.data.shape[-2]
-    return bool(a.data.numel()) and sizes % ALIGNED == 0 and (not _tiled(a, b) or a.data.shape[-1] % TILE == 0)
+    return bool(a.data.numel()) and sizes % ALIGNED == 0 and (not _is_tiled(a, b) or a.data.shape[-1] % TILE == 0)
 
 
 def multiply(a: Cast, b: Cast, *, dtype: torch.dtype, fast: bool) -> Tensor:
     """Multiply ``a`` [M, K] by ``b`` [N, K] transposed → [M, N] in ``dtype``. ``fast``: Hopper's fast accumulation."""
-    if _tiled(a, b):
+    if _is_tiled(a, b):
         (a_scale, a_scaling), (b_scale, b_scaling) = _tile_scales(a), _tile_scales(b)
         return F.scaled_mm(a.data, b.data.t(), a_scale, a_scaling, b_scale, b_scaling, output_dtype=dtype)
     is_rowwise = max(a.scale.numel(), b.scale.numel()) > 1
@@ -82,7 +82,7 @@ def multiply_by_group(x: Cast, weights: Cast, offsets: Tensor, *, dtype: torch.d
     )
 
 
-def _tiled(a: Cast, b: Cast) -> bool:
+def _is_tiled(a: Cast, b: Cast) -> bool:
     """Return whether scales are of tiles along K, not of rows or of the full tensor."""
     scales = [cast.scale for cast in (a, b) if cast.scale.dim()]
     short = b.scale.dim() > 1 and b.scale.shape[-2] not in (1, b.data.shape[-2])  # one tile along K, blocks of rows

@@ -95,7 +95,7 @@ class _Gated(torch.autograd.Function):
         return ctx.activation.gradient(grad * up, gate), up_grad, None
 
 
-def plain(up: Tensor, name: ActivationName) -> Tensor:
+def activate(up: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(up)`` for the activation ``name``."""
     out: Tensor = _Plain.apply(up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out
@@ -177,7 +177,7 @@ def gate_output(x: Tensor, gate: Tensor, name: GateActivation) -> Tensor:
     return out
 
 
-def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
+def activate_gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(gate) · up`` for the activation ``name`` (Shazeer, arXiv:2002.05202)."""
     out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out

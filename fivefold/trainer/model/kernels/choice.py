@@ -9,9 +9,9 @@ from fivefold.record import UserError
 from fivefold.trainer.model.kernels.fused.launch import unavailable
 
 
-def settled(job: Job, *, gpu: bool) -> Job:
+def resolve_kernels(job: Job, *, gpu: bool) -> Job:
     """Return ``job`` with the kernels that ``fused`` stands for on GPUs or CPUs; without Triton on a GPU: ``eager``."""
-    stack = job.stack.on(gpu=gpu)
+    stack = job.stack.with_device_kernels(gpu=gpu)
     if stack.kernels == "triton" and job.stack.kernels != "triton" and unavailable():
         stack = stack.replace(kernels="eager")
     return job if stack is job.stack else job.replace(stack=stack)
@@ -30,7 +30,7 @@ def check_kernels(job: Job) -> tuple[Job, str]:
         raise UserError(f"job: kernels='triton' cannot run: {reason}; drop it, or take kernels='compiled' or 'eager'")
     if not has_gpu:
         return job, ""
-    resolved_job = settled(job, gpu=True)
+    resolved_job = resolve_kernels(job, gpu=True)
     if resolved_job.stack.kernels == "eager" != job.stack.kernels:
         return (
             resolved_job,

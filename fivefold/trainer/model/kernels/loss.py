@@ -52,7 +52,7 @@ def nats(
 def skip_rows(targets: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Return targets of which none is negative, and for each row [rows, 1] whether it has a loss.
 
-    ``lse`` [rows, 1] becomes ∞ in the other rows, so that ``into_gradient`` makes their gradient 0.
+    ``lse`` [rows, 1] becomes ∞ in the other rows, so that ``logits_to_gradient`` makes their gradient 0.
     """
     skipped = targets[:, None] < 0
     lse.masked_fill_(skipped, torch.inf)
@@ -73,7 +73,7 @@ def _log_sum_exp(part: Tensor) -> Tensor:
     return torch.sub(part, maximum).exp_().sum(1, keepdim=True).log_().add_(maximum)
 
 
-def into_gradient(
+def logits_to_gradient(
     logits: Tensor, lse: Tensor, target: Tensor, own: Tensor, times: Tensor | float, *, shape: LogitShape = PLAIN
 ) -> None:
     """Overwrite ``logits`` [rows, V] with ``times`` · (exp(logits − ``lse``) − 1 at ``target`` where ``own``).

@@ -33,7 +33,7 @@ class _RmsNorm(torch.autograd.Function):
             inner = product.mean(-1, keepdim=True)
             del product
             return (grad - normal.mul_(inner)).mul_(rstd).to(x.dtype), None, None, None
-        weight_grad = _summed(product, weight)
+        weight_grad = _sum_rows(product, weight)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
         x_grad = grad * weight.float()
@@ -50,7 +50,7 @@ def _times_(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
     return x.addcmul_(x, weight) if plus_one else x.mul_(weight)
 
 
-def _summed(x: Tensor, weight: Tensor) -> Tensor:
+def _sum_rows(x: Tensor, weight: Tensor) -> Tensor:
     """Return Σ over rows of ``x`` in the shape of ``weight``: [D], or [N, D] for heads with weights of their own."""
     sum_dtype = x.dtype if x.dtype == torch.float64 else torch.float32
     return x.flatten(0, -1 - weight.dim()).sum(0, dtype=sum_dtype).to(weight.dtype)
@@ -89,7 +89,7 @@ class _SpreadRmsNorm(torch.autograd.Function):
         x, weight, rstd = ctx.saved_tensors
         normal = x * rstd
         product = grad * normal
-        weight_grad = _summed(product, weight)
+        weight_grad = _sum_rows(product, weight)
         inner = ctx.sums(_times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)).div_(ctx.sums.width)
         del product
         x_grad = grad * weight.float()
@@ -130,10 +130,10 @@ class _LayerNorm(torch.autograd.Function):
             del product
             x_grad = (grad - normal.mul_(inner)).sub_(grad.mean(-1, keepdim=True, dtype=rstd.dtype))
             return x_grad.mul_(rstd).to(x.dtype), None, None, None, None
-        weight_grad = _summed(product, weight)
+        weight_grad = _sum_rows(product, weight)
         inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
         del product
-        bias_grad = _summed(grad, weight) if ctx.biased else None
+        bias_grad = _sum_rows(grad, weight) if ctx.biased else None
         x_grad = grad * weight.float()
         if ctx.plus_one:
             x_grad.add_(grad)
@@ -171,10 +171,10 @@ class _SpreadLayerNorm(torch.autograd.Function):
         x, weight, mean, rstd = ctx.saved_tensors
         normal = (x - mean).mul_(rstd)
         product = grad * normal
-        weight_grad = _summed(product, weight)
+        weight_grad = _sum_rows(product, weight)
         inner = _times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)
         del product
-        bias_grad = _summed(grad, weight) if ctx.biased else None
+        bias_grad = _sum_rows(grad, weight) if ctx.biased else None
         x_grad = grad * weight.float()
         if ctx.plus_one:
             x_grad.add_(grad)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.mixers.convolution import wide
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.mixers.convolution import get_sum_dtype
+from fivefold.trainer.model.operation import exclude_from_graphs
 
 
 class Chunk(Protocol):
@@ -32,7 +32,7 @@ class Chunk(Protocol):
         """Return outputs and state."""
 
 
-@outside_graphs
+@exclude_from_graphs
 def scan(
     chunk: Chunk, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, tokens: int, size: int
 ) -> Tensor:
@@ -69,7 +69,7 @@ def scan_backward(
     size: int,
 ) -> list[Tensor]:
     """Write the gradients of ``rows`` into ``grads``, and return those of the factors."""
-    factor_grads = [torch.zeros_like(factor, dtype=wide(factor.dtype)) for factor in factors]
+    factor_grads = [torch.zeros_like(factor, dtype=get_sum_dtype(factor.dtype)) for factor in factors]
     chunks, chunk_grads = (_split(tensors, tokens, size) for tensors in (rows, grads))
     (out_grads,) = zip(*_split([grad], tokens, size), strict=True)
     states: list[Tensor | None] = [None]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.trainer.model.operation import outside_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs
 
 
 class Conv(nn.Module):
@@ -27,7 +27,7 @@ class Conv(nn.Module):
 def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None) -> Tensor:
     """Return the causal depthwise convolution of ``x``, summed in fp32: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b."""
     taps = weight_DK.shape[-1]
-    weight_KD = weight_DK.t().to(wide(x_BTD.dtype))
+    weight_KD = weight_DK.t().to(get_sum_dtype(x_BTD.dtype))
     y_BTD = x_BTD * weight_KD[-1]
     for back in range(1, min(taps, x_BTD.shape[1])):
         y_BTD[:, back:].addcmul_(x_BTD[:, :-back], weight_KD[-1 - back])
@@ -54,12 +54,12 @@ def filter_gradient(grad_BTD: Tensor, x_BTD: Tensor, weight_DK: Tensor) -> Tenso
     return gradient.to(weight_DK.dtype)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def get_sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of sums over tokens: fp32, or fp64 for fp64."""
     return dtype if dtype == torch.float64 else torch.float32
 
 
-@outside_graphs
+@exclude_from_graphs
 def convolve_silu(weight: Tensor, bias: Tensor | None, tokens: int, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Return silu(conv(·)) of each of the ``inputs`` [R, ·], whose filters follow one another in ``weight``."""
     outs: tuple[Tensor, ...] = _ConvolveSilu.apply(weight, bias, tokens, *inputs)  # type: ignore[no-untyped-call]

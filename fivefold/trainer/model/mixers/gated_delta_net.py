@@ -21,8 +21,8 @@ from fivefold.model.mixers.gated_delta_net import CHUNK
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks
-from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, wide
-from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
+from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import Rows
 
 UNIT_EPSILON = 1e-6  # of the lengths of queries and keys, as in flash-linear-attention
@@ -43,7 +43,7 @@ class GatedDeltaNetMixer(nn.Module):
         super().__init__()
         shape = model.gated_delta_net
         assert shape is not None
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.shape, self.epsilon = shape, model.norm_epsilon
         width, keys, values = model.width, shape.key_width, shape.value_width
         self.q, self.k = (Linear(width, keys, bias=False) for _ in range(2))
@@ -88,7 +88,7 @@ def scan(
     return chunks.scan(chunk, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], tokens=tokens, size=CHUNK)
 
 
-@outside_graphs
+@exclude_from_graphs
 def gated_norm(x: Tensor, z: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Return ``norm(x) · weight · silu(z)``, the norm over each head; ``x``, ``z`` [R, N · H], ``weight`` [H]."""
     out: Tensor = _GatedNorm.apply(x, z, weight, epsilon)  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ class _GatedNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         heads = x.view(len(x), -1, len(weight))
-        norm = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=wide(x.dtype))
+        norm = torch.linalg.vector_norm(heads, dim=-1, keepdim=True, dtype=get_sum_dtype(x.dtype))
         rstd = norm.square_().div_(len(weight)).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, z, weight, rstd)
         normal = torch.mul(heads, rstd).mul_(weight)  # fp32, because rstd is
@@ -133,7 +133,7 @@ def delta_chunk(
     """
     q, k, v, b, a, a_log, dt_bias = inputs
     q, k, v = (x.unflatten(-1, (n, -1)) for x, n in ((q, heads[0]), (k, heads[0]), (v, heads[1])))
-    dtype = wide(v.dtype)
+    dtype = get_sum_dtype(v.dtype)
     repeats = v.shape[2] // k.shape[2]
     k = _unit(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
     v, beta = v.to(dtype).transpose(1, 2), b.to(dtype).sigmoid().transpose(1, 2)[..., None]

@@ -22,9 +22,9 @@ from fivefold.model.mixers.mamba import CHUNK, Mamba
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
-from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, wide
+from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
-from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import Rows
 
 
@@ -44,12 +44,12 @@ class MambaMixer(nn.Module):
         super().__init__()
         shape = model.mamba
         assert shape is not None
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
         self.project = Linear(model.width, 2 * shape.inner, bias=shape.bias)
         self.conv = Conv(shape.inner, taps=shape.taps, bias=shape.conv_bias)
-        self.select = Matrix(sum(shape.selected), shape.inner, bias=False)
-        norms = [Factor(size) if shape.norms == "weighted" else None for size in shape.selected]
+        self.select = Matrix(sum(shape.selected_widths), shape.inner, bias=False)
+        norms = [Factor(size) if shape.norms == "weighted" else None for size in shape.selected_widths]
         self.dt_norm, self.b_norm, self.c_norm = norms
         self.step = Matrix(shape.inner, shape.rank, bias=True)
         self.a_log = nn.Parameter(torch.empty(shape.inner, shape.state))
@@ -68,7 +68,7 @@ class MambaMixer(nn.Module):
         return out_RD
 
 
-@outside_graphs
+@exclude_from_graphs
 def core(
     xz: Tensor,
     weight: Tensor,
@@ -106,7 +106,7 @@ class _Core(torch.autograd.Function):
         del inputs, b, c
         ctx.save_for_backward(xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o)
         ctx.settings = shape, tokens, epsilon
-        return F.silu(z.to(wide(z.dtype))).mul_(o).to(o.dtype)
+        return F.silu(z.to(get_sum_dtype(z.dtype))).mul_(o).to(o.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -115,7 +115,7 @@ class _Core(torch.autograd.Function):
         x, z = xz.chunk(2, dim=1)
         xz_grad = torch.empty_like(xz)
         x_grad, z_grad = xz_grad.chunk(2, dim=1)
-        z_wide = z.to(wide(z.dtype))
+        z_wide = z.to(get_sum_dtype(z.dtype))
         o_grad = F.silu(z_wide).mul_(grad).to(o.dtype)
         z_grad.copy_(torch.ops.aten.silu_backward(grad.to(z_wide.dtype) * o, z_wide))
         del z_wide
@@ -143,12 +143,12 @@ class _Core(torch.autograd.Function):
 
 def _norm_parts(selected: Tensor, norms: Sequence[Tensor | None], shape: Mamba, epsilon: float) -> list[Tensor]:
     """Return dt, B and C, each normed if the geometry says so."""
-    parts = selected.split(shape.selected, dim=1)
+    parts = selected.split(shape.selected_widths, dim=1)
     if shape.norms == "none":
         return [part.contiguous() for part in parts]
     normed = []
     for part, weight in zip(parts, norms, strict=True):
-        x = part.to(wide(part.dtype))
+        x = part.to(get_sum_dtype(part.dtype))
         x = x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt()
         normed.append((x if weight is None else x * weight).to(part.dtype))
     return normed
@@ -162,7 +162,7 @@ def selective_chunk(
     ``inputs``: x and the projected steps [B, T, I], B and C [B, T, N]; the steps' bias, ``a_log`` and ``d``.
     """
     x, step, b, c, step_bias, a_log, d = inputs
-    dtype = wide(x.dtype)
+    dtype = get_sum_dtype(x.dtype)
     x, step = x.to(dtype), F.softplus(step.to(dtype) + step_bias.to(dtype))
     decay = (step[..., None] * -a_log.to(dtype).exp()).exp()  # [B, T, I, N]
     states = (step * x)[..., None] * b.to(dtype)[:, :, None]

@@ -22,9 +22,9 @@ from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
-from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, wide
+from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
-from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import Rows
 
 
@@ -35,7 +35,7 @@ class Mamba2Mixer(nn.Module):
         super().__init__()
         shape = model.mamba2
         assert shape is not None
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.shape, self.epsilon = shape, model.norm_epsilon
         self.project = Linear(model.width, shape.projected_width, bias=shape.bias)
         self.conv = Conv(shape.conv_width, taps=shape.taps, bias=shape.conv_bias)
@@ -54,7 +54,7 @@ class Mamba2Mixer(nn.Module):
         return out_RD
 
 
-@outside_graphs
+@exclude_from_graphs
 def core(
     projected: Tensor,
     weight: Tensor,
@@ -128,7 +128,7 @@ def _split(projected: Tensor, shape: Mamba2) -> tuple[Tensor, ...]:
 
 def gate(o: Tensor, z: Tensor, weight: Tensor | None, shape: Mamba2, *, epsilon: float) -> tuple[Tensor, Tensor | None]:
     """Return the gated and normed output [R, I], and the norm's statistics, 1/√ of the mean square of each group."""
-    gating = F.silu(z.to(wide(z.dtype)))
+    gating = F.silu(z.to(get_sum_dtype(z.dtype)))
     if weight is None:
         return gating.mul_(o).to(o.dtype), None
     normed = o.to(gating.dtype) if shape.norm == "before_gate" else gating.mul_(o)
@@ -142,7 +142,7 @@ def gate_backward(
     grad: Tensor, o: Tensor, z: Tensor, weight: Tensor | None, rstd: Tensor | None, shape: Mamba2, *, z_grad: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Write the gradient of ``z`` of ``gate`` into ``z_grad``, and return those of ``o`` and of the weight."""
-    z, grad_wide, weight_grad = z.to(wide(z.dtype)), grad.to(wide(z.dtype)), None
+    z, grad_wide, weight_grad = z.to(get_sum_dtype(z.dtype)), grad.to(get_sum_dtype(z.dtype)), None
     is_first = shape.norm == "before_gate"
     if weight is None or rstd is None:
         gated, inner = o, grad_wide
@@ -176,7 +176,7 @@ def ssd_chunk(
     [B, groups, state, heads of a group · head dim].
     """
     xbc, dt, a_log, dt_bias, d = inputs
-    dtype, heads = wide(xbc.dtype), (shape.groups, shape.heads // shape.groups)
+    dtype, heads = get_sum_dtype(xbc.dtype), (shape.groups, shape.heads // shape.groups)
     x, b, c = xbc.to(dtype).split((shape.inner_width, *[shape.groups * shape.state] * 2), dim=-1)
     b, c = (part.unflatten(-1, (shape.groups, -1)).transpose(1, 2) for part in (b, c))
     x = x.unflatten(-1, (*heads, -1)).permute(0, 2, 3, 1, 4)  # [B, groups, heads of a group, T, head dim]

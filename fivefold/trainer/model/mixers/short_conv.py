@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
-from fivefold.trainer.model.mixers.convolution import Conv, convolve, convolve_backward, filter_gradient, wide
-from fivefold.trainer.model.operation import Run, direct, outside_graphs
+from fivefold.trainer.model.mixers.convolution import Conv, convolve, convolve_backward, filter_gradient, get_sum_dtype
+from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import Rows
 
 
@@ -25,7 +25,7 @@ class ShortConvMixer(nn.Module):
         super().__init__()
         shape = model.short_conv
         assert shape is not None
-        self.run: Run = direct
+        self.run: Run = call_directly
         self.project = Linear(model.width, 3 * model.width, bias=shape.bias)
         self.conv = Conv(model.width, taps=shape.taps, bias=shape.bias)
         self.out = Linear(model.width, model.width, bias=shape.bias)
@@ -39,7 +39,7 @@ class ShortConvMixer(nn.Module):
         return out_RD
 
 
-@outside_graphs
+@exclude_from_graphs
 def gated_conv(bcx: Tensor, weight: Tensor, bias: Tensor | None, tokens: int) -> Tensor:
     """Return ``C · (conv(B · x) + bias)`` [R, D] of ``B | C | x`` [R, 3D], in sequences of ``tokens``."""
     out: Tensor = _GatedConv.apply(bcx, weight, bias, tokens)  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ class _GatedConv(torch.autograd.Function):
         b_grad, c_grad, x_grad = bcx_grad.view(-1, ctx.tokens, bcx.shape[1]).chunk(3, dim=-1)
         gated = b * x
         torch.mul(convolve(gated, weight, bias), grad, out=c_grad)
-        inner = grad.to(wide(grad.dtype)) * c
+        inner = grad.to(get_sum_dtype(grad.dtype)) * c
         weight_grad = filter_gradient(inner, gated, weight)
         bias_grad = None if bias is None else inner.sum((0, 1)).to(bias.dtype)
         del gated

@@ -4,7 +4,7 @@ from shared import JOB, LAYOUT, NODE, check_dry_run
 
 from fivefold.model.huggingface.read import from_config, remark
 from fivefold.model.huggingface.tensors import parts
-from fivefold.model.huggingface.write import differs, to_config
+from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.planner.predict import predict
 from fivefold.planner.search import search
 from fivefold.record import UserError
@@ -26,7 +26,7 @@ assert "use_memory=True needs a memory of earlier sequences" in message
 
 written = to_config(model)
 assert (written["architectures"], written["d_model"], written["use_memory"]) == (["FakeForCausalLM"], 96, False)
-assert differs(from_config(written, name="x"), model) is None
+assert find_difference(from_config(written, name="x"), model) is None
 
 tensors = {part.name: part.shape for part in parts(model, family="fake")}
 assert tensors["fake.layers.2.ln_mlp.weight"] == (96,)

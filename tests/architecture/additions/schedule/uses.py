@@ -4,11 +4,11 @@ from pathlib import Path
 
 from fivefold.dry_run import dryrun
 from fivefold.job import Job
-from fivefold.layout.legal import is_legal
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import check
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
@@ -53,7 +53,7 @@ assert {Layout.parse(item.step.layout).schedule for item in found.best} == {"eag
 run = dryrun(model=tiny, machine=node, layout=layout, job=job).step
 assert run is not None
 predicted = predict(model=tiny, machine=node, layout=layout, job=job)
-assert [row for row in compare(predicted, run) if row.wrong] == []
+assert [row for row in compare(predicted, run) if row.is_wrong] == []
 
 drawn = spans(planner, layout)
 assert {block.kind for row in drawn for span in row for block in blocks(span, pp=4)} >= {"F", "BW"}

@@ -59,20 +59,20 @@ def test_expandable_segments_reserve_what_lives() -> None:
     assert allocator_totals(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
 
 
-def reserved(job: Job, text: str) -> int:
+def count_reserved(job: Job, text: str) -> int:
     counts, layout = Counts(LLAMA_70B, job), Layout.parse(text)
     return allocator_totals(counts, layout, memory(counts, layout)).reserved_bytes
 
 
 def test_joined_weights_are_a_segment_of_their_own() -> None:
     job = Job(sequence=4096, global_batch=4, wgrad_accumulation="deferred")
-    more = reserved(job.replace(flat_copies=("weights",)), "dp4 zero1") - reserved(job, "dp4 zero1")
+    more = count_reserved(job.replace(flat_copies=("weights",)), "dp4 zero1") - count_reserved(job, "dp4 zero1")
     assert 0 <= more - 2 * LLAMA_70B.parameters < 2 * MIB
 
 
 def test_the_host_ahead_reserves_what_was_sent() -> None:
     """Under sequence parallelism two full sums of each layer and one of the embedding: tokens x D in 16 bits."""
-    more = reserved(MEGATRON.replace(run_ahead=True), "dp4 tp2 zero1") - reserved(MEGATRON, "dp4 tp2 zero1")
+    more = count_reserved(MEGATRON.replace(run_ahead=True), "dp4 tp2 zero1") - count_reserved(MEGATRON, "dp4 tp2 zero1")
     assert more == (2 * 12 + 1) * 4096 * LLAMA_70B.width * 2
 
 

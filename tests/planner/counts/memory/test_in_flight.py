@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.action import needs
+from fivefold.layout.schedule.action import list_dependencies
 from fivefold.layout.schedule.p2p import p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES as SCHEDULE_NAMES
@@ -20,12 +20,12 @@ from fivefold.planner.counts.memory.in_flight import (
     LivePass,
     Reduced,
     Rules,
-    alike_passes,
+    group_equal_passes,
     iterate_passes,
     live_passes,
 )
 from fivefold.record import UserError
-from tests.planner.counts.memory.walk import walked
+from tests.planner.counts.memory.walk import walk
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (
     ("gpipe", 4, 1, 6),
@@ -121,7 +121,9 @@ def test_messages_on_their_way_are_those_of_the_engine(case: tuple[ScheduleName,
             p2p_steps(table, rank=rank), iterate_passes(table, rank, Rules()), strict=True
         ):
             coming, gone = coming + len(post_receives), gone - len(wait_sends)
-            coming -= sum(kind != "W" and stage >= 0 for kind, stage, _ in needs(action, stages=pp) if stage != rank)
+            coming -= sum(
+                kind != "W" and stage >= 0 for kind, stage, _ in list_dependencies(action, stages=pp) if stage != rank
+            )
             assert live_pass.counts[-1] == coming + gone, action
             gone += (action.kind == "F" and rank < pp - 1) + (action.kind in ("B", "BW") and rank > 0)
 
@@ -138,7 +140,7 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
     listed = live_passes(name, pp, v, micro_batches, rules)
     some = np.random.default_rng(3)
     for rank, held in enumerate(map(len, table.rank_stages)):
-        row, every = list(listed.row(rank)), list(walked(table, rank, rules))
+        row, every = list(listed.row(rank)), list(walk(table, rank, rules))
         assert len(row) <= len(every)
         for _ in range(20):
             kept, late, sums, made, left, whole = some.integers(0, 1000, (6, held))
@@ -148,13 +150,13 @@ def test_the_fullest_is_among_those_listed(case: tuple[ScheduleName, int, int, i
             walks: dict[object, int] = {kind: int(some.integers(0, 2000)) for kind in ("F", "B", "BW", "W")}
             walks |= {item.own[4:]: int(some.integers(0, 500)) for item in every}
 
-            def live(live_pass: LivePass, weights: list[int] = weights, walks: dict[object, int] = walks) -> int:
+            def count_live(live_pass: LivePass, weights: list[int] = weights, walks: dict[object, int] = walks) -> int:
                 return int(np.dot(live_pass.counts, weights)) + walks[live_pass.own.kind] + walks[live_pass.own[4:]]
 
-            assert max(map(live, row)) == max(map(live, every))
+            assert max(map(count_live, row)) == max(map(count_live, every))
 
 
-def exceeds(one: LivePass, other: LivePass) -> bool:
+def is_larger(one: LivePass, other: LivePass) -> bool:
     """Return whether a pass allocates the same or less; and no count is below, of reduced ones none above."""
     held = len(one.counts) // GROUPS
     signs = [-1 if 4 * held <= place < 6 * held else 1 for place in range(len(one.counts))]
@@ -193,7 +195,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(in_flight, "COUNTED_AT_ONCE", some.choice((1, 100, 2**19)))
         listed = live_passes.__wrapped__(name, pp, v, micro_batches, rules)
         for rank in range(pp):
-            every = list(walked(table, rank, rules))
+            every = list(walk(table, rank, rules))
             assert list(iterate_passes(table, rank, rules)) == every, (case, rules, rank)
             alike: dict[object, dict[LivePass, None]] = {}
             for item in every:
@@ -202,7 +204,7 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
                 one
                 for _, some_of in sorted(alike.items())
                 for one in some_of
-                if not any(other is not one and exceeds(other, one) for other in some_of)
+                if not any(other is not one and is_larger(other, one) for other in some_of)
             ]
             assert list(listed.row(rank)) == wanted, (case, rules, rank)
 
@@ -213,7 +215,7 @@ def test_passes_of_equal_stages_are_told_apart_only_by_what_matters() -> None:
     """
     asked = ("1f1b", 5, 1, 20, Rules("each"))
     kinds, result = (0, 1, 1, 1, 4), live_passes(*asked)
-    some, place = alike_passes(*asked, kinds)
+    some, place = group_equal_passes(*asked, kinds)
     assert len(some) < len(result.distinct)
     for mine, own in zip(place, result.place, strict=True):
         one, other = result.distinct[some[mine]], result.distinct[own]

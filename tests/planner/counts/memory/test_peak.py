@@ -27,7 +27,7 @@ ZERO_TABLE = Model(name="7.5B", layers=37, width=4096, heads=32, kv_heads=32, he
 JOB = Job(sequence=16, global_batch=1024, precision=recipe("bf16-grad16"))
 
 
-def only_rank(model: Model, *, layout: Layout, job: Job) -> RankMemory:
+def count_rank_memory(model: Model, *, layout: Layout, job: Job) -> RankMemory:
     return memory(Counts(model, job.replace(overlap=())), layout)[0]
 
 
@@ -40,7 +40,7 @@ def states_bytes(rank: RankMemory) -> int:
 def test_states_are_those_of_zero_table_1(zero: int, shards: int) -> None:
     """2 + 2 + 12 bytes: w + g + o/S, w + (g + o)/S, (w + g + o)/S; moments alone have a step count per weight."""
     P, S = ZERO_TABLE.parameters, shards
-    stage = only_rank(ZERO_TABLE, layout=Layout(dp=shards, zero=zero), job=JOB)
+    stage = count_rank_memory(ZERO_TABLE, layout=Layout(dp=shards, zero=zero), job=JOB)
     expected = {1: 2 * P + 2 * P + 12 * P / S, 2: 2 * P + 14 * P / S, 3: 16 * P / S}[zero]
     if S > 1 and zero == 3:
         expected -= 2 * P / S  # the 16-bit weights exist only while they are gathered: the master is the shard
@@ -51,13 +51,15 @@ def test_zero_0_keeps_everything_whole() -> None:
     P = ZERO_TABLE.parameters
     for name, per_parameter in (("fp32", 16), ("bf16", 18), ("bf16-grad16", 16), ("bf16-pure", 12)):
         job = JOB.replace(precision=recipe(name))
-        stage = only_rank(ZERO_TABLE, layout=Layout(dp=8, zero=0), job=job)
+        stage = count_rank_memory(ZERO_TABLE, layout=Layout(dp=8, zero=0), job=job)
         assert states_bytes(stage) == pytest.approx(per_parameter * P, rel=1e-6)
 
 
 def test_more_sharding_of_states_never_takes_more_memory() -> None:
     job = Job(sequence=2048, global_batch=64)
-    peaks = [only_rank(ZERO_TABLE, layout=Layout(dp=8, zero=zero, mbs=8), job=job).peak_bytes for zero in range(4)]
+    peaks = [
+        count_rank_memory(ZERO_TABLE, layout=Layout(dp=8, zero=zero, mbs=8), job=job).peak_bytes for zero in range(4)
+    ]
     assert peaks == sorted(peaks, reverse=True)
 
 
@@ -68,7 +70,7 @@ def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) 
 
     def peak(mbs: int, sequence: int) -> int:
         job = Job(sequence=sequence, global_batch=4 * mbs)  # two micro-batches, however large
-        return only_rank(model, layout=Layout(dp=2, zero=zero, mbs=mbs), job=job).peak_bytes
+        return count_rank_memory(model, layout=Layout(dp=2, zero=zero, mbs=mbs), job=job).peak_bytes
 
     assert peak(mbs, sequence) < peak(2 * mbs, sequence)
     assert peak(mbs, sequence) < peak(mbs, sequence + 1)
@@ -86,7 +88,7 @@ def test_peak_grows_with_batch_sequence_and_layers(mbs: int, sequence: int, laye
         model = Model(name="m", layers=layers, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
         layout = Layout.parse(f"{text} mbs{mbs}")
         job = Job(sequence=sequence, global_batch=2 * layout.dp * mbs)
-        return only_rank(model, layout=layout, job=job).peak_bytes
+        return count_rank_memory(model, layout=layout, job=job).peak_bytes
 
     here = peak(mbs, sequence, layers)
     assert here < peak(2 * mbs, sequence, layers)
@@ -194,7 +196,7 @@ def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
 def test_gradients_joined_for_the_update() -> None:
     """Each rank's half of them, in 2 bytes and in 4."""
     job = JOB.replace(flat_copies=("gradients",))
-    apart, joined = (only_rank(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=item) for item in (JOB, job))
+    apart, joined = (count_rank_memory(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=item) for item in (JOB, job))
     assert (apart.peak_cause, joined.peak_cause) == ("optimizer", "optimizer")
     assert joined.peak_bytes - apart.peak_bytes == 2 * joined.updated
     assert joined.peak_bytes == pytest.approx((2 + 2 + (12 + 2 + 4) / 2) * ZERO_TABLE.parameters, rel=0.001)
@@ -234,16 +236,16 @@ def test_bytes_per_step_are_those_of_the_formulas() -> None:
     P, n = ZERO_TABLE.parameters, 8
     job = Job(sequence=16, global_batch=64, precision=recipe("bf16-grad16"))
 
-    def sent(text: str) -> dict[str, int]:
+    def count_sent(text: str) -> dict[str, int]:
         result = count_traffic(ZERO_TABLE, layout=Layout.parse(text), job=job)
         assert [row.bytes for row in result if row.axis == "world"] == [2 * (n - 1) * 12 // n]
         return {row.collective: row.bytes for row in result if row.axis == "dp"}
 
-    assert sent("dp8 zero0 mbs8") == {"all_reduce": 2 * (n - 1) * 2 * P // n}
+    assert count_sent("dp8 zero0 mbs8") == {"all_reduce": 2 * (n - 1) * 2 * P // n}
     for zero in (1, 2):
-        both = sent(f"dp8 zero{zero} mbs8")
+        both = count_sent(f"dp8 zero{zero} mbs8")
         assert both["all_gather"] == both["reduce_scatter"] == (n - 1) * 2 * P // n
-    whole = sent("dp8 zero3 mbs8")
+    whole = count_sent("dp8 zero3 mbs8")
     ends = ZERO_TABLE.vocab * ZERO_TABLE.width * 2 + ZERO_TABLE.width  # embedding, head and its norm: gathered once
     assert whole["all_gather"] == (n - 1) * 2 * (2 * P - ends) // n
     assert whole["reduce_scatter"] == (n - 1) * 2 * P // n

@@ -26,7 +26,7 @@ def moments(layout: str, **changed: object) -> dict[str, Moment]:
 def gathered_bytes(name: str) -> int:
     """Bytes of a unit's gathered weights, which two ranks divide."""
     counts, layout = Counts(MODEL, Job(precision="fp32")), Layout.parse("dp2 zero3")
-    run = next(run for run in counts.stage_runs(layout)[0] if name in (run.name, run.called(0)))
+    run = next(run for run in counts.stage_runs(layout)[0] if name in (run.name, run.unit_name(0)))
     return counts.states(layout, run.name).whole
 
 

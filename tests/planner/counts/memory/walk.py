@@ -15,9 +15,9 @@ Pass = tuple[Kind, int, int]  # stage, micro-batch
 PARTS = {"F": "", "B": "B", "BW": "BW", "W": "W"}
 
 
-def walked(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
+def walk(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
     """Every pass of a rank in time order."""
-    row = _row(table, rank, list(_sent_and_live(table))[rank], rules)
+    row = _row(table, rank, list(_count_sent(table))[rank], rules)
     before: Before | None = None
     for live_pass in _inputs_kept(row, table, rank) if rules.buffers else row:
         yield live_pass._replace(own=live_pass.own._replace(before=before))
@@ -28,7 +28,7 @@ def walked(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
 
 def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator[LivePass]:
     """``sent``: the rank's sent messages that still live at each action."""
-    held, row = table.rank_stages[rank], [_passes(action) for action in table.rows[rank]]
+    held, row = table.rank_stages[rank], [_list_passes(action) for action in table.rows[rank]]
     place = {stage: at for at, stage in enumerate(held)}
     passes = [(kind, stage) for action in row for kind, stage, _ in action]
     left = Counter((part, stage) for kind, stage in passes for part in PARTS[kind])  # gradients to come
@@ -76,7 +76,7 @@ def _inputs_kept(found: Iterable[LivePass], table: Table, rank: int) -> Iterator
         made += ((stage > 0) + sends[stage]) * (kind in ("B", "BW"))
 
 
-def _passes(action: Action) -> tuple[Pass, ...]:
+def _list_passes(action: Action) -> tuple[Pass, ...]:
     kind, stage, i, backward_stage, backward_i = action
     return (("F", stage, i), ("BW", backward_stage, backward_i)) if kind == "FB" else ((kind, stage, i),)
 
@@ -97,7 +97,7 @@ def _rank(table: Table, micro_batch: int, stage: int) -> int | None:
     return table.paths[micro_batch][stage] if 0 <= stage < table.stages else None
 
 
-def _sent_and_live(table: Table) -> Iterator[list[int]]:
+def _count_sent(table: Table) -> Iterator[list[int]]:
     """Per rank, for each action, its sent messages that receivers still need; F, B and W take one unit of time."""
     spans = play(table, seconds=_units).spans
     ends = {part: span.end for row in spans for span in row for part in parts(span.action)}
@@ -107,7 +107,7 @@ def _sent_and_live(table: Table) -> Iterator[list[int]]:
         for span in row:
             under_way = [end for end in under_way if end > span.start]
             counts.append(len(under_way))
-            for kind, stage, i in _passes(span.action):
+            for kind, stage, i in _list_passes(span.action):
                 if _exit(table, (kind, stage, i)) not in (None, rank):
                     under_way.append(ends["F", stage + 1, i] if kind == "F" else ends["B", stage - 1, i])
         yield counts

@@ -18,8 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 import fivefold as ff
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model import catalog as models
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import MTP
@@ -80,7 +80,7 @@ def test_a_block_keeps_what_autograd_saves(name: str) -> None:
     ours = from_config({**config.to_dict(), "architectures": [type(theirs).__name__]}, name=name)
     job = Job(stack="ddp", sequence=TOKENS, global_batch=4, precision="bf16-autocast")
     counts, part = Counts(ours, job), get_local_degrees(Layout.parse("dp2 mbs2"))
-    kept = sum(kept_bytes(counts.unit(part, get_kind(ours, 1)), sizes={"x": counts.local(part).entry_bytes}))
+    kept = sum(kept_bytes(counts.unit(part, get_kind(ours, 1)), sizes={"x": counts.get_local(part).entry_bytes}))
     ids = torch.randint(256, (2, TOKENS))
     assert kept == saved_bytes(theirs, theirs.model.layers[1], lambda: theirs(ids))
 
@@ -138,7 +138,7 @@ def test_a_module_of_further_prediction_keeps_what_autograd_saves() -> None:
     )
     job = Job(stack="ddp", sequence=TOKENS, global_batch=4, precision="bf16-autocast")
     counts, part = Counts(ours, job), get_local_degrees(Layout.parse("dp2 mbs2"))
-    head, wide = counts.unit(part, "head"), counts.local(part).entry_bytes
+    head, wide = counts.unit(part, "head"), counts.get_local(part).entry_bytes
     kept = zip(head.ops, kept_bytes(head, sizes={"x": wide}), strict=True)
     inside = [any(name.startswith("mtp0.") for name in op.writes) and op.kind != "embedding" for op in head.ops]
     mine = sum(size for (_, size), some in zip(kept, inside, strict=True) if some)
@@ -168,7 +168,7 @@ def test_messages_of_tensor_parallelism_are_those_of_dtensor() -> None:
     with ff.watch(model, optimizer, mesh=mesh, layout_name="tp2") as watched:
         step(loops.batches(1, 1))
     case = measured.CASES["TP, DTensor, autocast"]._replace(mbs=1)
-    assert [item for item in measured.predicted(case).traffic if item.axis == "tp"] == [*watched.step.traffic]
+    assert [item for item in measured.predict_step(case).traffic if item.axis == "tp"] == [*watched.step.traffic]
 
 
 @pytest.mark.filterwarnings("ignore:.broadcast_buffers:FutureWarning")
@@ -181,7 +181,7 @@ def test_recomputed_casts_of_weights_live_to_the_end_of_the_forward() -> None:
         for _ in range(2):
             step(loops.batches(1, 2))
     case = measured.CASES["DDP, autocast, recomputed"]._replace(layout="dp1 ac=full", mbs=1, micro_batches=2)
-    memory, asked = watched.step.memory, measured.predicted(case).memory
+    memory, asked = watched.step.memory, measured.predict_step(case).memory
     assert (memory.stages[0].peak_cause, asked.stages[0].peak_cause) == ("forward nll_loss_forward", "head forward")
     assert asked.peak_bytes == pytest.approx(memory.peak_bytes, rel=5e-4)
 

@@ -114,5 +114,5 @@ def test_a_capacity_drops_rows_and_adds_none_but_where_they_are_padded(
     assert MIXTURE.moe is not None
     model = MIXTURE.replace(moe=MIXTURE.moe.replace(capacity=capacity))
     for linears, share in (("fused_backward", ours), ("separate", padded)):
-        local = Counts(model, Job(sequence=T, linears=linears)).local(get_local_degrees(Layout(ep=2, dp=2)))
+        local = Counts(model, Job(sequence=T, linears=linears)).get_local(get_local_degrees(Layout(ep=2, dp=2)))
         assert routed_rows(local) == T * K * share

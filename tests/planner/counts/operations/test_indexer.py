@@ -8,8 +8,8 @@ import pytest
 
 import fivefold as ff
 from fivefold.job import Job
-from fivefold.layout.legal import refuse
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.model.indexer import Indexer
 from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
@@ -78,7 +78,7 @@ def test_the_choice_keeps_indices_alone_and_has_no_backward() -> None:
 
 def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_token() -> None:
     def causal_flops(tokens: int) -> list[int]:
-        ops = list_ops() | {op.name: op for op in block(_local(tokens), layer=0)}
+        ops = list_ops() | {op.name: op for op in block(_make_local(tokens), layer=0)}
         return [ops[name].causal_flops for name in ("attention.indexer.choice", "attention.core")]
 
     (short_choice, short_core), (long_choice, long_core) = causal_flops(2048), causal_flops(4096)
@@ -86,7 +86,7 @@ def test_longer_sequences_cost_the_indexer_squares_and_attention_as_much_per_tok
     assert long_core / short_core == pytest.approx(2, rel=1e-2)
 
 
-def _local(tokens: int) -> Local:
+def _make_local(tokens: int) -> Local:
     return Local(SPARSE, Job(sequence=tokens, global_batch=1), get_local_degrees(Layout()))
 
 

@@ -190,7 +190,7 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
     if model.mamba:  # its core multiplies by these, between the convolution and the scan
         inner = (".mixer.select.weight", ".mixer.step.weight")
         active -= sum(weight.numel for weight in weights(model) if weight.name.endswith(inner))
-    active += (model.tied_embeddings + model.predicted) * model.vocab * model.width  # each further loss projects too
+    active += (model.tied_embeddings + model.mtp_depth) * model.vocab * model.width  # each further loss projects too
     assert matmuls == 2 * active * tokens
 
 
@@ -204,5 +204,5 @@ def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     # an indexer runs without gradients; its own loss, which would make them, is not counted
     indexers = sum(weight.numel for weight in weights(model) if ".indexer." in weight.name)
     # each further token predicted is a use of the embedding, and of the head: a gradient each
-    again = (model.tied_embeddings + 2 * model.predicted) * model.vocab * model.width
+    again = (model.tied_embeddings + 2 * model.mtp_depth) * model.vocab * model.width
     assert counted - again + indexers == model.parameters

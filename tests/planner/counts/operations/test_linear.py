@@ -7,7 +7,7 @@ import torch
 
 from fivefold.job import Job, recipe
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.linear import casting
+from fivefold.planner.counts.operations.linear import add_casts
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Casts, matmul
 from fivefold.stack.catalog import build_stack
@@ -21,7 +21,7 @@ ROWS, INTO, OUTOF = 300, 200, 130
 def count_work(name: str, *, linears: str = "fused_backward", first: bool = True) -> Casts:
     job = Job(precision=recipe(name), linears=linears)  # type: ignore[arg-type]
     op = matmul("mlp.up", "x", "u", rows=ROWS, into=INTO, outof=OUTOF, width=2)
-    return casting(op, Local(MODEL, job, LocalDegrees(sequences=1)), first=first).casts
+    return add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1)), first=first).casts
 
 
 def test_scales_are_counted_by_hand() -> None:
@@ -55,5 +55,5 @@ def test_the_engine_makes_as_many_bytes(name: str) -> None:
 def test_others_keep_the_cast_of_an_outputs_gradient_for_a_late_dw() -> None:
     job = Job(precision="fp8", stack=build_stack("megatron-core"))
     op = matmul("layer", "x", "y", rows=ROWS, into=INTO, outof=OUTOF, width=2)
-    assert casting(op, Local(MODEL, job, LocalDegrees(sequences=1))).product_bytes == ROWS * OUTOF + 4
-    assert casting(op, Local(MODEL, job.replace(precision="bf16"), LocalDegrees(sequences=1))).product_bytes == 0
+    assert add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1))).product_bytes == ROWS * OUTOF + 4
+    assert add_casts(op, Local(MODEL, job.replace(precision="bf16"), LocalDegrees(sequences=1))).product_bytes == 0

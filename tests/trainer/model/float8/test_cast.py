@@ -10,9 +10,23 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fivefold.trainer.model.float8 import cast
-from fivefold.trainer.model.float8.cast import Cast, by_block, by_matrix, by_row, by_tensor, by_tile, widen
+from fivefold.trainer.model.float8.cast import (
+    Cast,
+    cast_per_block,
+    cast_per_matrix,
+    cast_per_row,
+    cast_per_tensor,
+    cast_per_tile,
+    widen,
+)
 
-KINDS = {"tensor": by_tensor, "matrix": by_matrix, "row": by_row, "tile": by_tile, "block": by_block}
+KINDS = {
+    "tensor": cast_per_tensor,
+    "matrix": cast_per_matrix,
+    "row": cast_per_row,
+    "tile": cast_per_tile,
+    "block": cast_per_block,
+}
 PARTS = {"matrix": (0, 0), "row": (1, 0), "tile": (1, 128), "block": (128, 128)}  # rows and columns; 0: all
 
 
@@ -23,7 +37,7 @@ def draw_inputs(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) 
     return (x * torch.randn(shape[-1], generator=generator).exp()).to(dtype)
 
 
-def largest(x: Tensor, kind: str) -> Tensor:
+def compute_amax(x: Tensor, kind: str) -> Tensor:
     """|x| of the part of each element, one part after another."""
     if kind == "tensor":
         return x.abs().max().expand(x.shape)
@@ -36,7 +50,7 @@ def largest(x: Tensor, kind: str) -> Tensor:
     return result
 
 
-def nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
+def find_nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The value of ``dtype`` nearest to each of ``x``, of two the one whose last bit is 0, from a list of them all."""
     bits = torch.arange(128, dtype=torch.uint8)
     values = bits.view(dtype).double()
@@ -57,10 +71,10 @@ def test_every_element_is_rounded_to_the_nearest_of_its_part(
 ) -> None:
     x = draw_inputs(*shape, dtype=torch.bfloat16)
     result = KINDS[kind](x, dtype=dtype, powers=powers)
-    factor = (torch.finfo(dtype).max / largest(x.double(), kind)).float()
+    factor = (torch.finfo(dtype).max / compute_amax(x.double(), kind)).float()
     if powers:
         factor = 2.0 ** torch.frexp(factor).exponent.sub(1)
-    expected = nearest((x.float() * factor), dtype)
+    expected = find_nearest((x.float() * factor), dtype)
     assert torch.equal(result.data.double(), expected)
     torch.testing.assert_close(widen(result, torch.float64), expected / factor, rtol=2**-22, atol=0)
 
@@ -71,7 +85,7 @@ def test_no_value_is_farther_off_than_half_a_step(kind: str, rows: int, columns:
     """Three bits of mantissa: 1/16 of the value, or half of the smallest step, 2^-9, of the scale."""
     x = draw_inputs(rows, columns, seed=seed)
     result = KINDS[kind](x, powers=powers)
-    step = largest(x, kind) / 448 * 2**-10 * (2 if powers else 1)
+    step = compute_amax(x, kind) / 448 * 2**-10 * (2 if powers else 1)
     assert ((widen(result, torch.float32) - x).abs() <= torch.maximum(x.abs() / 16, step) * 1.0001).all()
     again = KINDS[kind](widen(result, torch.float32), powers=powers)
     assert powers or torch.equal(again.data.float(), result.data.float())  # the largest stays the largest
@@ -107,17 +121,17 @@ def test_zeros_stay_zero_and_no_number_stays_visible() -> None:
                 assert widen(kind(x, powers=powers), torch.float32)[1, 2].isnan()
     x = torch.ones(3, 4)
     x[1, 2] = torch.inf
-    assert torch.equal(widen(by_row(x), torch.float32)[::2], torch.ones(2, 4))  # rows of their own scale are well
+    assert torch.equal(widen(cast_per_row(x), torch.float32)[::2], torch.ones(2, 4))  # rows of their own scale are well
 
 
 def test_a_given_amax_makes_one_scale_of_many_shards() -> None:
     x = draw_inputs(64, 48)
-    whole = by_tensor(x)
+    whole = cast_per_tensor(x)
     for part in x.chunk(4):
-        shard = by_tensor(part, amax=x.abs().max())
+        shard = cast_per_tensor(part, amax=x.abs().max())
         assert torch.equal(shard.scale, whole.scale)
-    assert torch.equal(by_tensor(x.flatten()).data.float(), whole.data.float().flatten())
-    clipped = by_tensor(x, amax=x.abs().max() / 4)  # saturates
+    assert torch.equal(cast_per_tensor(x.flatten()).data.float(), whole.data.float().flatten())
+    clipped = cast_per_tensor(x, amax=x.abs().max() / 4)  # saturates
     assert clipped.data.float().abs().max() == 448
 
 

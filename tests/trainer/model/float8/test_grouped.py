@@ -89,7 +89,7 @@ def test_experts_train_with_gradients_near_those_of_fp32(name: str) -> None:
             experts.gemms = groups
         x = draw_inputs(ENDS[-1], 64).requires_grad_()
         gate, up = experts.gate_up(x, offsets)
-        experts.last(gate * up / 64, torch.ones(ENDS[-1]), offsets).square().sum().backward()
+        experts.project_down(gate * up / 64, torch.ones(ENDS[-1]), offsets).square().sum().backward()
         assert x.grad is not None
         results.append([x.grad, *(weight.grad for weight in experts.parameters() if weight.grad is not None)])
     assert len(results[0]) == len(results[1]) == 4

@@ -7,8 +7,15 @@ import torch
 from torch import Tensor
 
 from fivefold.job import recipe
-from fivefold.trainer.model.float8.cast import Cast, by_block, by_matrix, by_row, by_tensor, by_tile
-from fivefold.trainer.model.float8.matmul import Float8Gemms, emulated
+from fivefold.trainer.model.float8.cast import (
+    Cast,
+    cast_per_block,
+    cast_per_matrix,
+    cast_per_row,
+    cast_per_tensor,
+    cast_per_tile,
+)
+from fivefold.trainer.model.float8.matmul import Float8Gemms, emulate_product
 from fivefold.trainer.model.linear import Linear, fused_linears
 
 NAMES = ("fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles")
@@ -61,7 +68,7 @@ def test_three_recipes_are_torchaos(name: str) -> None:
         assert result.double().square().sum().item() == pytest.approx(squares, rel=1e-6)
 
 
-def spelled(cast: Cast) -> Tensor:
+def dequantize(cast: Cast) -> Tensor:
     """Every element by the scale that covers it, in fp64."""
     scale = cast.scale.double().expand(1, 1) if cast.scale.dim() == 0 else cast.scale.double()
     places = [
@@ -73,9 +80,9 @@ def spelled(cast: Cast) -> Tensor:
     return cast.data.double() * scale[places[0]][:, places[1]]
 
 
-def written(a: Cast, b: Cast) -> Tensor:
+def multiply(a: Cast, b: Cast) -> Tensor:
     """Σ over k of a[m, k] · b[n, k]."""
-    return spelled(a) @ spelled(b).t()
+    return dequantize(a) @ dequantize(b).t()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,24 +97,25 @@ def test_each_product_is_the_sum_of_what_its_operands_were_cast_to(name: str) ->
     )
     pairs = {
         "fp8": (
-            (by_tensor(x), by_tensor(w)),
-            (by_tensor(g, dtype=E5M2), by_tensor(w.t())),
-            (by_tensor(g.t(), dtype=E5M2), by_tensor(x.t())),
+            (cast_per_tensor(x), cast_per_tensor(w)),
+            (cast_per_tensor(g, dtype=E5M2), cast_per_tensor(w.t())),
+            (cast_per_tensor(g.t(), dtype=E5M2), cast_per_tensor(x.t())),
         ),
         "fp8-rowwise": tuple(
-            (by_row(a, powers=True), by_row(b, powers=True)) for a, b in ((x, w), (g, w.t()), (g.t(), x.t()))
+            (cast_per_row(a, powers=True), cast_per_row(b, powers=True))
+            for a, b in ((x, w), (g, w.t()), (g.t(), x.t()))
         ),
         "fp8-rowwise-gw": (
-            (by_row(x, powers=True), by_row(w, powers=True)),
-            (by_row(g, powers=True), by_matrix(w.t(), powers=True)),
+            (cast_per_row(x, powers=True), cast_per_row(w, powers=True)),
+            (cast_per_row(g, powers=True), cast_per_matrix(w.t(), powers=True)),
         ),
         "fp8-tiles": (
-            (by_tile(x), by_block(w)),
-            (by_tile(g), by_block(w.t())),
-            (by_tile(g.t()), by_tile(x.t())),
+            (cast_per_tile(x), cast_per_block(w)),
+            (cast_per_tile(g), cast_per_block(w.t())),
+            (cast_per_tile(g.t()), cast_per_tile(x.t())),
         ),
     }[name]
-    expected = [written(*pair) for pair in pairs]
+    expected = [multiply(*pair) for pair in pairs]
     if name == "fp8-rowwise-gw":
         expected.append(g.double().t() @ x.double())
     for result, sums in zip((y, dx, dw), expected, strict=True):
@@ -133,15 +141,19 @@ def test_tiles_bear_outliers_that_one_scale_does_not() -> None:
     x[:, 3] = 2000.0
     exact = x[:, 128:] @ w[:, 128:].t()  # of the other tiles
     errors = []
-    for a, b in ((by_tensor(x), by_tensor(w)), (by_row(x), by_row(w)), (by_tile(x), by_block(w))):
-        tail = emulated(a, b) - emulated(_first(a), _first(b))
+    for a, b in (
+        (cast_per_tensor(x), cast_per_tensor(w)),
+        (cast_per_row(x), cast_per_row(w)),
+        (cast_per_tile(x), cast_per_block(w)),
+    ):
+        tail = emulate_product(a, b) - emulate_product(_keep_first_tile(a), _keep_first_tile(b))
         errors.append(((tail - exact).norm() / exact.norm()).item())
     assert errors[0] > 0.5
     assert errors[1] > 0.5
     assert errors[2] < 0.05
 
 
-def _first(cast: Cast) -> Cast:
+def _keep_first_tile(cast: Cast) -> Cast:
     """With zeros behind the first tile."""
     data = cast.data.clone()
     data[:, 128:] = 0

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fivefold.job import recipe
 from fivefold.trainer.model.float8 import units
-from fivefold.trainer.model.float8.cast import Cast, by_block, by_row, by_tensor, by_tile
+from fivefold.trainer.model.float8.cast import Cast, cast_per_block, cast_per_row, cast_per_tensor, cast_per_tile
 from fivefold.trainer.model.float8.grouped import Float8GroupedGemms
-from fivefold.trainer.model.float8.matmul import emulated
+from fivefold.trainer.model.float8.matmul import emulate_product
 from tests.trainer.model.float8.test_cast import draw_inputs
 
 
-def decoded(data: Tensor, scale: Tensor, kind: Any) -> Tensor:
+def decode(data: Tensor, scale: Tensor, kind: Any) -> Tensor:
     """cuBLAS: 1 x 128 has a scale per row and 128 elements, rows side by side; 128 x 128 is [L4, rows/128], L4 (K/128
     padded to a multiple of 4) side by side.
     """
@@ -39,35 +39,35 @@ def test_tiles_are_handed_over_as_cublas_reads_them(monkeypatch: pytest.MonkeyPa
     ) -> Tensor:
         assert a.is_contiguous()
         assert b.t().is_contiguous()
-        return (decoded(a, of_a, kind_a) @ decoded(b.t(), of_b, kind_b).t()).to(output_dtype)
+        return (decode(a, of_a, kind_a) @ decode(b.t(), of_b, kind_b).t()).to(output_dtype)
 
     monkeypatch.setattr(F, "scaled_mm", scaled_mm)
     x, w, g = draw_inputs(48, 640), draw_inputs(208, 640), draw_inputs(80, 640)
-    for a, b in ((by_tile(x), by_block(w)), (by_tile(x), by_tile(g))):
-        assert units.takes(a, b)
-        result, expected = units.multiply(a, b, dtype=torch.float32, fast=True), emulated(a, b)
+    for a, b in ((cast_per_tile(x), cast_per_block(w)), (cast_per_tile(x), cast_per_tile(g))):
+        assert units.supports(a, b)
+        result, expected = units.multiply(a, b, dtype=torch.float32, fast=True), emulate_product(a, b)
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(
     ("a", "b", "taken"),
     [
-        (by_tile(draw_inputs(16, 256)), by_block(draw_inputs(32, 256)), True),
-        (by_tile(draw_inputs(16, 192)), by_block(draw_inputs(32, 192)), False),  # a short tile
-        (by_tile(draw_inputs(16, 128)), by_block(draw_inputs(256, 128)), True),  # one tile along the sum
-        (by_row(draw_inputs(16, 48)), by_row(draw_inputs(32, 48)), True),
-        (by_tensor(draw_inputs(16, 48)), by_tensor(draw_inputs(40, 48)), False),  # 40 is no multiple of 16
-        (by_tensor(draw_inputs(0, 48)), by_tensor(draw_inputs(32, 48)), False),
+        (cast_per_tile(draw_inputs(16, 256)), cast_per_block(draw_inputs(32, 256)), True),
+        (cast_per_tile(draw_inputs(16, 192)), cast_per_block(draw_inputs(32, 192)), False),  # a short tile
+        (cast_per_tile(draw_inputs(16, 128)), cast_per_block(draw_inputs(256, 128)), True),  # one tile along the sum
+        (cast_per_row(draw_inputs(16, 48)), cast_per_row(draw_inputs(32, 48)), True),
+        (cast_per_tensor(draw_inputs(16, 48)), cast_per_tensor(draw_inputs(40, 48)), False),  # 40 is no multiple of 16
+        (cast_per_tensor(draw_inputs(0, 48)), cast_per_tensor(draw_inputs(32, 48)), False),
     ],
 )
 def test_sizes_that_torch_does_not_take_are_emulated(a: Cast, b: Cast, taken: bool) -> None:
-    assert units.takes(a, b) == taken
+    assert units.supports(a, b) == taken
 
 
 def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """[n, K] and [E, K, N] with K side by side in both; scales [n] and [E, N]."""
 
-    def grouped(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, *, offs: Tensor, **rest: Any) -> Tensor:
+    def grouped_mm(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, *, offs: Tensor, **rest: Any) -> Tensor:
         assert a.is_contiguous()
         assert b.mT.is_contiguous()
         assert (of_a.shape, of_b.shape) == ((a.shape[0],), (b.shape[0], b.shape[2]))
@@ -79,7 +79,7 @@ def test_experts_are_handed_over_row_by_row(monkeypatch: pytest.MonkeyPatch) -> 
         parts = [left[low:high] @ item for low, high, item in zip(ends, ends[1:], right, strict=False)]
         return torch.cat(parts).to(rest["out_dtype"])
 
-    monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped)
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", grouped_mm)
     gemms = Float8GroupedGemms(recipe("fp8-rowwise-gw"))
     offsets, x, w = torch.tensor([5, 5, 20], dtype=torch.int32), draw_inputs(20, 48), draw_inputs(3, 32, 48)
     operand, weights = gemms.operand(x), gemms.casts.weight(w)
@@ -113,4 +113,4 @@ def test_missing_hardware_is_a_one_line_error(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "chip")
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert units.missing(recipe(name), experts=experts) == lack
+    assert units.describe_missing(recipe(name), experts=experts) == lack

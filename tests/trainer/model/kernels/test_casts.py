@@ -14,13 +14,26 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.model.float8.cast import Cast, by_block, by_matrix, by_row, by_tensor, by_tile
+from fivefold.trainer.model.float8.cast import (
+    Cast,
+    cast_per_block,
+    cast_per_matrix,
+    cast_per_row,
+    cast_per_tensor,
+    cast_per_tile,
+)
 from fivefold.trainer.model.kernels.fused import casts
-from tests.selection import one_in
+from tests.selection import mark_share
 
 pytest.importorskip("triton", reason="Triton is made for Linux on x86-64")
 Fork = Callable[..., list[Any]]
-KINDS = {"tensor": by_tensor, "matrix": by_matrix, "row": by_row, "tile": by_tile, "block": by_block}
+KINDS = {
+    "tensor": cast_per_tensor,
+    "matrix": cast_per_matrix,
+    "row": cast_per_row,
+    "tile": cast_per_tile,
+    "block": cast_per_block,
+}
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
@@ -31,7 +44,7 @@ def draw_inputs(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return (x * torch.randn(shape[-1], generator=generator).mul(3).exp()).to(dtype)
 
 
-def same(found: Cast, wanted: Cast) -> None:
+def check_same(found: Cast, wanted: Cast) -> None:
     assert (found.data.dtype, found.data.shape, found.scale.shape) == (
         wanted.data.dtype,
         wanted.data.shape,
@@ -48,12 +61,12 @@ def same(found: Cast, wanted: Cast) -> None:
     ("dtype", "into", "powers"),
     [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)],
 )
-@pytest.mark.parametrize("kind", one_in(3, KINDS))
+@pytest.mark.parametrize("kind", mark_share(3, KINDS))
 def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype, powers: bool) -> None:
     wide, tall, stack = (draw_inputs(*shape, dtype=dtype) for shape in ((3, 1050), (130, 7), (2, 5, 131)))
     for x in (wide, wide.mT, tall, tall.mT, stack, stack.mT):
         options = {"dtype": into, "powers": powers}
-        same(KINDS[kind](x, fused=True, **options), KINDS[kind](x, **options))
+        check_same(KINDS[kind](x, fused=True, **options), KINDS[kind](x, **options))
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # of the interpreter's numpy
@@ -61,19 +74,19 @@ def test_every_cast_is_pytorchs(kind: str, dtype: torch.dtype, into: torch.dtype
 def test_zeros_nothing_and_what_is_no_number(kind: str) -> None:
     empty = torch.zeros(0, 256)
     for x in (torch.zeros(3, 200), empty):
-        same(KINDS[kind](x, fused=True), KINDS[kind](x))
+        check_same(KINDS[kind](x, fused=True), KINDS[kind](x))
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = draw_inputs(3, 200)
         x[1, 150] = bad
         for powers in (False, True):
-            same(KINDS[kind](x, fused=True, powers=powers), KINDS[kind](x, powers=powers))
+            check_same(KINDS[kind](x, fused=True, powers=powers), KINDS[kind](x, powers=powers))
 
 
 def test_a_known_amax_is_taken() -> None:
     x = draw_inputs(9, 70)
     for amax in (x.abs().max(), x.abs().max() / 8):  # the latter saturates
-        same(by_tensor(x, amax=amax, fused=True), by_tensor(x, amax=amax))
-    same(by_tensor(x[0], fused=True), by_tensor(x[0]))
+        check_same(cast_per_tensor(x, amax=amax, fused=True), cast_per_tensor(x, amax=amax))
+    check_same(cast_per_tensor(x[0], fused=True), cast_per_tensor(x[0]))
 
 
 MODEL = Model(name="small", layers=1, width=24, heads=2, kv_heads=1, head_dim=12, ffn=40, vocab=61)
@@ -81,7 +94,7 @@ LAYOUT = Layout.parse("dp1 mbs1")
 CASTS = 7 + 4 + 7 + 7 + 4 + 7  # of seven weights and four inputs; of W in dx and g; of x and g along columns
 
 
-def trained(kernels: str) -> tuple[float, float, int]:
+def train(kernels: str) -> tuple[float, float, int]:
     """Loss and gradient norm of a step, and calls of Triton's casts."""
     calls, real = [], casts.cast
     casts.cast = lambda *tensors, **sizes: (calls.append(1), real(*tensors, **sizes))[1]  # type: ignore[assignment]
@@ -93,6 +106,6 @@ def trained(kernels: str) -> tuple[float, float, int]:
 
 
 def test_a_step_casts_by_tritons_kernels(forked: Fork) -> None:
-    ((*ours, calls),), ((*theirs, none),) = (forked(1, trained, kernels) for kernels in ("triton", "eager"))
+    ((*ours, calls),), ((*theirs, none),) = (forked(1, train, kernels) for kernels in ("triton", "eager"))
     assert (calls, none) == (CASTS, 0)
     assert ours == pytest.approx(theirs, rel=2e-2)  # bf16 of the other kernels is cut in the interpreter

@@ -20,7 +20,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.model.kernels import choice
-from fivefold.trainer.model.kernels.choice import check_kernels, settled
+from fivefold.trainer.model.kernels.choice import check_kernels, resolve_kernels
 from fivefold.trainer.model.kernels.fused.kernels import TRITON
 
 Fork = Callable[..., list[Any]]
@@ -41,17 +41,19 @@ JOB = Job(sequence=32, global_batch=2, precision="fp32", steps=9)
 
 def test_fused_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "unavailable", lambda: "")
-    names = [settled(job, gpu=gpu).stack.kernels for job in (JOB, JOB.replace(compile=True)) for gpu in (True, False)]
+    names = [
+        resolve_kernels(job, gpu=gpu).stack.kernels for job in (JOB, JOB.replace(compile=True)) for gpu in (True, False)
+    ]
     assert names == ["triton", "eager", "compiled", "compiled"]
-    assert settled(JOB.replace(kernels="eager"), gpu=True).stack.kernels == "eager"
-    assert settled(JOB.replace(stack="megatron-core"), gpu=True).stack.kernels == "fused"
+    assert resolve_kernels(JOB.replace(kernels="eager"), gpu=True).stack.kernels == "eager"
+    assert resolve_kernels(JOB.replace(stack="megatron-core"), gpu=True).stack.kernels == "fused"
 
 
 def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "unavailable", lambda: "the package triton is not installed")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     result, remark = check_kernels(JOB)
-    assert result.stack.kernels == settled(JOB, gpu=True).stack.kernels == "eager"
+    assert result.stack.kernels == resolve_kernels(JOB, gpu=True).stack.kernels == "eager"
     assert remark.startswith("kernels='eager': the package triton is not installed")
     assert check_kernels(result) == (result, "")
     assert check_kernels(JOB.replace(compile=True))[1] == ""
@@ -60,7 +62,7 @@ def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: p
 
 
 def test_compiled_is_not_eager() -> None:
-    assert JOB.replace(kernels="compiled").stack.compiles
+    assert JOB.replace(kernels="compiled").stack.is_compiled
     with pytest.raises(ValueError, match="drop either"):
         JOB.replace(compile=True, kernels="eager")
 
@@ -81,7 +83,7 @@ def test_the_planner_prices_and_counts_each_as_what_it_is() -> None:
     assert steps["eager"][2].activations_bytes == steps["triton"][2].activations_bytes
 
 
-def trained(kernels: str) -> list[tuple[float, float]]:
+def train(kernels: str) -> list[tuple[float, float]]:
     """Loss and gradient norm of two steps."""
     job, layout = JOB.replace(kernels=kernels, sequence=8, global_batch=1), Layout.parse("dp1 mbs1")
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
@@ -97,6 +99,6 @@ def trained(kernels: str) -> list[tuple[float, float]]:
 
 def test_a_step_in_tritons_kernels_is_the_eager_step(forked: Fork) -> None:
     pytest.importorskip("triton", reason="Triton is made for Linux on x86-64")
-    (ours,), (theirs,) = (forked(1, trained, kernels) for kernels in ("triton", "eager"))
+    (ours,), (theirs,) = (forked(1, train, kernels) for kernels in ("triton", "eager"))
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(other, rel=1e-5)

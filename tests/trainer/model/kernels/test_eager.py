@@ -25,7 +25,7 @@ def draw_inputs(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
 
 
-def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance: float) -> None:
+def check_same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     upstream = torch.linspace(-1, 1, ours.numel()).view(ours.shape).to(ours.dtype)
     expected = torch.autograd.grad(theirs, inputs, upstream, retain_graph=True)
@@ -38,7 +38,7 @@ def same(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...], *, tolerance:
 def test_rms_norm(dtype: torch.dtype, tolerance: float) -> None:
     x, weight = draw_inputs(3, 5, 64, dtype=dtype), draw_inputs(64, dtype=dtype)
     theirs = F.rms_norm(x.float(), (64,), weight.float(), 1e-5).to(dtype)
-    same(EAGER.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
+    check_same(EAGER.rms_norm(x, weight, epsilon=1e-5), theirs, (x, weight), tolerance=tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
@@ -51,9 +51,9 @@ def test_norms_with_bias_and_plus_one(plus_one: bool, dtype: torch.dtype, tolera
     bare = F.layer_norm(wide, (64,), factor, None, 1e-5).to(dtype)
     rms = F.rms_norm(wide, (64,), factor, 1e-5).to(dtype)
     of = {"epsilon": 1e-5, "plus_one": plus_one}
-    same(EAGER.layer_norm(x * 2 + 3, weight, bias[0], **of), theirs, (x, weight, bias), tolerance=4 * tolerance)
-    same(EAGER.layer_norm(x * 2 + 3, weight, None, **of), bare, (x, weight), tolerance=4 * tolerance)
-    same(EAGER.rms_norm(x * 2 + 3, weight, **of), rms, (x, weight), tolerance=4 * tolerance)
+    check_same(EAGER.layer_norm(x * 2 + 3, weight, bias[0], **of), theirs, (x, weight, bias), tolerance=4 * tolerance)
+    check_same(EAGER.layer_norm(x * 2 + 3, weight, None, **of), bare, (x, weight), tolerance=4 * tolerance)
+    check_same(EAGER.rms_norm(x * 2 + 3, weight, **of), rms, (x, weight), tolerance=4 * tolerance)
 
 
 @pytest.mark.parametrize("name", list(FUNCTIONS))
@@ -68,8 +68,8 @@ def test_activations_plain_and_gated(name: str) -> None:
         "relu": F.relu,
         "relu2": lambda x: torch.square(F.relu(x)),
     }[name]
-    same(EAGER.plain(gate, name), theirs(gate), (gate,), tolerance=1e-6)
-    same(EAGER.gated(gate, up, name), theirs(gate) * up, (gate, up), tolerance=1e-6)
+    check_same(EAGER.activate(gate, name), theirs(gate), (gate,), tolerance=1e-6)
+    check_same(EAGER.activate_gated(gate, up, name), theirs(gate) * up, (gate, up), tolerance=1e-6)
 
 
 @pytest.mark.parametrize(("scale", "cap"), [(0.3, None), (1.0, 1.5), (0.7, 2.0)])
@@ -79,16 +79,16 @@ def test_shaped_logits(scale: float, cap: float | None, monkeypatch: pytest.Monk
     shaped = (logits @ weight * 0.1) * scale
     shaped = shaped if cap is None else torch.tanh(shaped / cap) * cap
     shape = LogitShape(scale, cap)
-    same(shape.shaped(logits @ weight * 0.1), shaped, (logits, weight), tolerance=2e-6)
+    check_same(shape.apply(logits @ weight * 0.1), shaped, (logits, weight), tolerance=2e-6)
     theirs = F.cross_entropy(shaped[:, :83], targets, reduction="sum") * 0.25
     ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=partial(nats, words=83, shape=shape))
-    same(ours, theirs, (logits, weight), tolerance=1e-5)
+    check_same(ours, theirs, (logits, weight), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_swiglu(dtype: torch.dtype, tolerance: float) -> None:
     gate, up = draw_inputs(4, 6, 32, dtype=dtype), draw_inputs(4, 6, 32, dtype=dtype)
-    same(EAGER.gated(gate, up, "silu"), F.silu(gate) * up, (gate, up), tolerance=tolerance)
+    check_same(EAGER.activate_gated(gate, up, "silu"), F.silu(gate) * up, (gate, up), tolerance=tolerance)
 
 
 def test_rotate() -> None:
@@ -98,7 +98,7 @@ def test_rotate() -> None:
     x = draw_inputs(2, 7, 3, 8)
     turned = torch.view_as_complex(torch.stack((x[..., :4], x[..., 4:]), -1)) * torch.polar(torch.ones(()), angles)
     theirs = torch.cat((turned.real, turned.imag), -1)
-    same(rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
+    check_same(rotate(x, cos_TH=cos, sin_TH=sin), theirs, (x,), tolerance=1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 50, 300])
@@ -108,7 +108,7 @@ def test_words_of_padding_have_no_share(rows: int, monkeypatch: pytest.MonkeyPat
     targets = torch.arange(rows) % 83
     theirs = F.cross_entropy((logits @ weight)[:, :83], targets, reduction="sum") * 0.25
     ours = cross_entropy(logits @ weight, targets, scale=0.25, loss=partial(nats, words=83))
-    same(ours, theirs, (logits, weight), tolerance=2e-6)
+    check_same(ours, theirs, (logits, weight), tolerance=2e-6)
 
 
 @pytest.mark.parametrize("cap", [None, 1.5])
@@ -121,7 +121,7 @@ def test_rows_with_a_negative_target_have_no_loss(cap: float | None, monkeypatch
     theirs = F.cross_entropy(shaped[:, :83], ignored, reduction="sum", ignore_index=-100) * 0.25
     nats_of = partial(nats, words=83, shape=LogitShape(1.0, cap), skips=True)
     ours = cross_entropy(logits @ weight * 0.1, targets, scale=0.25, loss=nats_of)
-    same(ours, theirs, (logits, weight), tolerance=1e-5)
+    check_same(ours, theirs, (logits, weight), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 50, 300])
@@ -131,4 +131,4 @@ def test_cross_entropy_in_chunks(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
     targets = torch.arange(rows) % 90
     theirs = F.cross_entropy(logits @ weight, targets, reduction="sum") * 0.25
     ours = cross_entropy(logits @ weight, targets, scale=0.25)
-    same(ours, theirs, (logits, weight), tolerance=2e-6)
+    check_same(ours, theirs, (logits, weight), tolerance=2e-6)

@@ -17,7 +17,7 @@ from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.fused.kernels import TritonKernels
 from fivefold.trainer.model.kernels.loss import cross_entropy
 from fivefold.trainer.model.logits import PLAIN, LogitShape
-from tests.selection import one_in
+from tests.selection import mark_share
 
 pytest.importorskip("triton", reason="Triton is made for Linux on x86-64")
 TRITON = TritonKernels()
@@ -47,7 +47,7 @@ def run(call: Call, kernels: Kernels, inputs: Sequence[Tensor]) -> tuple[Tensor,
     return out.detach(), torch.autograd.grad(out, leaves, upstream), sorted(saved.values())
 
 
-def same(call: Call, inputs: Sequence[Tensor], *, tolerance: float | None = None) -> None:
+def check_same(call: Call, inputs: Sequence[Tensor], *, tolerance: float | None = None) -> None:
     theirs, ours = run(call, EAGER, inputs), run(call, TRITON, inputs)
     bound = ULPS[inputs[0].dtype] if tolerance is None else tolerance
     for result, wanted in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
@@ -61,35 +61,37 @@ def same(call: Call, inputs: Sequence[Tensor], *, tolerance: float | None = None
 @pytest.mark.parametrize("shape", [(3, 7, 48), (300, 65), (1, 1), (5, 4099)])
 def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     inputs = draw_inputs(*shape, dtype=dtype), draw_inputs(shape[-1], seed=1, dtype=dtype)
-    same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5), inputs)
-    same(lambda kernels, x: kernels.rms_norm(x[0], None, epsilon=1e-5), inputs[:1])
+    check_same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5), inputs)
+    check_same(lambda kernels, x: kernels.rms_norm(x[0], None, epsilon=1e-5), inputs[:1])
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_layer_norm(dtype: torch.dtype) -> None:
     x, weight, bias = (draw_inputs(*shape, seed=n, dtype=dtype) for n, shape in enumerate([(3, 11, 65), (65,), (65,)]))
-    same(lambda kernels, x: kernels.layer_norm(x[0], x[1], x[2], epsilon=1e-5), (x + 2, weight, bias))
-    same(lambda kernels, x: kernels.layer_norm(x[0], x[1], None, epsilon=1e-5, plus_one=True), (x + 2, weight))
-    same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5, plus_one=True), (x, weight))
+    check_same(lambda kernels, x: kernels.layer_norm(x[0], x[1], x[2], epsilon=1e-5), (x + 2, weight, bias))
+    check_same(lambda kernels, x: kernels.layer_norm(x[0], x[1], None, epsilon=1e-5, plus_one=True), (x + 2, weight))
+    check_same(lambda kernels, x: kernels.rms_norm(x[0], x[1], epsilon=1e-5, plus_one=True), (x, weight))
 
 
 def test_norms_take_rows_with_gaps_between_them() -> None:
     """The latents of latent attention are slices of wider rows."""
     weight = draw_inputs(40, seed=1)
-    same(lambda kernels, x: kernels.rms_norm(x[0].split((40, 8), -1)[0], weight, epsilon=1e-5), (draw_inputs(9, 48),))
+    check_same(
+        lambda kernels, x: kernels.rms_norm(x[0].split((40, 8), -1)[0], weight, epsilon=1e-5), (draw_inputs(9, 48),)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-@pytest.mark.parametrize(("heads", "dim", "turned"), one_in(2, [(3, 8, 8), (5, 12, 6), (1, 6, 2)]))
+@pytest.mark.parametrize(("heads", "dim", "turned"), mark_share(2, [(3, 8, 8), (5, 12, 6), (1, 6, 2)]))
 def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
     angles = draw_inputs(7, 1, turned // 2, seed=3)
     cos, sin = torch.cat((angles.cos(),) * 2, -1).to(dtype), torch.cat((-angles.sin(), angles.sin()), -1).to(dtype)
     x, key = draw_inputs(2, 7, heads, dim, dtype=dtype), draw_inputs(2, 7, 1, turned, dtype=dtype)
     turned_about = draw_inputs(2, heads, 7, dim, dtype=dtype)
-    same(lambda kernels, x: kernels.rotate_first(x[0], cos, sin), (x,))
-    same(lambda kernels, x: kernels.rotate_last(x[0].transpose(1, 2), cos, sin), (turned_about,))
-    same(lambda kernels, x: kernels.append_rotated(x[0], x[1], cos, sin), (x, key))
+    check_same(lambda kernels, x: kernels.rotate_first(x[0], cos, sin), (x,))
+    check_same(lambda kernels, x: kernels.rotate_last(x[0].transpose(1, 2), cos, sin), (turned_about,))
+    check_same(lambda kernels, x: kernels.append_rotated(x[0], x[1], cos, sin), (x, key))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
@@ -97,18 +99,18 @@ def test_rotary(heads: int, dim: int, turned: int, dtype: torch.dtype) -> None:
 def test_gated_activations(shape: tuple[int, int], dtype: torch.dtype) -> None:
     gate, up = draw_inputs(*shape, dtype=dtype), draw_inputs(*shape, seed=1, dtype=dtype)
     share = draw_inputs(shape[0], seed=2).abs()
-    same(lambda kernels, x: kernels.gated(x[0], x[1], "silu"), (gate, up))
-    same(lambda kernels, x: kernels.weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
-    same(lambda kernels, x: kernels.input_weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
-    same(lambda kernels, x: kernels.weighted_clamped_swiglu(x[0], x[1], x[2]), (gate * 6, up * 6, share))
+    check_same(lambda kernels, x: kernels.activate_gated(x[0], x[1], "silu"), (gate, up))
+    check_same(lambda kernels, x: kernels.weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
+    check_same(lambda kernels, x: kernels.input_weighted_swiglu(x[0], x[1], x[2]), (gate, up, share))
+    check_same(lambda kernels, x: kernels.weighted_clamped_swiglu(x[0], x[1], x[2]), (gate * 6, up * 6, share))
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_activations(name: str, dtype: torch.dtype) -> None:
     gate, up = draw_inputs(5, 67, dtype=dtype) * 2, draw_inputs(5, 67, seed=1, dtype=dtype)
-    same(lambda kernels, x: kernels.plain(x[0], name), (gate,))
-    same(lambda kernels, x: kernels.gated(x[0], x[1], name), (gate, up))
+    check_same(lambda kernels, x: kernels.activate(x[0], name), (gate,))
+    check_same(lambda kernels, x: kernels.activate_gated(x[0], x[1], name), (gate, up))
 
 
 @pytest.mark.parametrize("shape", [PLAIN, LogitShape(scale=0.5), LogitShape(cap=5.0)])
@@ -122,7 +124,7 @@ def test_cross_entropy(vocab: int, dtype: torch.dtype, shape: LogitShape, skips:
         chosen = targets.masked_fill(targets == 2, -100) if skips else targets
         return cross_entropy(x[0] * 1, chosen, scale=0.25, loss=loss, rescale=kernels.rescale)
 
-    same(call, (logits,))
+    check_same(call, (logits,))
     torch.testing.assert_close(TRITON.nats(logits.clone(), targets, None), EAGER.nats(logits.clone(), targets, None))
 
 
@@ -135,8 +137,8 @@ def test_a_part_of_the_vocabulary() -> None:
     own, times = torch.tensor([[1], [0], [1], [0], [0], [1]]).bool(), torch.tensor(0.5)
     for part in (logits, padding):
         ours, theirs = part.clone(), part.clone()
-        TRITON.into_gradient(ours, lse, target, own, times)
-        EAGER.into_gradient(theirs, lse, target, own, times)
+        TRITON.logits_to_gradient(ours, lse, target, own, times)
+        EAGER.logits_to_gradient(theirs, lse, target, own, times)
         torch.testing.assert_close(ours, theirs)
 
 

@@ -34,7 +34,7 @@ def operations(local: Local, source: str) -> list[Op]:
 
 def _core(local: Local, net: Mamba) -> Op:
     """Return convolution, selection, scan and gate."""
-    rows, width, tokens, selected = local.rows, local.width, local.job.sequence, sum(net.selected)
+    rows, width, tokens, selected = local.rows, local.width, local.job.sequence, sum(net.selected_widths)
     size, chunks = rows * net.inner * width, ceil_div(tokens, CHUNK)
     state = 4 * local.part.sequences * net.inner * net.state  # bytes
     forward, backward = scan_flops(net)
@@ -46,7 +46,7 @@ def _core(local: Local, net: Mamba) -> Op:
         net.inner,
         net.inner * net.state,
         net.inner,
-        *(net.selected if net.norms == "weighted" else ()),
+        *(net.selected_widths if net.norms == "weighted" else ()),
     )
     moved = 9 * size + rows * selected * width + 2 * chunks * state
     # fp32 states and channels of all tokens of a chunk: the scan holds several
@@ -79,5 +79,5 @@ def _core(local: Local, net: Mamba) -> Op:
 
 def scan_flops(net: Mamba) -> tuple[int, int]:
     """Return the FLOPs of a token in a layer's core: of the forward, and of the backward."""
-    select, step = 2 * net.inner * sum(net.selected), 2 * net.rank * net.inner
+    select, step = 2 * net.inner * sum(net.selected_widths), 2 * net.rank * net.inner
     return select + step, 2 * select + 3 * step

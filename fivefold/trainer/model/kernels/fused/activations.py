@@ -50,7 +50,7 @@ class _Weighted(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
         ctx.kind = kind
         ctx.save_for_backward(gate, up, share)
-        y: Tensor = weighted(gate, up, share, kind)
+        y: Tensor = weighted_forward(gate, up, share, kind)
         return y
 
     @staticmethod
@@ -59,20 +59,20 @@ class _Weighted(torch.autograd.Function):
         return *weighted_backward(grad, gate, up, share, ctx.kind), None
 
 
-def plain(up: Tensor, name: ActivationName) -> Tensor:
-    """Compute ``plain`` of ``kernels/activations.py`` in one kernel, if the activation has one."""
+def activate(up: Tensor, name: ActivationName) -> Tensor:
+    """Compute ``activate`` of ``kernels/activations.py`` in one kernel, if the activation has one."""
     kind = FUNCTIONS[name].kind
     if kind is None:
-        return eager.plain(up, name)
+        return eager.activate(up, name)
     out: Tensor = _Plain.apply(up, kind)  # type: ignore[no-untyped-call]
     return out
 
 
-def gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
-    """Compute ``gated`` of ``kernels/activations.py`` in one kernel, if the activation has one."""
+def activate_gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
+    """Compute ``activate_gated`` of ``kernels/activations.py`` in one kernel, if the activation has one."""
     kind = FUNCTIONS[name].kind
     if kind is None:
-        return eager.gated(gate, up, name)
+        return eager.activate_gated(gate, up, name)
     out: Tensor = _Gated.apply(gate, up, kind)  # type: ignore[no-untyped-call]
     return out
 
@@ -102,7 +102,7 @@ def plain_forward(up: Tensor, kind: int) -> Tensor:
 
     y = torch.empty_like(up, memory_format=torch.contiguous_format)
     if y.numel():
-        activations.plain[(ceil_div(y.numel(), ELEMENTS),)](
+        activations.plain_forward[(ceil_div(y.numel(), ELEMENTS),)](
             up.contiguous(), y, y.numel(), KIND=kind, BLOCK=ELEMENTS, num_warps=8
         )
     return y
@@ -144,7 +144,7 @@ def gate_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
 
     y = torch.empty_like(gate, memory_format=torch.contiguous_format)
     if y.numel():
-        activations.gated[(ceil_div(y.numel(), ELEMENTS),)](
+        activations.gated_forward[(ceil_div(y.numel(), ELEMENTS),)](
             gate.contiguous(), up.contiguous(), y, y.numel(), KIND=kind, BLOCK=ELEMENTS, num_warps=8
         )
     return y
@@ -181,20 +181,20 @@ def _(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tuple[Tensor, Te
 
 
 @torch.library.custom_op("fivefold::weighted", mutates_args=())
-def weighted(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
+def weighted_forward(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
     """Return f(gate) · up · share; ``gate``, ``up`` [n, F], ``share`` [n]."""
     from fivefold.trainer.model.kernels.triton import activations
 
     y, (rows, width) = torch.empty_like(gate, memory_format=torch.contiguous_format), gate.shape
     block = min(ELEMENTS, power(width))
     if y.numel():
-        activations.weighted[(rows, ceil_div(width, block))](
+        activations.weighted_forward[(rows, ceil_div(width, block))](
             gate.contiguous(), up.contiguous(), share.contiguous(), y, width, KIND=kind, BLOCK=block, num_warps=4
         )
     return y
 
 
-@weighted.register_fake
+@weighted_forward.register_fake
 def _(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
     return torch.empty_like(gate, memory_format=torch.contiguous_format)
 

@@ -69,7 +69,7 @@ def _bits(source: Tensor, casts: object) -> Tensor:
     matrices, height, width = source.shape
     program_rows, program_columns = _program(source, rows=0, columns=0)
     partial = source.new_empty(matrices, ceil_div(height, program_rows), dtype=torch.int32)
-    casts.largest[(partial.shape[1], matrices)](  # type: ignore[attr-defined]
+    casts.block_amax[(partial.shape[1], matrices)](  # type: ignore[attr-defined]
         source, partial, height, width, *source.stride(), HEIGHT=program_rows, BLOCK=program_columns, num_warps=8
     )
     return partial.amax(1)

@@ -34,11 +34,11 @@ def nats(
     losses = lse - logits.gather(1, target)
     total = (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
     if times is not None:
-        into_gradient(logits, lse, target, counted, times, shape=shape)
+        logits_to_gradient(logits, lse, target, counted, times, shape=shape)
     return total
 
 
-def into_gradient(
+def logits_to_gradient(
     logits: Tensor,
     lse: Tensor,
     target: Tensor,
@@ -47,7 +47,7 @@ def into_gradient(
     *,
     shape: LogitShape = PLAIN,
 ) -> None:
-    """Compute ``into_gradient`` of ``kernels/loss.py`` in one kernel; ``own`` None: every target is on this rank."""
+    """Compute ``logits_to_gradient`` of ``kernels/loss.py`` in one kernel; ``own`` None: all are on this rank."""
     scale, factor = (times, 1.0) if isinstance(times, Tensor) else (None, float(times))
     overwrite(logits, lse, target, own, scale, factor * shape.scale, shape.cap or 0.0)
 
@@ -73,13 +73,13 @@ def _(logits: Tensor) -> Tensor:
 def overwrite(
     logits: Tensor, lse: Tensor, target: Tensor, own: Tensor | None, times: Tensor | None, factor: float, cap: float
 ) -> None:
-    """Run ``into_gradient`` with ``times`` as a tensor or None, times ``factor``; ``cap`` of the logits, 0: none."""
+    """Run ``logits_to_gradient`` with ``times``, a tensor or None, times ``factor``; ``cap`` of the logits, 0: none."""
     from fivefold.trainer.model.kernels.triton import loss
 
     rows, vocab = logits.shape
     block = min(ELEMENTS, power(vocab))
     if rows:
-        loss.into_gradient[(rows, ceil_div(vocab, block))](
+        loss.logits_to_gradient[(rows, ceil_div(vocab, block))](
             logits,
             lse,
             target.contiguous(),

@@ -77,7 +77,7 @@ def _slopes(g, u, KIND: tl.constexpr):
 
 
 @triton.jit
-def plain(x, y, numel, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def plain_forward(x, y, numel, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Compute y = f(x)."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + place, mask=place < numel, other=0.0).to(tl.float32)
@@ -94,7 +94,7 @@ def plain_backward(gradient, x, dx, numel, KIND: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def gated(gate, up, y, numel, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def gated_forward(gate, up, y, numel, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Compute y = f(gate) · up."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < numel
@@ -120,7 +120,7 @@ def gated_backward(gradient, gate, up, gate_gradient, up_gradient, numel, KIND: 
 
 
 @triton.jit
-def weighted(gate, up, share, y, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def weighted_forward(gate, up, share, y, width, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """Compute y = f(gate) · up · share; a program computes ``BLOCK`` columns of a row.
 
     INPUT_WEIGHTED_SILU: gate and up are multiplied by share before f.

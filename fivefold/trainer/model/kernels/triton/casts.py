@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _largest(source, inside, first, end, column_stride, HEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+def _row_amax(source, inside, first, end, column_stride, HEIGHT: tl.constexpr, BLOCK: tl.constexpr):
     """Return the bits [HEIGHT, 1] of the largest |x| of each row in columns ``first`` to ``end``."""
     bits = tl.zeros([HEIGHT, 1], tl.int32)
     for start in range(first, end, BLOCK):
@@ -39,7 +39,7 @@ def _factor(bits, top, POWERS: tl.constexpr):
 
 
 @triton.jit
-def _rounded(value, SMALLEST: tl.constexpr, MANTISSA: tl.constexpr):
+def _round(value, SMALLEST: tl.constexpr, MANTISSA: tl.constexpr):
     """Round to the nearest number of ``MANTISSA`` bits, ties to even; ``SMALLEST``: exponent of normal numbers."""
     bits = value.to(tl.int32, bitcast=True)
     dropped_bits: tl.constexpr = 23 - MANTISSA
@@ -88,7 +88,7 @@ def cast(
     if KNOWN:
         bits = tl.load(known + matrix * known_stride + tl.zeros([1, 1], tl.int32))
     else:
-        bits = _largest(source, row < rows, first, end, column_stride, HEIGHT, BLOCK)
+        bits = _row_amax(source, row < rows, first, end, column_stride, HEIGHT, BLOCK)
         if SHARED:
             bits = tl.max(bits, axis=0, keep_dims=True)
     factor = _factor(bits, top, POWERS)
@@ -108,18 +108,18 @@ def cast(
         value = tl.load(source + column[None, :] * column_stride, mask=inside, other=0.0).to(tl.float32) * factor
         value = tl.where(value > top, top, tl.where(value < -top, -top, value))
         if ROUND:
-            value = _rounded(value, SMALLEST, ROUND)
+            value = _round(value, SMALLEST, ROUND)
         place = (matrix * rows + row[:, None]) * columns + column[None, :]
         tl.store(data + place, value.to(data.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def largest(
+def block_amax(
     x, partial, rows, columns, matrix_stride, row_stride, column_stride, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Write to ``partial`` [matrices, programs] the bits of the largest |x| of ``HEIGHT`` rows each."""
     matrix = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT)
     source = x + matrix * matrix_stride + row[:, None] * row_stride
-    bits = _largest(source, row < rows, 0, columns, column_stride, HEIGHT, BLOCK)
+    bits = _row_amax(source, row < rows, 0, columns, column_stride, HEIGHT, BLOCK)
     tl.store(partial + matrix * tl.num_programs(0) + tl.program_id(0), tl.max(tl.max(bits, axis=1), axis=0))

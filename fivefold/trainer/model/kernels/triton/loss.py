@@ -23,7 +23,7 @@ def log_sum_exp(logits, lse, stride, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def into_gradient(
+def logits_to_gradient(
     logits,
     lse,
     target,

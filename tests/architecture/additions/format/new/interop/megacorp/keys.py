@@ -1,6 +1,6 @@
 """The keys of the format."""
 
-from fivefold.interop.keys import approximate_keys, field, foreign, idle, part
+from fivefold.interop.keys import approximate_keys, field, ignored_keys, part, unmodelled_key
 
 TABLE = {
     "megacorp.model": part("model", None),
@@ -9,7 +9,7 @@ TABLE = {
     "megacorp.tokens": field("job.sequence", 4096),
     "megacorp.micro": field("layout.mbs", 1),
     "megacorp.shard": field("layout.zero", 0),
-    "megacorp.adapters": foreign("adapters, not the weights, are trained", False),
+    "megacorp.adapters": unmodelled_key("adapters, not the weights, are trained", False),
     **approximate_keys("another kernel", "megacorp.kernel", default="usual"),
-    **idle("megacorp.log.*"),
+    **ignored_keys("megacorp.log.*"),
 }

@@ -1,7 +1,7 @@
 """A document to values of the keys."""
 
 from fivefold.interop.format import ParsedConfig
-from fivefold.interop.keys import Values, flat
+from fivefold.interop.keys import Values, flatten
 from fivefold.interop.megacorp.keys import TABLE
 
 
@@ -10,5 +10,5 @@ def is_megacorp(document):
 
 
 def parse(document, asked):
-    given = flat(document.values, origin=document.origin)
+    given = flatten(document.values, origin=document.origin)
     return ParsedConfig(document, Values(TABLE, given, origin=document.origin, software="megacorp", version="7.0"))

@@ -2,7 +2,7 @@
 
 import torch
 
-from fivefold.trainer.optimizers.fp32_update import all_weights, blocks
+from fivefold.trainer.optimizers.fp32_update import blocks, iterate_weights
 
 
 def build(weights):
@@ -13,7 +13,7 @@ def build(weights):
 class Lion(torch.optim.Optimizer):
     def __init__(self, groups, *, lr, betas):
         super().__init__(groups, {"lr": lr, "betas": betas})
-        for weight in all_weights(self.param_groups):
+        for weight in iterate_weights(self.param_groups):
             self.state[weight]["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
 
     @torch.no_grad()

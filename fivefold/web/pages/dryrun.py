@@ -13,7 +13,7 @@ from fivefold.web.question import DryrunQuestion
 from fivefold.web.site import Site
 
 
-class RehearsePage(Begun, DryrunQuestion):
+class DryrunPage(Begun, DryrunQuestion):
     """A question to ``dryrun`` as the page asks it."""
 
 
@@ -22,11 +22,13 @@ def router(site: Site) -> APIRouter:
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "dryrun")
 
     @pages.get("/dryrun")
-    async def rehearse(request: Request, asked: Annotated[RehearsePage, Query()]) -> HTMLResponse:
+    async def show_dry_run(request: Request, asked: Annotated[DryrunPage, Query()]) -> HTMLResponse:
         return page("dryrun.html", request, asked=asked)
 
     @pages.get("/dryrun/events")
-    async def events(asked: Annotated[RehearsePage, Query()]) -> StreamingResponse:
-        return stream.answer(asked.as_(DryrunQuestion), lambda result, _: stream.describe(asked) + str(result["html"]))
+    async def events(asked: Annotated[DryrunPage, Query()]) -> StreamingResponse:
+        return stream.answer(
+            asked.convert(DryrunQuestion), lambda result, _: stream.describe(asked) + str(result["html"])
+        )
 
     return pages

@@ -67,10 +67,10 @@ def page(
         by_stage = Stages(stages)
         parts += [heading("Memory by pipeline rank", by_stage.unit), by_stage]
     parts += [heading("First step and later steps", "the optimizer allocates its states in the first step")]
-    parts += [_first_and_steady(first, fullest)]
+    parts += [_make_steps_grid(first, fullest)]
     parts += [
         heading("Tensors at the peak", f"the largest on rank {moment.rank}, by the line that allocated them"),
-        _largest(moment.largest),
+        _make_largest_grid(moment.largest),
     ]
     view = view_step(step)
     parts += [
@@ -88,14 +88,14 @@ def failures(lines: Sequence[str]) -> RenderableType:
     return Group(*(Text(line, style="bold red", overflow="fold") for line in lines))
 
 
-def _first_and_steady(first: StageMemory, later: StageMemory) -> Grid:
+def _make_steps_grid(first: StageMemory, later: StageMemory) -> Grid:
     steps = {"first": first, "later": later}
     rows = tuple((name, show_bytes(memory.peak_bytes), memory.peak_cause or "–") for name, memory in steps.items())
     return Grid(("step", "peak memory", "reached in"), rows, words=("step", "reached in"))
 
 
-def _largest(largest: Sequence[Holding]) -> Grid:
-    rows = tuple((show_bytes(holding.bytes), _tensors(holding), _what(holding)) for holding in largest)
+def _make_largest_grid(largest: Sequence[Holding]) -> Grid:
+    rows = tuple((show_bytes(holding.bytes), _tensors(holding), _describe_holding(holding)) for holding in largest)
     return Grid(("size", "tensors", "allocated by"), rows, words=("allocated by",))
 
 
@@ -105,7 +105,7 @@ def _tensors(holding: Holding) -> str:
     return f"{holding.number:,} of up to {show_bytes(holding.largest_bytes)}"
 
 
-def _what(holding: Holding) -> str:
+def _describe_holding(holding: Holding) -> str:
     origin = f"{holding.category} allocated in {holding.allocated_in}" if holding.allocated_in else holding.category
     location = " ".join(filter(None, (holding.module, f"({holding.line})" if holding.line else "")))
     return f"{origin}: {location}" if location else origin
@@ -115,7 +115,7 @@ def _compare(predicted: Step, step: Step) -> list[RenderableType]:
     """Compare with the planner's step; counts, which must be equal, are listed only if they differ."""
     rows = compare(predicted, step)
     counts = [row for row in rows if row.exact]
-    wrong = [row for row in counts if row.wrong]
+    wrong = [row for row in counts if row.is_wrong]
     equal = f"{len(counts) - len(wrong)} of {len(counts)} counts are equal: parameters, states, FLOPs, messages, bytes"
     shown = [*wrong, *(row for row in rows if not row.exact)]
     return [heading("Predicted and dry-run", equal), compared(shown, headings=("predicted", "dry run"))]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agree.rehearsal.cases import Case
-from tests.agree.rehearsal.reserved import BOUND, error
-from tests.selection import one_in
+from tests.agree.dry_run.cases import Case
+from tests.agree.dry_run.reserved import BOUND, error
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +24,6 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize(("case", "bound"), one_in(8, CASES), ids=str)
-def test_planned_and_rehearsed_reservations_are_near(case: Case, bound: float) -> None:
+@pytest.mark.parametrize(("case", "bound"), mark_share(8, CASES), ids=str)
+def test_planned_and_dry_run_reservations_are_near(case: Case, bound: float) -> None:
     assert abs(error(case)) <= bound

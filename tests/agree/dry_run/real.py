@@ -5,7 +5,7 @@
 
 A third step runs under ``trainer/measure/meter.py``: its peak, FLOPs and messages are those of the dry run's tape.
 
-    python -m tests.agree.rehearsal.real --markdown docs/explanation/measurements/006-dry-run-against-run.md
+    python -m tests.agree.dry_run.real --markdown docs/explanation/measurements/006-dry-run-against-run.md
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from torch._subclasses.fake_impls import op_implementations_dict
 
 from fivefold.dry_run.fake.world import representatives
 from fivefold.dry_run.memory.breakdown import stage_memory
+from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import Tape
-from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.rendering.progress import bar
+from tests.agree.dry_run.compare import differences, sum_traffic, work
+from tests.agree.dry_run.process import Told, play
 from tests.agree.parity.cases import MODELS, job_for, model_for
-from tests.agree.rehearsal.compare import differences, spoken, work
-from tests.agree.rehearsal.process import Told, play
 from tests.dry_run.record.test_replay import list_events
-from tests.processes import forked
+from tests.processes import run_forked
 
 BAGS = (torch.ops.aten._embedding_bag.default, torch.ops.aten._embedding_bag_forward_only.default)
 # of sizes that torch's grouped matmul takes; those of the parity proof are odd: their experts are multiplied singly
@@ -135,7 +135,7 @@ MORE = (
 
 
 class Verdict(NamedTuple):
-    """``unequal``: one line for each difference. All else is of the ranks' steady step, summed or maximal."""
+    """``list_differences``: one line for each difference. All else is of the ranks' steady step, summed or maximal."""
 
     unequal: tuple[str, ...]
     ranks: int
@@ -151,14 +151,14 @@ def run(case: Case) -> Verdict:
     """Run the case on processes, dry-run it, and compare."""
     model, layout, job = case.model, case.layout, case.job
     torch.set_num_threads(1)
-    ran: list[Told] = forked(layout.world, play, model, layout, job)
+    ran: list[Told] = run_forked(layout.world, play, model, layout, job)
     ranks = range(layout.world) if case.every else representatives(layout)
-    with patch.dict(op_implementations_dict, dict.fromkeys(BAGS, _in_bags)):
-        results = [rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]
-    said = [spoken(result.steady) for result in results]
+    with patch.dict(op_implementations_dict, dict.fromkeys(BAGS, _sum_bags)):
+        results = [run_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]
+    said = [sum_traffic(result.steady) for result in results]
     memory = [stage_memory(result.steady, 0) for result in results]
     return Verdict(
-        unequal=tuple(line for result in results for line in unequal(result, ran[result.rank])),
+        unequal=tuple(line for result in results for line in list_differences(result, ran[result.rank])),
         ranks=len(results),
         events=sum(len(tape) for result in results for tape in (result.first, result.steady)),
         messages=sum(count for item in said for count, _ in item.values()),
@@ -169,10 +169,10 @@ def run(case: Case) -> Verdict:
     )
 
 
-def unequal(ours: RankTapes, ran: Told) -> Iterator[str]:
+def list_differences(ours: RankTapes, ran: Told) -> Iterator[str]:
     """One line for each tape and total that differ."""
     for step in ("first", "steady"):
-        here, there = (list_events(_grouped(getattr(tapes, step))) for tapes in (ours, ran.tapes))
+        here, there = (list_events(_number_groups(getattr(tapes, step))) for tapes in (ours, ran.tapes))
         if here != there:
             at = next((at for at, (one, other) in enumerate(zip(here, there, strict=False)) if one != other), -1)
             yield (
@@ -189,18 +189,18 @@ def unequal(ours: RankTapes, ran: Told) -> Iterator[str]:
         for name, (here, there) in totals.items()
         if here != there
     )
-    for line in differences(spoken(ours.steady), ran.said):
+    for line in differences(sum_traffic(ours.steady), ran.said):
         yield f"rank {ours.rank} {line}".replace("planned", "run")
 
 
-def _in_bags(mode: Any, _func: Any, rows: Tensor, _indices: Tensor, offsets: Tensor, *_: Any) -> tuple[Tensor, ...]:
+def _sum_bags(mode: Any, _func: Any, rows: Tensor, _indices: Tensor, offsets: Tensor, *_: Any) -> tuple[Tensor, ...]:
     """Sums of rows: torch's own for fake tensors has the CPU's short way in fp32, but not in bf16."""
     with mode:
         empty, sizes = (offsets.new_empty(length) for length in (0, len(offsets)))
         return rows.new_empty(len(offsets), rows.shape[1]), empty, sizes, sizes.new_empty(len(offsets))
 
 
-def _grouped(tape: Tape) -> Tape:
+def _number_groups(tape: Tape) -> Tape:
     """Process groups are named in order: their names differ from one world to another."""
     names = {group: str(place) for place, group in enumerate(dict.fromkeys(message.group for message in tape.messages))}
     tape.messages[:] = [message._replace(group=names[message.group]) for message in tape.messages]
@@ -251,7 +251,7 @@ def _row(case: Case) -> tuple[str, bool]:
 
 def _page(cases: Sequence[Case], equal: int) -> tuple[str, ...]:
     worlds = ", ".join(map(str, sorted({case.layout.world for case in cases})))
-    command = "python -m tests.agree.rehearsal.real --markdown docs/explanation/measurements/006-dry-run-against-run.md"
+    command = "python -m tests.agree.dry_run.real --markdown docs/explanation/measurements/006-dry-run-against-run.md"
     return (
         "# 006 · The rehearsal against the run",
         "",

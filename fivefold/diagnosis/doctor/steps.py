@@ -47,17 +47,17 @@ class ExaminedSteps(NamedTuple):
     remarks: tuple[str, ...]
 
     @property
-    def fuller(self) -> StepLifetimes:
+    def peak_step(self) -> StepLifetimes:
         """Return the step with the higher peak."""
         return max(self.steady, self.first, key=lambda lifetimes: lifetimes.peak_bytes)
 
     @property
     def peak_bytes(self) -> int:
         """Return the higher peak of both steps."""
-        return self.fuller.peak_bytes
+        return self.peak_step.peak_bytes
 
 
-def rehearse(
+def run_steps(
     user: UserCode,
     *,
     recompute_in: tuple[str, ...] = (),
@@ -70,7 +70,7 @@ def rehearse(
         watch.memo = None
         recompute(model, recompute_in)
         tapes = []
-        with watch.following(model, optimizer, follow(model) if follow else ()):
+        with watch.install_hooks(model, optimizer, follow(model) if follow else ()):
             for _ in range(2):
                 watch.begin()
                 user.step(model, optimizer)
@@ -163,7 +163,7 @@ def deepcopy_by_storage() -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[list[warnings.WarningMessage]]:
+def capture_warnings() -> Iterator[list[warnings.WarningMessage]]:
     """Collect torch's warnings in a list and silence its log of failures.
 
     The failures are raised as exceptions as well.
@@ -182,7 +182,7 @@ def quiet() -> Iterator[list[warnings.WarningMessage]]:
 def _fake_tensors(watch: ModuleRecorder) -> Iterator[None]:
     """Run within a ``FakeTensorMode``, with ``torch.compile`` forced to eager."""
     with (
-        quiet() as caught,
+        capture_warnings() as caught,
         deepcopy_by_storage(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         torch.compiler.set_stance("force_eager"),

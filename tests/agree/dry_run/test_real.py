@@ -7,49 +7,49 @@ from typing import Any
 import pytest
 
 from fivefold.adapter import Adapter
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import ALLOC, START, Tape
-from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from tests.agree.rehearsal.process import play
-from tests.agree.rehearsal.real import MORE, QUICK, Case, run, unequal
-from tests.processes import forked
-from tests.selection import one_in
+from tests.agree.dry_run.process import play
+from tests.agree.dry_run.real import MORE, QUICK, Case, list_differences, run
+from tests.processes import run_forked
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("case", one_in(15, QUICK), ids=str)
-def test_a_rehearsal_is_the_run(case: Case) -> None:
+@pytest.mark.parametrize("case", mark_share(15, QUICK), ids=str)
+def test_a_dry_run_is_the_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert verdict.events > 1000
 
 
-def test_a_rehearsal_of_a_base_in_nf4_is_the_run() -> None:
+def test_a_dry_run_of_a_base_in_nf4_is_the_run() -> None:
     case = Case("dense", "dp2 zero3 mbs1 ac=full")
     job = case.job.replace(adapter=Adapter(rank=3, base="nf4"))
-    ours = rehearse_rank(model=case.model, layout=case.layout, job=job, rank=1, streams=False)
-    ran: Any = forked(2, play, case.model, case.layout, job)[1]
-    assert [*unequal(ours, ran)] == []
+    ours = run_rank(model=case.model, layout=case.layout, job=job, rank=1, streams=False)
+    ran: Any = run_forked(2, play, case.model, case.layout, job)[1]
+    assert [*list_differences(ours, ran)] == []
 
 
 def test_a_difference_is_told() -> None:
     """Of one event on one rank, and of what it does to the totals."""
     case = Case("dense", "dp2 zero2 mbs1")
-    ours = rehearse_rank(model=case.model, layout=case.layout, job=case.job, rank=1, streams=False)
-    ran: Any = forked(2, play, case.model, case.layout, case.job)[1]
-    assert [*unequal(ours, ran)] == []
+    ours = run_rank(model=case.model, layout=case.layout, job=case.job, rank=1, streams=False)
+    ran: Any = run_forked(2, play, case.model, case.layout, case.job)[1]
+    assert [*list_differences(ours, ran)] == []
     tape: Tape = ours.steady
     largest = max((at for at, event in enumerate(tape) if event[0] == ALLOC), key=lambda at: tape.events[4 * at + 2])
     tape.events[4 * largest + 2] += 4
-    first, second = unequal(ours, ran)
+    first, second = list_differences(ours, ran)
     assert first.startswith(f"rank 1, steady step, event {largest}")
     assert second.startswith("rank 1 peak:")
     tape.events[4 * largest + 2] -= 4
     start = next(at for at, event in enumerate(tape) if event[0] == START)
     message = tape.messages[tape.events[4 * start + 2]]
     tape.messages[tape.events[4 * start + 2]] = message._replace(payload=message.payload + 8)
-    assert [line.split(":")[0] for line in unequal(ours, ran)][1:] == ["rank 1 dp all_gather"]
+    assert [line.split(":")[0] for line in list_differences(ours, ran)][1:] == ["rank 1 dp all_gather"]
 
 
 def test_the_table_is_whole() -> None:

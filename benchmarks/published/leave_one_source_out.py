@@ -6,7 +6,7 @@
 
 A run that is far off has another cause than a constant, and pulls little (decision 028). Constant by constant a grid
 between the bounds, which closes in twice in a second round; no randomness. A constant that moves no run stays in the
-middle. Bounds and sources: ``constants.py``; what was found: ``left_out.csv``.
+middle. Bounds and sources: ``constants.py``; what was found: ``leave_one_source_out.csv``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,20 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.published.case import Case
-from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, on_machine, scale_constants, varied_allocator
-from benchmarks.published.tune import Run, prepared, time_step
+from benchmarks.published.constants import (
+    CONSTANTS,
+    OF_MEMORY,
+    Constant,
+    apply_to_machine,
+    scale_allocator,
+    scale_constants,
+)
+from benchmarks.published.tune import Run, prepare_runs, time_step
 from fivefold.planner.counts.memory.allocator import allocator_totals
 from fivefold.planner.time.errors import Quantity
 from fivefold.record import Record
 
-TABLE = Path(__file__).with_name("left_out.csv")
+TABLE = Path(__file__).with_name("leave_one_source_out.csv")
 MAX_RUNS_PER_SOURCE = 40  # runs of one source in the objective
 GRID = 5
 CLOSER = (0, 2)  # how often the grid closes in, by round
@@ -47,19 +54,19 @@ class Fit(Record):
 
 def sample_runs(cases: Sequence[Case]) -> list[Run]:
     """Return up to ``MAX_RUNS_PER_SOURCE`` evenly spaced cases of a source, with their counts."""
-    return prepared(cases[:: max(1, -(-len(cases) // MAX_RUNS_PER_SOURCE))])
+    return prepare_runs(cases[:: max(1, -(-len(cases) // MAX_RUNS_PER_SOURCE))])
 
 
 def step_seconds(run: Run, factors: Factors) -> float:
     """Return the predicted step with constants times ``factors``."""
-    return time_step(run, on_machine(run.case.machine, factors), scale_constants(factors))
+    return time_step(run, apply_to_machine(run.case.machine, factors), scale_constants(factors))
 
 
 def peak_bytes(run: Run, factors: Factors) -> float:
     """Return the predicted peak as its source counts it, with constants times ``factors``."""
     if run.case.memory == "allocated":
         return max(rank.peak_bytes for rank in run.memory)
-    totals = allocator_totals(run.counts, run.case.layout, run.memory, varied_allocator(factors))
+    totals = allocator_totals(run.counts, run.case.layout, run.memory, scale_allocator(factors))
     return totals.driver_bytes if run.case.memory == "driver" else totals.reserved_bytes
 
 
@@ -82,8 +89,8 @@ class Problem:
         """
         self.known = {} if known is None else known
         self.runs = [(name, run) for name, runs in others.items() if name != source for run in runs]
-        self.time = [constant for constant in CONSTANTS if not constant.set_without(source)]
-        self.memory = [constant for constant in OF_MEMORY if not constant.set_without(source)]
+        self.time = [constant for constant in CONSTANTS if not constant.is_independent_of(source)]
+        self.memory = [constant for constant in OF_MEMORY if not constant.is_independent_of(source)]
         self.factors = {constant.name: _middle(constant) for constant in (*self.time, *self.memory)}
         self.source = source
 
@@ -94,7 +101,7 @@ class Problem:
     def _descend(self, quantity: Quantity, constants: Sequence[Constant]) -> Iterator[Fit]:
         """Yield each constant in turn at the best of its grid, then of a closer one; in rounds."""
         measured = [index for index, (_, run) in enumerate(self.runs) if _get_measured(run, quantity)]
-        moved = {entry.name: self._moved(entry, quantity, measured) for entry in constants}
+        moved = {entry.name: self._find_affected_runs(entry, quantity, measured) for entry in constants}
         errors = self._errors(quantity, measured)
         for closer in CLOSER:
             for constant in (entry for entry in constants if moved[entry.name]):
@@ -113,7 +120,7 @@ class Problem:
             factor = round(self.factors[constant.name], 4)
             yield Fit(source=self.source, constant=constant.name, factor=factor, runs=len(moved[constant.name]))
 
-    def _moved(self, constant: Constant, quantity: Quantity, among: Sequence[int]) -> list[int]:
+    def _find_affected_runs(self, constant: Constant, quantity: Quantity, among: Sequence[int]) -> list[int]:
         """Return the runs whose prediction differs between the constant's bounds."""
         middle, ends = self.factors[constant.name], []
         for end in constant.factors:

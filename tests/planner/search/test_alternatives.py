@@ -13,9 +13,9 @@ from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
+from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.planner.search.why import explain_choices
-from fivefold.results.difference import differences, name_largest_part, taken_apart
+from fivefold.results.difference import break_down, differences, name_largest_part
 from fivefold.results.search_result import Why
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import TIGHT_RISK
@@ -38,7 +38,7 @@ def list_reasons(planner: Planner, text: str, where: Where = ANY) -> dict[str, s
     return {line.choice: line.line for line in lines}
 
 
-def changed(chosen: Layout, name: str) -> Layout:
+def change_layout(chosen: Layout, name: str) -> Layout:
     """The layout that differs from the chosen one in the words of ``name``, and in dp."""
     given = {key: value for word in name.split() for key, value in read_token(word).items()}
     fields = {key: getattr(chosen, key) for key in Layout.model_fields} | given
@@ -72,7 +72,7 @@ def test_stated_cost_of_alternatives_equals_their_estimate(planner: Planner, tex
             r"(.+?)( exceeds the memory by | (?:leaves the node: )?takes )(.+)", phrase
         ).groups()  # type: ignore[union-attr]
         name = name.removesuffix(" leaves the node:")
-        result = planner.estimate(changed(chosen, name))
+        result = planner.estimate(change_layout(chosen, name))
         over = planner.excess_bytes(result.layout, result.ranks)
         if "exceeds" in fits:
             assert cost == show_bytes(over), phrase
@@ -132,6 +132,6 @@ def test_the_parts_that_differ_are_named_by_size() -> None:
     ]
     assert name_largest_part(before, after) == "bubble −600.0 ms"
     assert name_largest_part(after, before) == "bubble +600.0 ms"
-    assert name_largest_part(before, before) == taken_apart(before, before) == ""
+    assert name_largest_part(before, before) == break_down(before, before) == ""
     assert name_largest_part({"compute": 1.0, "bubble": 0.1}, {"compute": 1.5, "bubble": 0.0}) == "compute +500.0 ms"
-    assert taken_apart(before, after) == "bubble −600.0 ms, tp messages −500.0 ms, compute +100.0 ms"
+    assert break_down(before, after) == "bubble −600.0 ms, tp messages −500.0 ms, compute +100.0 ms"

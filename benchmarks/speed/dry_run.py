@@ -1,6 +1,6 @@
 """Measure time and memory of a dry run: each job in its own process on the current machine.
 
-python benchmarks/speed/rehearsal.py        llama3-8b on 8 ranks, 70b on 512, 405b on 16,384
+python benchmarks/speed/dry_run.py        llama3-8b on 8 ranks, 70b on 512, 405b on 16,384
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ JOBS = (
 )
 
 
-def alone(model: str, machine: str, layout: str, sequence: str, batch: str) -> None:
+def measure_dry_run(model: str, machine: str, layout: str, sequence: str, batch: str) -> None:
     """Run one dry run, and print what it took."""
     from fivefold.dry_run import dryrun
     from fivefold.job import Job, recipe
@@ -56,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    alone(*sys.argv[1:]) if len(sys.argv) > 1 else main()
+    measure_dry_run(*sys.argv[1:]) if len(sys.argv) > 1 else main()

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.published import SOURCES, cases_of
 from benchmarks.published.constants import CONSTANTS, OF_MEMORY
-from benchmarks.published.left_out import (
+from benchmarks.published.leave_one_source_out import (
     MAX_RUNS_PER_SOURCE,
     Problem,
     factors_without,
@@ -19,7 +19,7 @@ from benchmarks.published.left_out import (
     step_seconds,
     write,
 )
-from benchmarks.published.tune import prepared
+from benchmarks.published.tune import prepare_runs
 from fivefold.planner.time.constants import ALL
 
 REGISTRY = (*CONSTANTS, *OF_MEMORY)
@@ -56,9 +56,9 @@ def test_host_and_device_are_no_less_even_than_exponential_times() -> None:
 def test_a_constant_is_found_again_from_the_runs_of_others() -> None:
     """Steps as an A100 of another power would take; the fit begins in the middle of the bounds."""
     true = {'AMPERE_JOULE["bf16"]': 1.05}
-    runs = prepared([*cases_of(["megatron2021"])][:3] + [*cases_of(["bloom_prequel"])][:3])
+    runs = prepare_runs([*cases_of(["megatron2021"])][:3] + [*cases_of(["bloom_prequel"])][:3])
     made = [run._replace(case=run.case._replace(step_seconds=step_seconds(run, true))) for run in runs]
-    problem = Problem("korthikanti2022", {"others": made, "korthikanti2022": prepared([*cases_of([AGAIN])][:1])})
+    problem = Problem("korthikanti2022", {"others": made, "korthikanti2022": prepare_runs([*cases_of([AGAIN])][:1])})
     problem.time = [item for item in problem.time if item.name in true]
     problem.memory = []
     problem.factors = {name: factor for name, factor in problem.factors.items() if name in true}
@@ -71,7 +71,7 @@ def test_the_file_has_every_constant_of_every_source_that_it_was_set_on() -> Non
     fits = read()
     for source in SOURCES:
         if any(case.step_seconds or case.memory_bytes for case in cases_of([source])):
-            expected = {item.name for item in REGISTRY if not item.set_without(source)}
+            expected = {item.name for item in REGISTRY if not item.is_independent_of(source)}
             assert set(factors_without(source, fits)) == expected, f"benchmarks.published --left-out FILE {source}"
     bounds = {item.name: item.factors for item in REGISTRY}
     for fit in fits:
@@ -87,7 +87,7 @@ def test_one_source_is_fitted_anew_to_what_the_file_says() -> None:
 
 
 def test_a_fit_goes_on_where_its_file_ends(tmp_path: Path) -> None:
-    path = tmp_path / "left_out.csv"
+    path = tmp_path / "leave_one_source_out.csv"
     kept = tuple(fit for fit in read() if fit.source in ("vtrain", AGAIN))
     write(kept, path)
     assert refit(["vtrain", AGAIN], path) == kept

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fivefold.planner.predict import Planner
-from tests.agree.rehearsal.cases import Case
-from tests.agree.rehearsal.compare import run
-from tests.agree.rehearsal.matrix import WORST
-from tests.selection import one_in
+from tests.agree.dry_run.cases import Case
+from tests.agree.dry_run.compare import run
+from tests.agree.dry_run.matrix import WORST
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", one_in(18, CASES), ids=str)
+@pytest.mark.parametrize("case", mark_share(18, CASES), ids=str)
 def test_the_planner_counts_what_is_cast(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()

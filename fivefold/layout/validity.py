@@ -47,7 +47,7 @@ def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
 
 def describe_uncounted(model: Model) -> tuple[str, ...]:
     """Return a warning about a part of training that is not counted, else nothing."""
-    if not any(map(model.chooses_keys, range(model.layers))):
+    if not any(map(model.has_indexer, range(model.layers))):
         return ()
     return (
         f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the scores "
@@ -60,7 +60,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     if machine is not None and layout.world > machine.ranks:
         world = layout.world
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or use {world} ranks"
-    yield from unfit(model, job)
+    yield from list_mismatches(model, job)
     yield from _stack(layout, job.stack)
     yield from _batch(layout, job)
     yield from _tensor(layout, model)
@@ -99,11 +99,11 @@ def can_express(layout: Layout, *, model: Model, job: Job) -> bool:
 
 def validate_job(model: Model, job: Job) -> None:
     """Raise a one-line ``UserError`` if model and job do not fit each other under any layout."""
-    if (reason := next(unfit(model, job), None)) is not None:
+    if (reason := next(list_mismatches(model, job), None)) is not None:
         raise UserError(reason)
 
 
-def unfit(model: Model, job: Job) -> Iterator[str]:
+def list_mismatches(model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why model and job do not fit each other under any layout."""
     if model.position == "learned" and job.sequence > model.positions:
         limit = model.positions
@@ -115,7 +115,7 @@ def unfit(model: Model, job: Job) -> Iterator[str]:
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
     if job.objective == "sft" and model.mtp is not None:
         yield f"objective=sft does not train multi-token prediction ({model.name}); take a model without mtp"
-    for kind in model.other_mixers:
+    for kind in model.non_attention_mixers:
         if job.documents == "separate":
             yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
         if job.precision.autocasts:
@@ -157,13 +157,13 @@ def _stack(layout: Layout, stack: Stack) -> Iterator[str]:
         (layout.etp > 1 and not runs.expert_tensor, "tensor parallelism of experts", "etp1"),
         (not layout.sp and not runs.no_sp, "tensor parallelism without sequence parallelism", "it without nosp"),
         (bool(layout.stages) and not runs.uneven_stages, "stages of other sizes", "it without stages="),
-        (not runs.orders_like(layout.order), "other orders of the ranks", _orders(runs)),
+        (not runs.supports_order(layout.order), "other orders of the ranks", _format_orders(runs)),
     ):
         if is_missing:
             yield f"{stack.name} does not support {feature}; use {fix} or another stack"
 
 
-def _orders(runs: SupportedLayouts) -> str:
+def _format_orders(runs: SupportedLayouts) -> str:
     """Return the orders of ranks that the stack supports, for a message."""
     orders = () if isinstance(runs.orders, bool) else runs.orders
     return " or ".join(["it without order=", *(f"order={order}" for order in orders)])
@@ -187,7 +187,7 @@ def _batch(layout: Layout, job: Job) -> Iterator[str]:
 def _tensor(layout: Layout, model: Model) -> Iterator[str]:
     experts, expert_ffn = (model.moe.experts, model.moe.ffn) if model.moe else (1, 1)
     ranks = layout.dp * layout.cp * layout.tp // layout.etp
-    tp = _suggest_degrees("tp", layout.tp, lambda n: takes_tp(model, n), most=model.heads)
+    tp = _suggest_degrees("tp", layout.tp, lambda n: is_divisible_by_tp(model, n), most=model.heads)
     for axis, name, size, fix in (
         ("tp", "heads", model.heads, tp),
         ("tp", "ffn", model.ffn, tp),
@@ -214,14 +214,14 @@ def _tensor(layout: Layout, model: Model) -> Iterator[str]:
         if shape.heads % layout.tp or shape.kv_heads % layout.tp:
             sizes = f"{shape.heads} heads and {shape.kv_heads} kv heads"
             yield f"sliding layers have {sizes}, which are not both divisible by tp={layout.tp}; {tp}"
-    if not takes_tp(model, layout.tp):
+    if not is_divisible_by_tp(model, layout.tp):
         rule = "tp must divide them, as sliding layers have others" if model.sliding else "one must divide the other"
         yield f"kv_heads={model.kv_heads} and tp={layout.tp}: {rule}; {tp}"
     if model.moe and not layout.sp:
         yield f"nosp: each of tp={layout.tp} ranks would send the same tokens to the experts; drop nosp"
 
 
-def takes_tp(model: Model, tp: int) -> bool:
+def is_divisible_by_tp(model: Model, tp: int) -> bool:
     """Tell whether tp divides heads, ffn and shared experts, and one of tp and kv heads divides the other."""
     shapes = model.attention_shapes
     heads_fit = not any(shape.heads % tp or max(shape.kv_heads, tp) % min(shape.kv_heads, tp) for shape in shapes)
@@ -277,7 +277,7 @@ def _context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 def _mixers(layout: Layout, model: Model) -> Iterator[str]:
     """Yield the reasons why the token mixers other than attention cannot be sharded."""
-    kinds = model.other_mixers
+    kinds = model.non_attention_mixers
     for axis, what in (("tp", "channels"), ("cp", "tokens")):
         if kinds and (degree := getattr(layout, axis)) > 1:
             yield f"{axis}={degree} would shard the {what} of {', '.join(kinds)}, which is not supported; take {axis}1"
@@ -294,7 +294,7 @@ def _rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     rows = layout.mbs * job.sequence // layout.cp
     if not layout.sp or rows % layout.tp == 0:
         return
-    fix = _suggest_degrees("tp", layout.tp, lambda n: rows % n == 0 and takes_tp(model, n), most=model.heads)
+    fix = _suggest_degrees("tp", layout.tp, lambda n: rows % n == 0 and is_divisible_by_tp(model, n), most=model.heads)
     if model.moe is None:
         fix = fix.replace("try ", "try nosp or ")
     sequence_text = f"/cp={job.sequence}/{layout.cp}" if layout.cp > 1 else f"={job.sequence}"
@@ -305,12 +305,12 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
     spread = model.moe is not None and layout.etp < layout.tp
     partly = spread and layout.etp > 1
 
-    def legal(order: Sequence[MeshAxis]) -> bool:
+    def is_legal(order: Sequence[MeshAxis]) -> bool:
         in_use = [axis for axis in order if getattr(layout, axis) > 1]
         return neighbours(in_use, spread=spread, partly=partly)
 
-    if not legal(layout.order):
-        moves: Iterable[tuple[MeshAxis, ...]] = filter(legal, permutations(DEFAULT_ORDER))
+    if not is_legal(layout.order):
+        moves: Iterable[tuple[MeshAxis, ...]] = filter(is_legal, permutations(DEFAULT_ORDER))
         nearest_orders = sorted(moves, key=lambda order: sum(a != b for a, b in zip(order, layout.order, strict=True)))[
             :2
         ]
@@ -325,10 +325,10 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if pp * v > layers:
         step = 2 if layout.pipeline.enters_both_ends else 1
         fixes = [f"pp{n}" for n in range(min(pp - step, layers // v // step * step), 1, -step)][:1]
-        fixes += [f"v{n}" for n in range(min(v - 1, layers // pp), 1, -1) if layout.pipeline.interleaves][:1]
+        fixes += [f"v{n}" for n in range(min(v - 1, layers // pp), 1, -1) if layout.pipeline.is_interleaved][:1]
         fix = f"try {' or '.join(fixes)}" if fixes else "lower pp or v"
         yield f"pp·v={pp * v} stages are more than layers={layers}; {fix}"
-    if pp > 1 and not playable(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
+    if pp > 1 and not can_simulate(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
         micro = layout.micro_batches(job)
         yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to play; raise dp or mbs, or lower pp or gbs"
     if layout.stages and sum(layout.stages) != layers:
@@ -337,19 +337,19 @@ def _pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     multiple = 2 if layout.pipeline.enters_both_ends else 1
     chunk = layout.dp * layout.mbs
     if micro % multiple:
-        fix = _more(layout, job, lambda n: n % multiple == 0, gbs=(micro + 1) * chunk)
+        fix = _suggest_more_micro_batches(layout, job, lambda n: n % multiple == 0, gbs=(micro + 1) * chunk)
         yield f"{layout.schedule} sends half of the micro-batches from each end, but {micro} is odd; {fix}"
     if micro < needed:
-        fix = _more(layout, job, lambda n: n >= needed and n % multiple == 0, gbs=needed * chunk)
+        fix = _suggest_more_micro_batches(layout, job, lambda n: n >= needed and n % multiple == 0, gbs=needed * chunk)
         yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; {fix}"
 
 
-def playable(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any) -> Any:
+def can_simulate(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any) -> Any:
     """Tell whether a schedule, or its period, is short enough to simulate; ``micro_batches``: an int or an array."""
     max_micro_batches, pipeline = PLAYED // (pp * v), PIPELINE_SCHEDULES[schedule]
     has_short_period = 4 * pp <= max_micro_batches and not pipeline.forwards_first
     return (micro_batches <= max_micro_batches) | (
-        has_short_period & (micro_batches % pp == 0 if pipeline.interleaves else True)
+        has_short_period & (micro_batches % pp == 0 if pipeline.is_interleaved else True)
     )
 
 
@@ -380,13 +380,17 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         (model.moe is not None, f"experts of {model.name}", "a dense model"),
         (model.mla is not None, f"latent attention of {model.name}", "a model with grouped-query attention"),
         (model.mtp is not None, f"multi-token prediction of {model.name}", "mtp=none"),
-        (bool(model.other_mixers), f"{', '.join(model.other_mixers)} layers", "a model that only attends"),
+        (
+            bool(model.non_attention_mixers),
+            f"{', '.join(model.non_attention_mixers)} layers",
+            "a model that only attends",
+        ),
         (bool(model.feed_forwards), f"layers of {model.name} without a feed-forward", "a model whose layers have both"),
         (model.output_gate, f"the output gate of attention of {model.name}", "a model without one"),
         (layout.tp_inner > 1, "2D tensor parallelism", f"{str(layout.replace(tp_inner=1))!r}"),
         (layout.pipeline.splits_backward, f"{layout.schedule}, whose backward is split", "1f1b"),
         (layout.pipeline.enters_both_ends, layout.schedule, "1f1b"),
-        (recipe.narrow, f"precision {recipe.name}", "bf16"),
+        (recipe.is_low_precision, f"precision {recipe.name}", "bf16"),
         (not find_cost(job.optimizer.kind).elementwise, f"optimizer {job.optimizer.kind}", "adamw"),
         (stack.merged_projections, f"merged projections of the stack {stack.name}", "merged_projections=false"),
         (
@@ -408,7 +412,7 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"adapter.base={adapter.base} is not modelled with {recipe.name} activations; take base={fix} or nf4"
 
 
-def _more(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:
+def _suggest_more_micro_batches(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:
     """Return fixes for too few micro-batches: a larger batch, or smaller micro-batches whose number is ``legal``."""
     sequences = job.global_batch // layout.dp
     smaller = [f"mbs{n}" for n in divisors(sequences)[::-1] if n < layout.mbs and legal(sequences // n)][:1]

@@ -33,7 +33,7 @@ def refuse_of_one(request: SearchRequest) -> None:
         )
 
 
-def offers(
+def list_offers(
     model: Model,
     machines: Sequence[Machine],
     job: Job,

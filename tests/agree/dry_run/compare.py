@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 from fivefold.dry_run.fake.world import differ_over_cp, representatives
 from fivefold.dry_run.memory.breakdown import INPUTS, SCALES, initial_bytes, stage_memory
+from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import KERNEL, START, Tape
-from fivefold.dry_run.rehearse import RankTapes, rehearse_rank
 from fivefold.dry_run.report import pipeline_rank
 from fivefold.job import Job
 from fivefold.layout.local_weight import padded_vocab
@@ -75,7 +75,7 @@ def run(case: ComparedOnMachine) -> Verdict:
     planner = Planner(model=model, machine=case.machine, job=job)
     step = planner.step(layout)
     tapes = [
-        rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams)
+        run_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams)
         for rank in representatives(layout, by_cp=differ_over_cp(model, layout=layout, job=job))
     ]
     stages_of = [pipeline_rank(tape.rank, layout) for tape in tapes]
@@ -94,7 +94,7 @@ def run(case: ComparedOnMachine) -> Verdict:
         *(
             f"rank {tape.rank} {line}"
             for tape, stages in zip(tapes, held, strict=True)
-            for line in differences(spoken(tape.steady), planned(planner.counts, layout, stages=stages))
+            for line in differences(sum_traffic(tape.steady), count_expected(planner.counts, layout, stages=stages))
         ),
     ]
     stages = tuple(
@@ -127,7 +127,7 @@ def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tupl
     planned_bytes = inputs_bytes(model, job, layout=layout)
     more = initial_bytes(tape, INPUTS) - planned_bytes
     sequences = layout.micro_batches(job) * layout.mbs
-    small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.predicted)
+    small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.mtp_depth)
     return "" if 0 <= more <= small else f"inputs: {planned_bytes + more} rehearsed, {planned_bytes} planned"
 
 
@@ -149,7 +149,7 @@ def work(tape: Tape) -> int:
     return sum(flops[first] for kind, first, _, _ in tape if kind == KERNEL)
 
 
-def spoken(tape: Tape) -> Said:
+def sum_traffic(tape: Tape) -> Said:
     """What one rank sends."""
     starts = Counter(second for kind, _, second, _ in tape if kind == START)
     sending = [(tape.messages[place], times) for place, times in starts.items() if not tape.messages[place].receives]
@@ -164,7 +164,7 @@ def spoken(tape: Tape) -> Said:
     )
 
 
-def planned(counts: Counts, layout: Layout, *, stages: tuple[int, ...]) -> Said:
+def count_expected(counts: Counts, layout: Layout, *, stages: tuple[int, ...]) -> Said:
     """What the planner expects of a rank that holds ``stages``."""
     return count_planned(counts, layout, [stages])
 

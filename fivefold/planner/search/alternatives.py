@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fivefold.layout.names import DEFAULT_ORDER
-from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, usual_schedule
+from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, get_1f1b_name
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Estimate, Planner
-from fivefold.planner.search.layout_changes import can_run, change, changed_words, with_virtual_stages
+from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.time.ratio_errors import expected_ratio
 from fivefold.results.difference import name_largest_part
@@ -45,7 +45,7 @@ def _describe_cost(name: str, ways: Ways, chosen: Evaluated, *, where: Where, pl
     """Return what an alternative costs; "" if it is illegal. The text says if ``where`` excludes it."""
     planner = chosen.planner
     legal = [way for way in dict.fromkeys(ways) if way and way != chosen.layout and can_run(way, planner)]
-    admitted = [candidate for candidate in legal if where.holds(candidate)]
+    admitted = [candidate for candidate in legal if where.is_satisfied_by(candidate)]
     if not legal:
         return ""
     over = {
@@ -83,8 +83,8 @@ def _is_distinguishable(chosen: Evaluated, by: Planner, other: Estimate) -> bool
 
 def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:
     """Return an alternative's name, and what it changes besides dp."""
-    words = changed_words(chosen, other).partition("without")[0].split()
-    told = {*name.split(), usual_schedule(2)}  # which v says
+    words = list_changed_keywords(chosen, other).partition("without")[0].split()
+    told = {*name.split(), get_1f1b_name(2)}  # which v says
     return " ".join([name, *(word for word in words if word not in told and not word.startswith("dp"))])
 
 
@@ -93,7 +93,7 @@ def _choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Ways]]]]:
     for axis in ("tp", "cp", "pp", "ep"):
         degree = getattr(layout, axis)
         others = [size for size in (degree // 2, 2 * degree) if size >= 1]
-        alternatives = [(f"{axis}{other}", _with_degree(layout, axis, other)) for other in others]
+        alternatives = [(f"{axis}{other}", _change_degree(layout, axis, other)) for other in others]
         yield f"{axis}{degree}", alternatives + (_kinds(layout) if axis == "cp" and degree > 1 else [])
     if layout.dp * layout.cp > 1:
         yield _zero(layout)
@@ -131,12 +131,12 @@ def _list_sharded(zero: int, group: int | None) -> str:
 def _schedules(layout: Layout) -> Iterator[tuple[str, Ways]]:
     yield DEFAULT_SCHEDULE, [with_virtual_stages(layout, 1)]
     for v in (layout.v // 2, 2 * layout.v):
-        if v > 1 and layout.schedule == usual_schedule(layout.v):
+        if v > 1 and layout.schedule == get_1f1b_name(layout.v):
             yield f"v{v}", [with_virtual_stages(layout, v)]
     yield "zb1p", [change(layout, schedule="zb1p", v=1, stages=())]
 
 
-def _with_degree(layout: Layout, axis: str, degree: int) -> Ways:
+def _change_degree(layout: Layout, axis: str, degree: int) -> Ways:
     """Return ways to another degree of ``axis``.
 
     Virtual stages stay as they are, or the total number of stages does; ZeRO changes if there were no replicas; each
@@ -170,7 +170,7 @@ def _find_exchanged_axis(layout: Layout, axis: str, degree: int) -> Fields | Non
 
 def _virtual(layout: Layout, degree: int) -> list[Fields]:
     """Return schedules for ``degree`` pipeline ranks like the layout's: with as many virtual stages, or stages."""
-    if layout.schedule != usual_schedule(layout.v):
+    if layout.schedule != get_1f1b_name(layout.v):
         return [{}]
     sizes = VIRTUAL_STAGES if layout.pp == 1 else (layout.v, max(1, layout.v * layout.pp // degree))
-    return [{"v": v, "schedule": usual_schedule(v)} for v in dict.fromkeys(sizes)]
+    return [{"v": v, "schedule": get_1f1b_name(v)} for v in dict.fromkeys(sizes)]

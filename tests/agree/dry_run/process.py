@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map_only
 
 from fivefold.dry_run.fake.collectives import Handle, make_result
 from fivefold.dry_run.fake.world import index_groups
+from fivefold.dry_run.rank_tapes import CATEGORIES, THROUGH, RankTapes, record_steps
 from fivefold.dry_run.record.recorder import SCALAR, Recorder
-from fivefold.dry_run.rehearse import CATEGORIES, THROUGH, RankTapes, two_steps
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
@@ -45,13 +45,13 @@ class Told(NamedTuple):
 
 def play(model: Model, layout: Layout, job: Job) -> Told:
     """Build and run three steps, in which experts are chosen in turn."""
-    routing.choose_experts = in_turn(routing.choose_experts)
+    routing.choose_experts = route_in_turn(routing.choose_experts)
     recorder = Sender(rank=torch.distributed.get_rank(), categories=CATEGORIES, through=(*THROUGH, __file__))
     with recorder:
         recorder.silent = True
         built = build(model=model, layout=layout, job=job, device=torch.device("cpu"), streams=False)
         recorder.groups = index_groups(built.ranks)
-        first, steady = two_steps(built, recorder, model=model, layout=layout, job=job)
+        first, steady = record_steps(built, recorder, model=model, layout=layout, job=job)
     engine = Engine(built, model=model, layout=layout, job=job)
     tokens = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, job.row_tokens()))
     living = [tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables]
@@ -72,13 +72,13 @@ class Sender(Recorder):
     def _message(self, func: Any, args: Any) -> Any:
         out = super()._message(func, args)
         handle: Any = self._works[-1][0]  # type: ignore[index]
-        noted, arrive = handle._waited, sent(func, args)
+        noted, arrive = handle._waited, send(func, args)
 
-        def waited() -> None:
+        def wait() -> None:
             noted()
             arrive()
 
-        handle._waited = waited
+        handle._waited = wait
         return out
 
 
@@ -92,7 +92,7 @@ class Sending(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "c10d":
             return func(*args, **(kwargs or {}))
-        handle = Handle(sent(func, args))
+        handle = Handle(send(func, args))
         boxed: torch.ScriptObject = handle.boxed()
         self._kept.append((handle, boxed))
         return make_result(func, args, boxed)
@@ -101,7 +101,7 @@ class Sending(TorchDispatchMode):
 _THREAD = ThreadPoolExecutor(1)
 
 
-def sent(func: Any, args: Any) -> Callable[[], None]:
+def send(func: Any, args: Any) -> Callable[[], None]:
     """Start a collective; what is returned waits for it.
 
     Gloo's threads free late what they were given, and what was set up in the thread that gave it: modes, the
@@ -121,13 +121,13 @@ def sent(func: Any, args: Any) -> Callable[[], None]:
     return arrive
 
 
-def in_turn(choose: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def route_in_turn(choose: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Which chooses, and then takes experts in turn instead: each of them as often as any other."""
 
-    def evenly(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
+    def choose_evenly(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
         chosen = choose(scores, bias, moe=moe)
         with _disable_current_modes():
             chosen.copy_(torch.arange(chosen.numel()).remainder_(moe.experts).view_as(chosen))
         return chosen
 
-    return evenly
+    return choose_evenly

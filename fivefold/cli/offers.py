@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from fivefold.cli.options import say, show
-from fivefold.requests.across import offers
 from fivefold.requests.commands import SearchOptions
+from fivefold.requests.offers import list_offers
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -27,7 +27,7 @@ def show_offers(
 
     with bar("searching") as progress:
         counter = iter(range(1, 10**6))
-        results = offers(
+        results = list_offers(
             model,
             machines,
             job,

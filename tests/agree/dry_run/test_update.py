@@ -8,14 +8,14 @@ import pytest
 
 from fivefold.dry_run.fake.world import representatives
 from fivefold.dry_run.memory.breakdown import stage_memory
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Tape
-from fivefold.dry_run.rehearse import rehearse_rank
 from fivefold.planner.counts.update import scratch_bytes
 from fivefold.planner.predict import Planner
 from fivefold.update import Optimizer
-from tests.agree.rehearsal.cases import OWN, Case
-from tests.agree.rehearsal.compare import EXACT, differences, planned, spoken, stages_held, work
-from tests.selection import one_in
+from tests.agree.dry_run.cases import OWN, Case
+from tests.agree.dry_run.compare import EXACT, count_expected, differences, stages_held, sum_traffic, work
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def scratch(tape: Tape) -> int:
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    one_in(24, [(case, kind) for case in LAYOUTS for kind in ("muon", "adafactor", "adamw8bit")]),
+    mark_share(24, [(case, kind) for case in LAYOUTS for kind in ("muon", "adafactor", "adamw8bit")]),
     ids=str,
 )
 def test_the_planner_counts_the_update(case: Case, kind: Literal["muon", "adafactor", "adamw8bit"]) -> None:
@@ -58,7 +58,7 @@ def test_the_planner_counts_the_update(case: Case, kind: Literal["muon", "adafac
     planner = Planner(model=model, machine=case.machine, job=job)
     step, first = planner.step(layout), representatives(layout)
     tapes = {  # Muon's ranks differ in their products: some have no matrix in the last round
-        rank: rehearse_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams).steady
+        rank: run_rank(model=model, layout=layout, job=job, rank=rank, streams=case.streams).steady
         for rank in (range(layout.world) if kind == "muon" else first)
     }
     if kind == "muon":
@@ -67,7 +67,7 @@ def test_the_planner_counts_the_update(case: Case, kind: Literal["muon", "adafac
     for stage, (rank, stages) in enumerate(zip(first, held, strict=True)):
         plan, ours = step.memory.stages[stage], stage_memory(tapes[rank], stage)
         assert [(name, getattr(plan, name)) for name in EXACT] == [(name, getattr(ours, name)) for name in EXACT]
-        assert differences(spoken(tapes[rank]), planned(planner.counts, layout, stages=stages)) == []
+        assert differences(sum_traffic(tapes[rank]), count_expected(planner.counts, layout, stages=stages)) == []
         assert plan.peak_bytes == pytest.approx(ours.peak_bytes, rel=0.02)
         expected = scratch_bytes(planner.counts, layout, chunks=stages)
         assert expected == pytest.approx(scratch(tapes[rank]), rel=0.05, abs=2000), (rank, kind)

@@ -10,27 +10,27 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.predict import predict
 from fivefold.profiling.traces import read
-from fivefold.profiling.traces.against import compare_with_prediction, find_axes
+from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
 from fivefold.record import UserError
 from fivefold.step import Step
 from tests.profiling.traces import kineto
 from tests.profiling.traces.recorded import MODEL, STEPS, engine_traces, job
-from tests.selection import one_in
+from tests.selection import mark_share
 
 
-def predicted(layout: Layout) -> Step:
+def predict_step(layout: Layout) -> Step:
     machine = resolve(f"h100:{layout.world}", local=Path("none"))
     return predict(model=MODEL, machine=machine, layout=layout, job=job())
 
 
 @pytest.mark.parametrize(
-    "text", one_in(5, ["dp2 zero3 mbs2", "dp2 zero2 mbs2", "tp2 mbs2", "cp2 cp=ulysses mbs2", "pp2 mbs2"])
+    "text", mark_share(5, ["dp2 zero3 mbs2", "dp2 zero2 mbs2", "tp2 mbs2", "cp2 cp=ulysses mbs2", "pp2 mbs2"])
 )
 def test_the_profiler_records_the_messages_that_were_predicted(text: str, tmp_path: Path) -> None:
     layout = Layout.parse(text)
     traced = read(engine_traces(tmp_path, text), axes=find_axes(layout))
     assert len(traced.report.steps) == STEPS
-    rows = compare_with_prediction(predicted(layout), traced.report, messages=traced.lowest)
+    rows = compare_with_prediction(predict_step(layout), traced.report, messages=traced.lowest)
     counts = [row for row in rows if row.unit in ("messages", "bytes") and "barrier" not in row.quantity]
     assert len(counts) >= 4
     for row in counts:
@@ -44,7 +44,8 @@ def test_one_process(tmp_path: Path) -> None:
     layout = Layout.parse("dp1 mbs2")
     traced = read(engine_traces(tmp_path, "dp1 mbs2"), axes=find_axes(layout))
     rows = {
-        row.quantity: row for row in compare_with_prediction(predicted(layout), traced.report, messages=traced.lowest)
+        row.quantity: row
+        for row in compare_with_prediction(predict_step(layout), traced.report, messages=traced.lowest)
     }
     assert rows["step time"].measured == traced.report.step_seconds > 0
     windows = traced.report.breakdown
@@ -77,4 +78,4 @@ def test_axes_of_groups() -> None:
 def test_another_number_of_ranks_is_a_mistake(tmp_path: Path) -> None:
     traced = read(kineto.write(kineto.draw(1), tmp_path))
     with pytest.raises(UserError, match="--against has a layout of 4 ranks, but the traces have 2"):
-        compare_with_prediction(predicted(Layout.parse("dp4 mbs2")), traced.report, messages=traced.lowest)
+        compare_with_prediction(predict_step(Layout.parse("dp4 mbs2")), traced.report, messages=traced.lowest)

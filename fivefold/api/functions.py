@@ -12,7 +12,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fivefold.api.documentation import documented
+from fivefold.api.documentation import document_parameters
 from fivefold.api.job_fields import build_job
 from fivefold.api.job_words import JobWords
 from fivefold.record import UsageWarning, UserError
@@ -35,7 +35,7 @@ from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
     from fivefold.display import Rows
-    from fivefold.dry_run import Rehearsal
+    from fivefold.dry_run import DryRun
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
@@ -52,13 +52,25 @@ if TYPE_CHECKING:
     from fivefold.step import Step
     from fivefold.sweeps.journal import Journal
 
-__all__ = ["across", "ask", "compare", "dryrun", "plan", "playbook", "predict", "search", "sweep", "trace", "walk"]
+__all__ = [
+    "ask",
+    "compare",
+    "compare_machines",
+    "dryrun",
+    "plan",
+    "playbook",
+    "predict",
+    "search",
+    "sweep",
+    "trace",
+    "walk",
+]
 __all__ += ["machines", "models", "stacks"]  # the catalogs
 
 Where = str | PathLike[str]
 
 
-@documented(PredictRequest)
+@document_parameters(PredictRequest)
 def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **job: Unpack[JobWords]) -> Step:
     """Estimate memory, FLOPs, communication and time of one training step, without a GPU.
 
@@ -87,7 +99,7 @@ def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **
     return step
 
 
-@documented(SearchOptions)
+@document_parameters(SearchOptions)
 @requires_extra
 def search(
     model: str | Model,
@@ -108,7 +120,7 @@ def search(
 ) -> SearchResult:
     """Find the best of all legal layouts that fit, and explain the choice.
 
-    ``search --keep`` is ``walk``, and a search over several machines is ``across``.
+    ``search --keep`` is ``walk``, and a search over several machines is ``compare_machines``.
 
     Returns
     -------
@@ -131,12 +143,12 @@ def search(
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
     from fivefold.requests.fields import MOST_SHOWN
-    from fivefold.requests.search import found_layouts, limit_memory
+    from fivefold.requests.search import limit_memory, search_layouts
 
     for name, number in (("top", top), ("front", front)):
         if not 1 <= number <= MOST_SHOWN:
             raise UserError(f"{name}={number} must be 1 to {MOST_SHOWN}")
-    return found_layouts(
+    return search_layouts(
         _model(model),
         limit_memory(_machine(machine), memory),
         build_job(job),
@@ -152,7 +164,7 @@ def search(
     )
 
 
-@documented(PlanOptions)
+@document_parameters(PlanOptions)
 def playbook(
     model: str | Model,
     machine: str | Machine,
@@ -183,7 +195,7 @@ def playbook(
     >>> [stage.title for stage in plan.stages]
     ['The batch', 'Make it fit', 'Reach the batch', 'Make it fast']
     """
-    from fivefold.requests.across import apply_prices
+    from fivefold.requests.offers import apply_prices
     from fivefold.requests.playbook import playbook as run
 
     (priced_one,) = apply_prices([_machine(machine)], price)
@@ -195,8 +207,8 @@ def playbook(
 plan = playbook  # the command's name
 
 
-@documented(SearchRequest)
-def across(
+@document_parameters(SearchRequest)
+def compare_machines(
     model: str | Model,
     machines: Sequence[str | Machine],
     *,
@@ -220,7 +232,7 @@ def across(
 
     Examples
     --------
-    >>> offers = ff.across(
+    >>> offers = ff.compare_machines(
     ...     "qwen3-0.6b",
     ...     ["h100:8", "a100:8"],
     ...     tokens=1e10,
@@ -234,10 +246,10 @@ def across(
     ['h100', 'a100']
     """
     from fivefold.layout.where import Where as Constraint
-    from fivefold.requests.across import offers
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
+    from fivefold.requests.offers import list_offers
 
-    return offers(
+    return list_offers(
         _model(model),
         [_machine(name) for name in machines],
         build_job(job),
@@ -253,7 +265,7 @@ def across(
     )
 
 
-@documented(SearchRequest)
+@document_parameters(SearchRequest)
 def walk(
     model: str | Model,
     machine: str | Machine,
@@ -295,7 +307,7 @@ def walk(
     )
 
 
-@documented(AskOptions)
+@document_parameters(AskOptions)
 def ask(
     question: Question,
     model: str | Model,
@@ -331,8 +343,8 @@ def ask(
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
-    from fivefold.requests.across import apply_prices
     from fivefold.requests.answers import answers, read_noise_scale
+    from fivefold.requests.offers import apply_prices
 
     chosen = None if layout is None else _layout(layout)
     (priced_machine,) = apply_prices([_machine(machine)], price)
@@ -352,7 +364,7 @@ def ask(
     return Rows(replies)
 
 
-@documented(CompareOptions)
+@document_parameters(CompareOptions)
 def compare(
     *what: str,
     stacks: str | Sequence[str] = (),
@@ -394,7 +406,7 @@ def compare(
     return comparison
 
 
-@documented(DryrunOptions)
+@document_parameters(DryrunOptions)
 @requires_extra
 def dryrun(
     model: str | Model,
@@ -406,12 +418,12 @@ def dryrun(
     every_layer: bool = False,
     ranks: Sequence[int] = (),
     **job: Unpack[JobWords],
-) -> Rehearsal:
+) -> DryRun:
     """Dry-run a step: execute the real training code, for any number of ranks, on one CPU (extra ``train``).
 
     Returns
     -------
-    Rehearsal
+    DryRun
         ``step``: memory, FLOPs and messages of the executed code; None if the job would raise or hang. ``findings``:
         everything that would go wrong.
 
@@ -421,7 +433,7 @@ def dryrun(
     >>> result.step.layout, result.findings
     ('dp2 zero3 mbs1', ())
     """
-    from fivefold.layout.legal import describe_idle, refuse
+    from fivefold.layout.validity import describe_idle, refuse
     from fivefold.trainer.run import Run
 
     spec, chips, chosen, wanted = _model(model), _machine(machine), _layout(layout), build_job(job)
@@ -443,7 +455,7 @@ def dryrun(
     return rehearsal
 
 
-@documented(SweepOptions)
+@document_parameters(SweepOptions)
 @requires_extra
 def sweep(
     what: Where | Mapping[str, Any],
@@ -512,7 +524,7 @@ def _journal(path: Path | None) -> Iterator[Journal]:
         yield journal
 
 
-@documented(TraceOptions)
+@document_parameters(TraceOptions)
 @requires_extra
 def trace(
     files: Where | Sequence[Where],
@@ -541,8 +553,8 @@ def trace(
     (0, 1)
     """
     from fivefold.profiling.traces import read
-    from fivefold.profiling.traces.against import compare_with_prediction as beside
-    from fivefold.profiling.traces.against import find_axes
+    from fivefold.profiling.traces.prediction import compare_with_prediction as beside
+    from fivefold.profiling.traces.prediction import find_axes
     from fivefold.results.traced import Traced
 
     links = None if machine is None else _machine(machine)
@@ -559,7 +571,7 @@ def trace(
     return Traced(**dict(result.report), against=tuple(rows), predicted=predicted)
 
 
-@documented(ModelsOptions)
+@document_parameters(ModelsOptions)
 def models(word: str | None = None) -> Rows[CatalogModel]:
     """List the models of the catalog, or those that contain a word: names for ``model``.
 
@@ -579,7 +591,7 @@ def models(word: str | None = None) -> Rows[CatalogModel]:
     return Rows(list_models(word))
 
 
-@documented(MachinesOptions)
+@document_parameters(MachinesOptions)
 def machines(word: str | None = None) -> Rows[CatalogMachine]:
     """List the machines of the catalog, or those that contain a word: names for ``machine``.
 
@@ -599,7 +611,7 @@ def machines(word: str | None = None) -> Rows[CatalogMachine]:
     return Rows(list_machines(word))
 
 
-@documented(StacksOptions)
+@document_parameters(StacksOptions)
 def stacks(word: str | None = None) -> Rows[CatalogStack]:
     """List the training software that predictions support, or those that contain a word: names for ``stack``.
 

@@ -1,6 +1,6 @@
 """Compare planner and dry run on every case, resumable: finished ones are lines of FOLDER/cases.jsonl.
 
-    python -m tests.agree.rehearsal.matrix --markdown docs/explanation/measurements/005-dry-run.md
+    python -m tests.agree.dry_run.matrix --markdown docs/explanation/measurements/005-dry-run.md
 
 A change of planner or engine makes finished cases stale: ``--fresh`` forgets them, ``--again`` those that differ.
 Exits 1 unless all counts are equal and peaks are within the bounds.
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from fivefold.rendering.progress import bar
-from tests.agree.rehearsal.cases import Case, every_case
-from tests.agree.rehearsal.compare import run
+from tests.agree.dry_run.cases import Case, list_cases
+from tests.agree.dry_run.compare import run
 
 Line = dict[str, Any]
 MEAN, WORST = 0.005, 0.02  # of the error of peaks
@@ -38,8 +38,8 @@ def main() -> int:
         finished.unlink(missing_ok=True)
     log = finished.read_text().splitlines() if finished.exists() else []
     done = {line["case"]: line for line in map(json.loads, log)}
-    cases = [case for case in every_case() if all(word in str(case) for word in options.only)]
-    stale = {name for name, line in done.items() if options.again and not sound(line)}
+    cases = [case for case in list_cases() if all(word in str(case) for word in options.only)]
+    stale = {name for name, line in done.items() if options.again and not is_sound(line)}
     wanted = [case for case in cases if str(case) not in done or str(case) in stale]
     with bar("rehearsal") as report, finished.open("a") as file, _pool(options.processes) as pool:
         for number, line in enumerate(pool.imap_unordered(play, wanted)):
@@ -47,7 +47,7 @@ def main() -> int:
             done[line["case"]] = line
             file.write(json.dumps(line) + "\n")
             file.flush()
-            if not sound(line):
+            if not is_sound(line):
                 print(describe_line(line), file=sys.stderr)
     lines = [done[str(case)] for case in cases]
     if options.markdown:
@@ -68,10 +68,10 @@ def _options() -> argparse.Namespace:
 
 
 def _pool(processes: int) -> Any:
-    return multiprocessing.get_context("spawn").Pool(processes, initializer=_alone)
+    return multiprocessing.get_context("spawn").Pool(processes, initializer=_use_one_thread)
 
 
-def _alone() -> None:
+def _use_one_thread() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
 
@@ -102,7 +102,7 @@ def play(case: Case) -> Line:
     return line | {"seconds": round(time.perf_counter() - begin, 2)}
 
 
-def sound(line: Line) -> bool:
+def is_sound(line: Line) -> bool:
     """Whether all counts are equal and the peak is within the bound of the worst."""
     return "broken" not in line and not line["unequal"] and abs(line["error"]) <= WORST
 
@@ -110,7 +110,7 @@ def sound(line: Line) -> bool:
 def agree(lines: Sequence[Line]) -> bool:
     """All of them, and the mean."""
     errors = [abs(line["error"]) for line in lines if "broken" not in line]
-    return all(map(sound, lines)) and sum(errors) / len(errors) <= MEAN
+    return all(map(is_sound, lines)) and sum(errors) / len(errors) <= MEAN
 
 
 def describe_line(line: Line) -> str:
@@ -157,7 +157,7 @@ def markdown(lines: Sequence[Line]) -> str:
             "- **peak** is the peak memory of the fullest stage in GiB, **off** the relative error of its prediction.",
             "- **stage** is the relative error of the stage with the largest error.",
             "",
-            "`python -m tests.agree.rehearsal.matrix` runs the comparison. It fails if the mean error exceeds "
+            "`python -m tests.agree.dry_run.matrix` runs the comparison. It fails if the mean error exceeds "
             f"{MEAN:.1%} or one error exceeds {WORST:.0%}. `llama3-8b/6` is Llama 3 8B with six layers. A job is given",
             "as tokens per sequence x sequences per step · precision · backend.",
             "",
@@ -175,16 +175,16 @@ def _row(line: Line) -> str:
     start = f"| {line['model']} | `{line['layout']}` | {line['job']} | {line['world']} |"
     if "broken" in line:
         return f"{start} | | | **{line['broken'].splitlines()[0][:120]}** | {line['seconds']:.1f} |"
-    off, stage = _bold(line["error"]), _bold(line["worst_stage"])
-    counts = "equal" if not line["unequal"] else "**" + "; ".join(_short(line["unequal"])) + "**"
+    off, stage = _mark_large(line["error"]), _mark_large(line["worst_stage"])
+    counts = "equal" if not line["unequal"] else "**" + "; ".join(_shorten(line["unequal"])) + "**"
     return f"{start} {line['peak'] / 2**30:.3f} | {off} | {stage} | {counts} | {line['seconds']:.1f} |"
 
 
-def _short(unequal: Iterable[str]) -> list[str]:
+def _shorten(unequal: Iterable[str]) -> list[str]:
     return [item.replace(" rehearsed", "").replace(" planned", " planned") for item in unequal]
 
 
-def _bold(error: float) -> str:
+def _mark_large(error: float) -> str:
     return f"{error:+.2%}" if abs(error) <= WORST else f"**{error:+.2%}**"
 
 

@@ -14,9 +14,9 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from tests.agree.drawn import AXES, FEATURES, Drawn, draw_cases, pairs_of
-from tests.agree.rehearsal.compare import SCALARS, run
-from tests.agree.rehearsal.drawn import Counted, miscounted, unmet
-from tests.selection import one_in
+from tests.agree.dry_run.compare import SCALARS, run
+from tests.agree.dry_run.drawn import Counted, find_unmet, list_miscounts
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -34,29 +34,29 @@ MIXTURE = Model(
 )
 
 
-@pytest.mark.parametrize("text", one_in(2, ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"]))
+@pytest.mark.parametrize("text", mark_share(2, ["tp2 pp2 order=dp-pp-tp-cp", "tp2 pp2 ep2 gpipe order=cp-pp-tp-dp"]))
 def test_groups_of_experts_stay_within_a_stage(text: str) -> None:
-    assert unmet(Drawn(0, MIXTURE, Layout.parse(text), Job(sequence=8, global_batch=2))) == []
+    assert find_unmet(Drawn(0, MIXTURE, Layout.parse(text), Job(sequence=8, global_batch=2))) == []
 
 
 @pytest.mark.parametrize(
-    "case", one_in(2, [*itertools.islice(draw_cases(3, worlds=FEW), 2)]), ids=lambda case: f"{case.layout}"
+    "case", mark_share(2, [*itertools.islice(draw_cases(3, worlds=FEW), 2)]), ids=lambda case: f"{case.layout}"
 )
 def test_ranks_meet_whatever_is_drawn(case: Drawn) -> None:
-    assert unmet(case) == [], str(case)
+    assert find_unmet(case) == [], str(case)
 
 
 def test_the_planner_counts_whatever_is_drawn() -> None:
     few = [case for case in itertools.islice(draw_cases(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:2]
     for case in few:
-        assert miscounted(case) == [], str(case)
+        assert list_miscounts(case) == [], str(case)
 
 
-@pytest.mark.parametrize("block", one_in(2, ["post", "pre"]))
+@pytest.mark.parametrize("block", mark_share(2, ["post", "pre"]))
 def test_deferred_weight_gradients_hold_no_block_before_theirs(block: Literal["pre", "post"]) -> None:
     """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""
     model, job = MIXTURE.replace(layers=3, block=block), Job(sequence=8, global_batch=8, precision=recipe("fp32"))
-    assert miscounted(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
+    assert list_miscounts(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])
@@ -65,11 +65,11 @@ def test_dropout_of_chunks_keeps_no_keys(documents: Literal["joined", "separate"
     model = MIXTURE.replace(moe=None, window=3, window_kind="chunks", dropout=0.1)
     job = Job(sequence=12, global_batch=4, precision=recipe("fp32"), documents=documents)
     for number in (0, 1):  # on CPUs, on GPUs
-        assert miscounted(Drawn(number, model, Layout.parse("dp1 mbs2"), job)) == []
+        assert list_miscounts(Drawn(number, model, Layout.parse("dp1 mbs2"), job)) == []
 
 
 @pytest.mark.parametrize(
-    "text", one_in(3, ["dp2 pp2 zero2 zb1p ac=full", "dp2 pp2 zero2 zb2p", "dp2 pp4 zero2 dualpipe"])
+    "text", mark_share(3, ["dp2 pp2 zero2 zb1p ac=full", "dp2 pp2 zero2 zb2p", "dp2 pp4 zero2 dualpipe"])
 )
 def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str) -> None:
     """A head with a chunked loss makes its gradient in B, so it is reduced before the W of earlier micro-batches."""

@@ -6,10 +6,10 @@ import pytest
 
 from fivefold.job import RECIPES
 from fivefold.planner.counts.counts import Counts
-from tests.agree.rehearsal.cases import Case
-from tests.agree.rehearsal.compare import planned, run
-from tests.agree.rehearsal.matrix import WORST
-from tests.selection import one_in
+from tests.agree.dry_run.cases import Case
+from tests.agree.dry_run.compare import count_expected, run
+from tests.agree.dry_run.matrix import WORST
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +30,14 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", one_in(18, CASES), ids=str)
+@pytest.mark.parametrize("case", mark_share(18, CASES), ids=str)
 def test_the_planner_counts_what_is_sent_in_fp8(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert abs(verdict.worst_stage) <= WORST, verdict.stages
     wide = RECIPES[case.precision].replace(gathers="weights", dispatches="rows", weights_bytes=2)
     more, less = (
-        planned(Counts(case.model, job), case.layout, stages=(0,))
+        count_expected(Counts(case.model, job), case.layout, stages=(0,))
         for job in (case.job.replace(precision=wide), case.job)
     )
     assert less["dp", "all_gather"][1] < 0.9 * more["dp", "all_gather"][1]  # the embedding's stay

@@ -46,7 +46,9 @@ def compare_with_prediction(
     ]
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.requested_bytes is None
     least_change = None if fits else min(fitting_changes, key=_cost, default=None)
-    other_layout = "" if fits or least_change else _other_layout(model, machine, job, capacity=room - excess + driver)
+    other_layout = (
+        "" if fits or least_change else _find_fitting_layout(model, machine, job, capacity=room - excess + driver)
+    )
     seconds = predicted.time.step_seconds
     return AgainstPrediction(
         predicted=predicted,
@@ -109,7 +111,7 @@ def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: in
         )
 
 
-def _other_layout(model: Model, machine: Machine, job: Job, *, capacity: int) -> str:
+def _find_fitting_layout(model: Model, machine: Machine, job: Job, *, capacity: int) -> str:
     """Return the fastest layout that fits in ``capacity`` bytes of a device, "" if there is none."""
     if capacity <= 0:
         return ""

@@ -1,6 +1,6 @@
 """Reserved bytes of drawn layouts and sequence lengths: the planner against the simulated caching allocator.
 
-python -m tests.agree.rehearsal.reserved --count 60 --seed 0
+python -m tests.agree.dry_run.reserved --count 60 --seed 0
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 from fivefold.dry_run.fake.world import representatives
 from fivefold.dry_run.memory.reserved import replay_allocator
-from fivefold.dry_run.rehearse import rehearse_rank
-from fivefold.layout.legal import refuse
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.planner.predict import Planner
 from fivefold.record import UserError
-from tests.agree.rehearsal.cases import Case
+from tests.agree.dry_run.cases import Case
 
 BOUND = 0.25  # of every case
 MODELS = ("gemma3-4b", "llama3.2-1b", "llama3-8b", "qwen3-0.6b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite")
@@ -57,7 +57,7 @@ def error(case: Case) -> float:
     assert planned is not None
     results = []
     for rank in representatives(case.layout):
-        tapes = rehearse_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=case.streams)
+        tapes = run_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=case.streams)
         results.append(replay_allocator([tapes.first, tapes.steady], expandable=False).reserved_bytes)
     return planned / max(results) - 1
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fivefold.job import Job, recipe
-from fivefold.layout.legal import refuse
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import build_model
@@ -268,7 +268,7 @@ WHOLE = (
 
 
 @cache
-def every_case() -> tuple[Case, ...]:
+def list_cases() -> tuple[Case, ...]:
     """Without doubles, small ones first."""
     drawn: dict[Case, None] = {}
     cases = _draw_cases(random.Random(5))
@@ -283,7 +283,7 @@ def _draw_cases(chance: random.Random) -> Iterator[Case]:
         name = MODELS[number % len(MODELS)]
         for _ in range(200):
             case = _draw(name, chance)
-            if case is not None and _legal(case):
+            if case is not None and _is_legal(case):
                 yield case
                 break
         number += 1
@@ -319,7 +319,7 @@ def _draw(name: str, chance: random.Random) -> Case | None:
     return Case(name, layers, str(layout), sequence, dp * mbs * micro_batches, precision, backend)
 
 
-def _legal(case: Case) -> bool:
+def _is_legal(case: Case) -> bool:
     try:
         refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
     except UserError:

@@ -1,7 +1,7 @@
 """Dry-run random models under random layouts on every rank: all messages match, no ranks deadlock, and
 the planner counts the same states, activations, FLOPs and messages.
 
-python -m tests.agree.rehearsal.drawn --count 300 --seed 0
+python -m tests.agree.dry_run.drawn --count 300 --seed 0
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import sys
 from typing import NamedTuple
 
 from fivefold.dry_run.match import findings
-from fivefold.dry_run.rehearse import rehearse_rank
+from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.rendering.progress import bar
-from tests.agree.drawn import Drawn, covering, draw_cases
-from tests.agree.rehearsal.cases import machine
-from tests.agree.rehearsal.compare import run
+from tests.agree.drawn import Drawn, draw_cases, select_covering
+from tests.agree.dry_run.cases import machine
+from tests.agree.dry_run.compare import run
 from tests.dry_run.record.tape_events import list_events
 
 
-def unmet(case: Drawn) -> list[str]:
+def find_unmet(case: Drawn) -> list[str]:
     """What is wrong with the messages of all ranks; odd numbers on GPUs, even ones on processes of one stream."""
     streams = bool(case.number % 2)
     job = case.job if streams else case.job.replace(overlap=())
     tapes = [
-        rehearse_rank(model=case.model, layout=case.layout, job=job, rank=rank, streams=streams)
+        run_rank(model=case.model, layout=case.layout, job=job, rank=rank, streams=streams)
         for rank in range(case.layout.world)
     ]
     steps = ([tape.first for tape in tapes], [tape.steady for tape in tapes])
@@ -45,7 +45,7 @@ class Counted(NamedTuple):
     streams: bool
 
     @classmethod
-    def of(cls, case: Drawn) -> Counted:
+    def from_case(cls, case: Drawn) -> Counted:
         """Return ``case`` without capacity and with joined documents, on GPUs for odd numbers and on CPUs for even."""
         model, streams = case.model, bool(case.number % 2)
         if model.moe is not None:
@@ -57,17 +57,17 @@ class Counted(NamedTuple):
         return machine("nccl" if self.streams else "gloo", self.layout.world)
 
 
-def lengthened(case: Drawn) -> Drawn:
+def lengthen(case: Drawn) -> Drawn:
     """Return every third case with six times the micro-batches, most of which are copied; others as they are."""
     return case._replace(job=case.job.replace(global_batch=6 * case.job.global_batch)) if case.number % 3 == 0 else case
 
 
-def miscopied(case: Drawn) -> list[str]:
+def list_miscopied(case: Drawn) -> list[str]:
     """Return a line for each rank whose tapes are other than those of a run of all micro-batches."""
     wrong = []
     for rank in range(case.layout.world):
         copied, ran = (
-            rehearse_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=True, repeats=repeats)
+            run_rank(model=case.model, layout=case.layout, job=case.job, rank=rank, streams=True, repeats=repeats)
             for repeats in (True, False)
         )
         if any(list_events(ours) != list_events(theirs) for ours, theirs in zip(copied[1:3], ran[1:3], strict=True)):
@@ -75,9 +75,9 @@ def miscopied(case: Drawn) -> list[str]:
     return wrong
 
 
-def miscounted(case: Drawn) -> list[str]:
+def list_miscounts(case: Drawn) -> list[str]:
     """Return one line for each count of the planner that differs from the dry run."""
-    return list(run(Counted.of(case)).unequal)
+    return list(run(Counted.from_case(case)).unequal)
 
 
 def main() -> int:
@@ -91,10 +91,14 @@ def main() -> int:
     wrong = 0
     with bar("rehearsed") as report:
         cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
-        cases = list(map(lengthened, covering(cases) if options.pairs else cases))
+        cases = list(map(lengthen, select_covering(cases) if options.pairs else cases))
         for done, case in enumerate(cases):
             report(str(case.layout), done, len(cases))
-            results = [*unmet(case), *miscounted(case), *(miscopied(case) if case.number % 3 == 0 else ())]
+            results = [
+                *find_unmet(case),
+                *list_miscounts(case),
+                *(list_miscopied(case) if case.number % 3 == 0 else ()),
+            ]
             wrong += bool(results)
             if results:
                 print("\n  ".join((str(case), *results)), flush=True)

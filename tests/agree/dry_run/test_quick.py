@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from tests.agree.rehearsal.cases import MODELS, Case, every_case
-from tests.agree.rehearsal.compare import run
-from tests.agree.rehearsal.matrix import WORST
-from tests.selection import one_in
+from tests.agree.dry_run.cases import MODELS, Case, list_cases
+from tests.agree.dry_run.compare import run
+from tests.agree.dry_run.matrix import WORST
+from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
@@ -191,14 +191,14 @@ APART = (
 CLOSE = [case for case in CASES if case.name.startswith("ahead") or case.layout_text in APART]
 
 
-@pytest.mark.parametrize("case", one_in(45, CASES), ids=str)
-def test_the_planner_counts_what_is_rehearsed(case: Case) -> None:
+@pytest.mark.parametrize("case", mark_share(45, CASES), ids=str)
+def test_the_planner_counts_what_is_dry_run(case: Case) -> None:
     verdict = run(case)
     assert verdict.unequal == ()
     assert abs(verdict.worst_stage) <= (0.002 if case in CLOSE else WORST), verdict.stages
 
 
-@pytest.mark.parametrize("case", one_in(2, LONG), ids=str)
+@pytest.mark.parametrize("case", mark_share(2, LONG), ids=str)
 def test_long_sequences_are_counted_to_the_byte(case: Case) -> None:
     """Ratios of peaks would hide a table that is left out: here it is more than all that may differ."""
     verdict = run(case)
@@ -211,7 +211,7 @@ def test_long_sequences_are_counted_to_the_byte(case: Case) -> None:
 @pytest.mark.long  # the matrix itself is run by hand
 def test_the_matrix_is_whole() -> None:
     """As many layouts as promised, of every model, with every schedule, ZeRO stage, recipe and backend."""
-    cases = every_case()
+    cases = list_cases()
     layouts = [case.layout for case in cases]
     assert len(set(map(str, cases))) == len(cases) >= 300
     assert min(Counter(case.name for case in cases)[name] for name in MODELS) >= 20

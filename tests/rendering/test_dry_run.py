@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fivefold.rendering.rehearsal import Holding, Moment, page
+from fivefold.rendering.dry_run import Holding, Moment, page
 from fivefold.step import Step
 from tests.printed import to_text
 
@@ -27,13 +27,13 @@ MOMENT = Moment(
 )
 
 
-def rehearsed(step: Step) -> Step:
+def make_dry_run(step: Step) -> Step:
     return step.replace(kind="dry run")
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_findings_come_first(small: Step, width: int) -> None:
-    step = rehearsed(small)
+    step = make_dry_run(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
     text = to_text(page(step, findings=["rank 0 needs 5 GiB"], moment=MOMENT, first=first), width=width)
     assert text.startswith("rank 0 needs 5 GiB\n\ndry run  tiny on local:2")
@@ -41,7 +41,7 @@ def test_findings_come_first(small: Step, width: int) -> None:
 
 
 def test_every_number_of_the_peak_is_there(small: Step) -> None:
-    step = rehearsed(small)
+    step = make_dry_run(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
     text = to_text(page(step, findings=[], moment=MOMENT, first=first), width=120)
     assert text.startswith("dry run  tiny")
@@ -55,7 +55,7 @@ def test_every_number_of_the_peak_is_there(small: Step) -> None:
 
 
 def test_only_counts_that_differ_are_told(small: Step) -> None:
-    other = rehearsed(small).replace(work=small.work.replace(hardware_flops=small.work.hardware_flops + 1))
+    other = make_dry_run(small).replace(work=small.work.replace(hardware_flops=small.work.hardware_flops + 1))
     first = small.memory.stages[0]
     text = to_text(page(other, findings=[], moment=MOMENT, first=first, predicted=small), width=120)
     assert "9 of 10 counts are equal" in text

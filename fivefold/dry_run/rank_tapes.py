@@ -26,12 +26,12 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.supported import idle_window
+from fivefold.trainer.supported import describe_idle_window
 
 # memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
 CATEGORIES = {
     "Gradients._sums_of": "gradients", "Gradients._reduce": "gradients", "Gradients._set_grads": "widened",
-    "ZeroUnit.begin": "gathers", "ZeroUnit._narrowed": "gathers", "ZeroUnit.gather": "gathers",
+    "ZeroUnit.begin": "gathers", "ZeroUnit._pack_rows": "gathers", "ZeroUnit.gather": "gathers",
     "Payload.pack": "gathers", "resize": "gathers",
     "Pipeline._receive": "pipeline",
 }  # fmt: skip
@@ -51,7 +51,7 @@ class RankTapes(NamedTuple):
     weights: Mapping[str, int] = {}  # parameters of each full weight of which this rank holds a part
 
 
-def rehearse_rank(
+def run_rank(
     *,
     model: Model,
     layout: Layout,
@@ -65,7 +65,7 @@ def rehearse_rank(
     """Run two steps of ``rank`` under the simplifications of ``describe_assumptions``.
 
     ``streams``: messages overlap with compute, as on GPUs. ``replay``: run one block of each kind and replay its
-    recording for the others. ``repeats``: run few of the micro-batches that are alike and copy their events.
+    recording for the others. ``repeats``: run few of the equal micro-batches and copy their events.
     """
     rehearse = partial(
         _rehearse_rank, model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
@@ -87,11 +87,11 @@ def _rehearse_rank(
     replay: bool,
     repeats: bool,
 ) -> RankTapes:
-    """Do as ``rehearse_rank``; raise ``NotRepeatable`` if ``repeats`` but micro-batches that should be alike differ."""
+    """Do as ``run_rank``; raise ``NotRepeatable`` if ``repeats`` but micro-batches that should be equal differ."""
     if model.moe and model.moe.capacity is not None:
         model = model.replace(moe=model.moe.replace(capacity=None))
-    stack = job.stack.on(gpu=streams)
-    kernels = "eager" if stack.compiles else stack.kernels
+    stack = job.stack.with_device_kernels(gpu=streams)
+    kernels = "eager" if stack.is_compiled else stack.kernels
     job = job.replace(compile=False, kernels=kernels, documents="joined")
     recorder = Recorder(rank=rank, categories=CATEGORIES, through=THROUGH)
     with fake_rank(layout, rank=rank), recorder:
@@ -104,17 +104,17 @@ def _rehearse_rank(
         recorder.groups = index_groups(built.ranks)
         if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
-        first, steady = two_steps(built, recorder, model=model, layout=layout, job=job, repeats=repeats)
+        first, steady = record_steps(built, recorder, model=model, layout=layout, job=job, repeats=repeats)
         weights = (shard.local_weight.weight for shard in built.shards)
         return RankTapes(rank, first, steady, built.parameters, {weight.name: weight.numel for weight in weights})
 
 
-def two_steps(
+def record_steps(
     built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job, repeats: bool = False
 ) -> list[Tape]:
     """Record the first and the steady step; ``recorder`` has followed the build without writing events.
 
-    ``repeats``: as for ``rehearse_rank``; raises ``NotRepeatable``.
+    ``repeats``: as for ``run_rank``; raises ``NotRepeatable``.
     """
     engine = Engine(built, model=model, layout=layout, job=job)
     pipeline = engine.pipeline
@@ -140,7 +140,7 @@ def two_steps(
     pipeline.on_action, pipeline.on_pass = on_action, on_pass
     recorder.silent = False
     tapes = []
-    with recorder.places.watching(built.module):
+    with recorder.places.install_hooks(built.module):
         for _ in range(2):
             log.begin_step()
             tapes.append(_step(engine, recorder))
@@ -152,11 +152,11 @@ def two_steps(
 def describe_assumptions(model: Model, job: Job) -> tuple[str, ...]:
     """Describe the differences between a dry run and the real run."""
     remarks = []
-    if job.stack.compiles:
+    if job.stack.is_compiled:
         remarks.append("the dry run executes blocks uncompiled")
     if job.documents == "separate":
         remarks.append("the dry run treats packed documents as one; with separate documents, attention is less work")
-    if line := idle_window(model, job):
+    if line := describe_idle_window(model, job):
         remarks.append(line)
     if model.moe:
         dropped = ", and drops none" if model.moe.capacity is not None else ""
