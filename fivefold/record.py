@@ -265,7 +265,7 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or 100 000 brackets
-        raise UserError(f"{path}: not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from None
+        raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: holds {describe_json(values)}, not a table of keys")
     return values

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 def read_words(words: dict[str, str | None], gpus: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """Resolve the records that the arguments name."""
     if missing := [name for name, word in words.items() if word is None]:
+        example = ", such as 'dp8 zero3 mbs1', or let `search` find one" if missing[0] == "layout" else ""
         raise UserError(
-            f"Missing argument {missing[0]!r}; add it, or read everything from a config with --from FILE --gpus h100:64"
+            f"Missing argument {missing[0]!r}; add it{example}, or read everything from a config with "
+            "--from FILE --gpus h100:64"
         )
     if gpus:
         raise UserError(f"--gpus {gpus} is valid with --from FILE only; name the machine after the model")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.results.whole_run import Offers
 
 
 def show_offers(
@@ -47,6 +48,18 @@ def show_offers(
 
         show(describe_job(job))
     show(results.model_dump_json(indent=2) if request.as_json else page.offers(results))
+    if not request.as_json:
+        say_what_is_missing(request, results)
     if results.stopped:
         say("stopped: machines that were not searched yet are missing; others may be better")
         raise typer.Exit(130)
+
+
+def say_what_is_missing(request: SearchOptions, results: Offers) -> None:
+    """Print which option gives dollars, or more ranks to try, where they are missing from the table."""
+    runs = [offer.run for offer in results.offers if offer.run]
+    if request.deadline and request.ranks is None and len(runs) < len(results.offers):
+        say("more ranks than the machine has were not tried; give a range, such as --ranks 64-8192")
+    if runs and all(run.dollars is None for run in runs):
+        name = runs[0].machine.split()[0]
+        say(f"for dollars give --price {name}=2.2/h")

@@ -36,7 +36,8 @@ def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
             )
         if isinstance(request, MachineRequest) and not isinstance(request, ConfigOptions) and request.machine is None:
             raise UserError(
-                "Missing argument 'machine'; name one such as h100:64, or set it: fivefold config set machine h100:64"
+                "Missing argument 'machine'; name it after the model, such as llama3-8b h100:64, or set it: "
+                "fivefold config set machine h100:64"
             )
     return request, applied
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fivefold.interop.equivalence import fit_free_fields, resolve_rate
 from fivefold.interop.format import Format, Overrides, Plan, Written
+from fivefold.interop.launch.run_file import set_objective
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
 from fivefold.layout.spec import Layout
@@ -31,6 +32,8 @@ def write(plan: Plan, *, to: str) -> Written:
     assert form.emit is not None
     if form.stack and plan.job.stack.name != form.stack:
         plan = plan._replace(job=plan.job.replace(stack=stack_named(form.stack)))
+    if form.stack == "fivefold":
+        plan = plan._replace(job=set_objective(plan))
     plan = plan._replace(layout=drop_default_stages(plan.layout, plan.model))
     if plan.layout.offload:  # in configs a setting of the job
         job = plan.job.replace(offload=tuple(sorted(plan.layout.list_offloaded(plan.job), reverse=True)))

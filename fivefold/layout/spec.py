@@ -258,6 +258,7 @@ _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
 _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
 _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
+_COUNTED_DATA_PARALLEL = re.compile(r"(ddp|fsdp)(\d+)")
 _ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
 _WORDS = [
     "dp2",
@@ -299,6 +300,8 @@ def spell_token(token: str) -> str:
                 "write hsdp/8 for nodes of 8 GPUs, or fsdp to shard over all ranks of dp and cp"
             )
         return _ZERO_STAGES[match[1]] + (match[2] or "")
+    if match := _COUNTED_DATA_PARALLEL.fullmatch(token):
+        raise UserError(f"layout token {token!r}: dp gives the number of GPUs; write 'dp{match[2]} {match[1]}'")
     return token
 
 

@@ -39,9 +39,10 @@ def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
         return ()
     chip, *words = machine.name.split()
     smaller = " ".join([f"{chip}:{used}", *words])
+    larger = "" if have % used else f", such as {str(layout.replace(dp=layout.dp * have // used))!r}"
     return (
         f"layout {str(layout)!r} uses {used:,} of the {have:,} ranks of {machine.name}; {have - used:,} stay idle, and "
-        f"all figures are of the {used:,}. Take {smaller!r}, or degrees that multiply to {have:,}.",
+        f"all figures are of the {used:,}. Take {smaller!r}, or degrees that multiply to {have:,}{larger}.",
     )
 
 

@@ -185,7 +185,8 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
         raise UserError(f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}")
     planner, layout = fits[most]
     largest, estimate = planner.model, climb(planner, layout)
-    line = f"{show_count(largest.parameters)} parameters: {largest.layers} layers of width {largest.width}"
+    line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
+    line += f"{largest.width}"
     answer = Answer(
         question="largest model",
         line=line,

@@ -21,9 +21,14 @@ LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {K
 def page(lengths: Lengths) -> RenderableType:
     """Return the page: the longest sequence, a row for each cp and recomputation, and the changes needed for more."""
     rows = tuple(_row(lengths, curve) for curve in lengths.curves)
+    longest = max(lengths.curves, key=lambda curve: curve.longest, default=None)
+    longest_line = ""
+    if longest is not None and longest.longest > lengths.answer.value:
+        longest_line = f"longest of the layouts below: {longest.longest:,} tokens with {longest.layout}"
     sizes = [_tokens(point) for point in _sizes(lengths)]
     return Group(
         answers([lengths.answer]),
+        *([Text(longest_line, overflow="fold")] if longest_line else []),
         heading(
             "By context parallelism and recomputation",
             f"{_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",

@@ -23,7 +23,7 @@ QUIET_SECONDS = 10.0  # time before the first and between two status lines if st
 def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar on stderr, or a line every ``QUIET_SECONDS`` if stderr is not a terminal.
 
-    Yields ``report(what, done, total)``.
+    Yields ``report(what, done, total)``; a total of 0 is not known.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(file=sys.stderr)
@@ -33,7 +33,7 @@ def bar(label: str) -> Iterator[Callable[[str, int, int], None]]:
             yield _QuietBar(label).report
             return
         yield lambda what, done, total: progress.update(
-            task, description=f"{label} {what}", completed=done, total=total
+            task, description=f"{label} {what}", completed=done, total=total or None
         )
 
 
@@ -47,7 +47,8 @@ class _QuietBar:
         """Print the progress if the last line was printed more than ``QUIET_SECONDS`` ago."""
         if time.monotonic() - self._last >= QUIET_SECONDS:
             self._last = time.monotonic()
-            print(f"{self.label} {what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+            count = f"{done:,} of {total:,}" if total else f"{done:,}"
+            print(f"{self.label} {what}: {count}", file=sys.stderr, flush=True)
 
 
 class TrainingLine:

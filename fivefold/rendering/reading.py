@@ -19,10 +19,10 @@ def page(reading: Reading) -> RenderableType:
         Text(f"{reading.origin}: {reading.software} {reading.version}", style="bold", overflow="fold"),
         *(Text(f"{name:<8}{text}", overflow="fold") for name, text in records),
     ]
-    parts += [Text(f"· not said: {why}", "red", overflow="fold") for why in reading.missing]
+    parts += [Text(f"· missing: {why}", "red", overflow="fold") for why in reading.missing]
     parts += [Text(f"· error: {why}", "red", overflow="fold") for why in reading.errors]
     if reading.not_understood:
-        note = "may change what a step costs: an answer is an error, unless --ignore KEY names them"
+        note = "may change what a step costs: predictions fail unless --ignore KEY names them"
         parts += [heading("Not modelled", note), _keys(reading.not_understood)]
     if reading.approximated:
         parts += [heading("Approximated", "counted as the nearest setting"), _keys(reading.approximated)]

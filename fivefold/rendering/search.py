@@ -31,9 +31,14 @@ from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 UNFIT = 3  # number of changes listed that do not fit but would help most
 
 
-def page(result: SearchResult) -> RenderableType:
-    """Return the page: proposal, best layouts, near misses, the front if it has several points, reasons."""
+def page(result: SearchResult, *, precision: str | None = None) -> RenderableType:
+    """Return the page: proposal, best layouts, near misses, the front if it has several points, reasons.
+
+    ``precision``: that of the question's job, which the page does not repeat if all layouts have it.
+    """
     fits = "" if result.best else ", none fits"
+    precisions = {ranked.precision for ranked in result.best} | ({precision} if precision else set())
+    is_mixed = len(precisions) > 1
     parts: list[RenderableType] = [
         Text(
             f"{result.tried:,} layouts in {show_seconds(result.seconds)}, {result.evaluated:,} evaluated{fits}",
@@ -41,7 +46,7 @@ def page(result: SearchResult) -> RenderableType:
         )
     ]
     if result.proposal:
-        parts.append(_proposal(result.proposal))
+        parts.append(_proposal(result.proposal, with_precision=is_mixed))
     if result.robust:
         parts += [
             render_robustness(result.robust),
@@ -53,7 +58,7 @@ def page(result: SearchResult) -> RenderableType:
         parts.append(Text(result.tight.line(), style="yellow", overflow="fold"))
     if result.best:
         parts += [_heading("The fastest layouts")] if result.proposal else []
-        parts.append(make_best_grid(result.best))
+        parts.append(make_best_grid(result.best, with_precision=is_mixed))
         if expected := expectation(result.best[0].step):
             parts.append(Text.assemble("\nThe best layout", expected))
     if result.finalists:
@@ -67,7 +72,7 @@ def page(result: SearchResult) -> RenderableType:
         parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
         parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes]
     if len(result.front) > 1:
-        parts += [_heading("Peak memory against step time"), make_grid(FRONT, result.front)]
+        parts += [_heading("Peak memory against step time"), make_front_grid(result)]
     if result.reasons:
         parts += [_heading("Why the other layouts lost"), make_grid(REASONS, result.reasons)]
     return Group(*parts)
@@ -123,19 +128,22 @@ def batches(batch_list: Sequence[Batch]) -> RenderableType:
     return make_grid(BATCHES, batch_list)
 
 
-def _proposal(proposal: Proposal) -> RenderableType:
+def _proposal(proposal: Proposal, *, with_precision: bool) -> RenderableType:
     """Return the proposed layout, simpler and faster ones with their difference, and the reason for each choice."""
     step = proposal.choice.step
     seconds, peak = show_seconds(step.time.step_seconds), show_bytes(step.memory.peak_bytes)
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
+    precision = f" in {proposal.choice.precision}" if with_precision else ""
     similar_text = (
         "1 layout is that close"
         if proposal.similar_layouts == 1
         else f"{proposal.similar_layouts} layouts are that close"
     )
     lines = [
-        Text.assemble("\n", ("Proposal  ", "bold"), (_format_ranked(proposal.choice), "bold cyan"), overflow="fold"),
+        Text.assemble(
+            "\n", ("Proposal  ", "bold"), (_format_ranked(proposal.choice), "bold cyan"), precision, overflow="fold"
+        ),
         Text(f"{figures}; the simplest layout within {proposal.within:.1%} of the fastest ({similar_text})"),
     ]
     lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
@@ -150,10 +158,27 @@ def _proposal(proposal: Proposal) -> RenderableType:
     return Group(*lines, make_grid(CHOICES, proposal.why))
 
 
-def make_best_grid(best: Sequence[Ranked]) -> Grid:
-    """Return the table of ranked layouts, with what they cost where the machine has a price."""
-    columns = [column for column in RANKED if column.heading != "dollars" or best[0].dollars is not None]
-    return make_grid(columns, enumerate(best, start=1))
+def make_best_grid(best: Sequence[Ranked], *, with_precision: bool = False) -> Grid:
+    """Return the table of ranked layouts, with what they cost where the machine has a price.
+
+    The column of precisions is left out if there is one precision, unless ``with_precision``.
+    """
+    without = {"dollars"} if best[0].dollars is None else set()
+    if not with_precision and len({ranked.precision for ranked in best}) == 1:
+        without.add("precision")
+    return make_grid([column for column in RANKED if column.heading not in without], enumerate(best, start=1))
+
+
+def make_front_grid(result: SearchResult) -> Grid:
+    """Return the table of the Pareto front."""
+    stack = result.best[0].step.stack if result.best else ""
+    columns: tuple[Column[Point], ...] = (
+        Column("peak memory", attrgetter("memory_bytes"), show_bytes),
+        Column("step time", attrgetter("step_seconds"), show_seconds),
+        Column("precision", attrgetter("precision"), is_text=True),
+        Column("layout", lambda point: _append_reduce(point.layout, point.reduce, stack=stack), is_text=True),
+    )
+    return make_grid(columns, result.front)
 
 
 def _money(dollars: float) -> str:
@@ -196,6 +221,7 @@ def _format_signed(size: int) -> str:
 RANKED: tuple[Column[tuple[int, Ranked]], ...] = (
     Column("#", itemgetter(0)),
     Column("layout", lambda row: _format_ranked(row[1]), is_text=True),
+    Column("precision", lambda row: row[1].precision, is_text=True),
     Column("step time", lambda row: row[1].step.time.step_seconds, show_seconds),
     Column("peak memory", lambda row: row[1].step.memory.peak_bytes, show_bytes),
     Column("MFU", lambda row: row[1].step.mfu.causal, show_share),
@@ -226,11 +252,11 @@ CHANGES: tuple[Column[Change], ...] = (
 FINE_TUNES: tuple[Column[FineTune], ...] = (
     Column("method", attrgetter("method"), is_text=True),
     Column("longest sequence", lambda way: f"{way.longest_sequence:,}" if way.longest_sequence else "does not fit"),
-    Column("micro-batch", lambda way: way.micro_batch or "does not fit"),
-    Column("peak", attrgetter("memory_bytes"), show_bytes),
-    Column("with driver", attrgetter("driver_bytes"), show_bytes),
+    Column("micro-batch", lambda way: way.micro_batch or "–"),
     Column("tokens/s", lambda way: show_count(way.tokens_per_second)),
     Column("layout", attrgetter("layout"), is_text=True),
+    Column("peak", attrgetter("memory_bytes"), show_bytes),
+    Column("with driver", attrgetter("driver_bytes"), show_bytes),
 )
 ANSWERS: tuple[Column[Answer], ...] = (
     Column("question", attrgetter("question"), is_text=True),
@@ -253,10 +279,4 @@ FINALISTS: tuple[Column[tuple[int, Finalist]], ...] = (
     Column("measured", lambda row: row[1].measured_seconds, show_seconds),
     Column("error", lambda row: _error(row[1]), show_change),
     Column("why", lambda row: row[1].why, is_text=True),
-)
-FRONT: tuple[Column[Point], ...] = (
-    Column("peak memory", attrgetter("memory_bytes"), show_bytes),
-    Column("step time", attrgetter("step_seconds"), show_seconds),
-    Column("precision", attrgetter("precision"), is_text=True),
-    Column("layout", lambda point: _format_layout(point.layout, point.reduce), is_text=True),
 )

@@ -177,7 +177,9 @@ class SearchRequest(MachineRequest):
     price: Prices = ()
     deadline: Annotated[
         Line | None,
-        Field(description="Find the fewest ranks of each machine that finish the run in this time, such as 30d."),
+        Field(
+            description="Find the fewest ranks of each machine, in the range --ranks, that finish in time, such as 30d."
+        ),
     ] = None
     ranks: Annotated[Line | None, Field(description="Range of ranks to try, such as 64-512.")] = None
     assume: Assumptions = ()

@@ -27,6 +27,12 @@ class Ranked(Record):
     dollars: NonNegativeFloat | None = None  # None: the machine has no price
     reduce: Reduce = "micro_batch"  # how often ZeRO-2 and -3 reduce gradients
 
+    @property
+    def precision(self) -> str:
+        """Return the name of the precision of the step's job; empty if its record has none."""
+        recipe = self.step.job.get("precision")
+        return str(recipe["name"]) if isinstance(recipe, dict) else ""
+
 
 class Point(Record):
     """A point of the Pareto front: no evaluated layout is both smaller and faster."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fivefold.record import make_unknown_name_error
+from fivefold.record import UserError, make_unknown_name_error
 from fivefold.stack import megatron, other_software, pytorch
 from fivefold.stack.entry import Entry
 from fivefold.stack.spec import Stack
@@ -18,10 +18,16 @@ ENTRIES = (OURS, *megatron.ENTRIES, *pytorch.ENTRIES, *other_software.ENTRIES)
 
 STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for entry in ENTRIES})
 SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})
+HUGGING_FACE_TRAINERS = ("accelerate", "axolotl", "llamafactory", "transformers", "trl")  # their stack is PyTorch's
 
 
 def build_stack(name: str) -> Stack:
     """Return the stack called ``name``."""
+    if name in HUGGING_FACE_TRAINERS:
+        raise UserError(
+            f"unknown stack {name!r}: it trains with ddp, fsdp2 or deepspeed; take one of them, or read its config "
+            "with --from FILE"
+        )
     if name not in STACKS:
         raise make_unknown_name_error(name, list(STACKS), kind="stack")
     return STACKS[name]

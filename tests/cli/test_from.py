@@ -10,6 +10,7 @@ import pytest
 
 import fivefold as ff
 from fivefold import cli
+from fivefold.trainer.run import Run
 from tests.cli.commands import run
 
 CONFIG = """
@@ -150,3 +151,20 @@ def test_write_says_what_a_config_leaves_to_its_software(
     assert run(monkeypatch, "write", path, "--gpus", "h100:8", "--to", "torchtitan", "-o", tmp_path / "config.py") == 0
     said = capsys.readouterr().err
     assert "left to the defaults of torchtitan 0.2.2: training.seq_len=2048, training.local_batch_size=8" in said
+
+
+def test_a_config_of_conversations_becomes_a_run_file_in_another_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one GPU such a config trains under autocast, which our trainer does not run."""
+    monkeypatch.chdir(tmp_path)
+    Path("chat.jsonl").touch()
+    chat = CONFIG.replace("{path: mine}", "{path: chat.jsonl, type: chat_template}").replace("fsdp", "# fsdp")
+    Path("chat.yml").write_text(chat)
+    words = ["write", "chat.yml", "--gpus", "h100:1", "--model", "llama3.2-1b", "--to", "fivefold", "-o", "run.toml"]
+    assert run(monkeypatch, *words) != 0
+    assert "precision bf16-autocast is PyTorch's autocast" in capsys.readouterr().err
+    assert run(monkeypatch, *words, "--precision", "bf16", "--seq", "1024") == 0
+    settings = Run.load(Path("run.toml"))
+    assert (settings.job.objective, settings.job.precision.name, settings.job.sequence) == ("sft", "bf16", 1024)
+    assert settings.data.format == "messages"

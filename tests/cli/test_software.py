@@ -51,3 +51,16 @@ def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
         shown.split()
     )
     assert "With" not in run("search", *WORDS, "--seq", "2048", "--gbs", "32", "--top", "2", "--stack", "fivefold")
+
+
+@pytest.mark.usefixtures("torchtitan_user")
+def test_a_search_in_several_precisions_names_that_of_each_layout_and_writes_it() -> None:
+    words = [*WORDS, "--seq", "2048", "--gbs", "32", "--top", "4"]
+    shown = run("search", *words, "--also", "fp8-rowwise", "--write", "best.py")
+    assert " in fp8-rowwise\n" in shown
+    assert "precision" in shown
+    read = json.loads(run("read", "best.py", "--gpus", "h100:8", "--json"))
+    assert read["job"]["precision"]["name"] == "fp8-rowwise"
+    assert " in bf16\n" not in run("search", *words)
+    refused = run("search", *words, "--also", "fp8")
+    assert "not possible: precision fp8: torchtitan 0.3 has fp8-rowwise" in " ".join(refused.split())

@@ -251,7 +251,7 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
         assert search_machines(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
     (late,) = search_machines(choices=choices, deadline=every[32].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
-    assert "2.0 times the deadline; as fast, 64 ranks keep it" in late.error
+    assert "2.0 times the deadline; at this speed of a rank, 64 ranks keep it" in late.error
     assert list_sizes(64, 512, node=8) == (64, 96, 128, 192, 256, 384, 512)
 
 

@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model as model
 from fivefold.record import UserError
-from fivefold.stack.catalog import ENTRIES, SOURCES, STACKS, build_stack
+from fivefold.stack.catalog import ENTRIES, HUGGING_FACE_TRAINERS, SOURCES, STACKS, build_stack
 from fivefold.stack.entry import Entry
 from fivefold.stack.spec import Stack, SupportedLayouts
 
@@ -52,6 +52,13 @@ def test_names_are_unique_and_ours_is_the_default() -> None:
 def test_an_unknown_name_is_one_line() -> None:
     with pytest.raises(UserError, match="unknown stack 'megatron-cor'; did you mean megatron-core"):
         build_stack("megatron-cor")
+    with pytest.raises(UserError, match="unknown stack 'axolotl': it trains with ddp, fsdp2 or deepspeed"):
+        build_stack("axolotl")
+
+
+def test_hugging_face_trainers_run_on_stacks_of_the_catalog() -> None:
+    assert {"ddp", "fsdp2", "deepspeed"} <= set(STACKS)
+    assert not set(HUGGING_FACE_TRAINERS) & set(STACKS)
 
 
 @pytest.mark.parametrize("name", STACKS)

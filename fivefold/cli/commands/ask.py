@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job) -> None:
     """Answer one question: what fits, which batch size, how long a run takes, or which single change gains most.
 
-    The questions: largest micro-batch, longest sequence, fewest GPUs, largest
-    model that fits, reasonable batch sizes, time and cost of a run, single changes,
-    and what fits of full fine-tuning, LoRA and QLoRA (finetune).
-    Without a layout, the answer is for the fastest that fits.
+    The questions: largest micro-batch, longest sequence, fewest GPUs that have the
+    memory, largest model of the shape of MODEL, reasonable batch sizes, time and cost of
+    a run, single changes, and what fits of full fine-tuning, LoRA and QLoRA (finetune).
+    Without a layout, the answer is for the fastest that fits. For the fewest GPUs that
+    finish a run in time, use `fivefold search --deadline`.
     """
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
@@ -36,6 +37,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     from fivefold.rendering import search as page
 
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
+    refuse_unused(request)
     (priced_machine,) = apply_prices([machine], request.price)
     if chart and question not in PICTURES:
         raise UserError(f"--chart {chart}: {question!r} has no picture; pictures exist for {', '.join(PICTURES)}")
@@ -69,6 +71,18 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
         save_chart((whole_run if question == "run" else lengths).chart(replies[0]), chart)
 
 
+def refuse_unused(request: AskOptions) -> None:
+    """Raise ``UserError`` if an option is given that the question does not use."""
+    fields = type(request).model_fields
+    for name, questions in USED_BY.items():
+        if request.question not in questions and getattr(request, name) != fields[name].default:
+            deadline = "; for the fewest GPUs that finish in time: fivefold search MODEL h100 --ranks 64-8192 "
+            deadline += "--tokens 15T --deadline 30d"
+            hint = deadline if (name, request.question) == ("tokens", "gpus") else ""
+            raise UserError(f"--{name}: `ask {request.question}` does not use it, only {' and '.join(questions)}{hint}")
+
+
+USED_BY = {"tokens": ("batch", "run"), "assume": ("run",), "noise": ("batch",)}  # questions by option
 PICTURES = ("run", "sequence")  # questions whose answer has a picture
 
 

@@ -60,9 +60,10 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> 
     )
     show_found(result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json)
     if job.stack.name != "fivefold" and not request.write and not request.as_json:
-        show_config(ranking(result), model=model, machine=machine, job=job)
+        show_config(ranking(result), model=model, machine=machine, job=take_precision(result, job))
     if request.write:
-        write_best(ranking(result), model=model, machine=machine, job=job, path=request.write)
+        written_job = take_precision(result, job)
+        write_best(ranking(result), model=model, machine=machine, job=written_job, path=request.write)
     if request.chart:
         draw_front(result, request.chart, of=f"{model.name} on {machine.ranks} {machine.name}")
     say_if_stopped(result)
@@ -96,13 +97,23 @@ def show_found(result: SearchResult, model: Model, machine: Machine, job: Job, *
 
     if not json:
         show_question(model, machine, job)
-    show(result.model_dump_json(indent=2) if json else page.page(result))
+    show(result.model_dump_json(indent=2) if json else page.page(result, precision=job.precision.name))
 
 
 def ranking(result: SearchResult) -> list[str]:
-    """Return layouts in order of preference: the proposal, then the fastest first."""
-    proposed = [result.proposal.layout] if result.proposal else []
-    return [*proposed, *(ranked.step.layout for ranked in result.best)]
+    """Return layouts of one precision in order of preference: the proposal, then the fastest first."""
+    ranked_steps = [*([result.proposal.choice] if result.proposal else []), *result.best]
+    return [ranked.step.layout for ranked in ranked_steps if ranked.precision == ranked_steps[0].precision]
+
+
+def take_precision(result: SearchResult, job: Job) -> Job:
+    """Return the job in the precision of the layout that is preferred; with ``--also`` it may be another."""
+    from fivefold.job import Job
+
+    ranked_steps = [*([result.proposal.choice] if result.proposal else []), *result.best]
+    if not ranked_steps or ranked_steps[0].precision == job.precision.name:
+        return job
+    return job.replace(precision=Job.read(dict(ranked_steps[0].step.job), origin="job").precision)
 
 
 def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, *, start: str, where: Where) -> None:

@@ -11,6 +11,7 @@ from fivefold.cli.written_configs import put
 from fivefold.record import UserError
 from fivefold.requests.commands import WriteOptions
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
+from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def _plan(request: WriteOptions, job: Job) -> Plan:
     for line in describe_notes(config.notes):
         say(f"fivefold: {line}")
     machine = gpus or _read_machine(Path(what))
-    return Plan(config.model, config.layout, config.job, nodes, machine, config.data)
+    config_job = load_job(**get_job_words(request), base=config.job.model_dump())
+    return Plan(config.model, config.layout, config_job, nodes, machine, config.data)
 
 
 def _read_machine(path: Path) -> str:

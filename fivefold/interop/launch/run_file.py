@@ -75,7 +75,7 @@ def _to_builtin(value: Any) -> Any:
 
 def text(plan: Plan, *, model: str) -> str:
     """Return the text of the run file."""
-    plan = plan._replace(job=_with_objective(plan))
+    plan = plan._replace(job=set_objective(plan))
     objective = plan.job.objective
     job = list_changes(plan.job, Job(objective=objective)) | (
         {} if objective == "pretrain" else {"objective": objective}
@@ -100,7 +100,7 @@ def text(plan: Plan, *, model: str) -> str:
     return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
 
 
-def _with_objective(plan: Plan) -> Job:
+def set_objective(plan: Plan) -> Job:
     """Return the job with the objective of the plan's data: samples one by one need no documents."""
     fields = plan.data.fields if plan.data else {}
     if fields.get("format", "text") == "text":

@@ -145,7 +145,8 @@ def _find_fewest_ranks(
         days = 0.0 if last.run is None else last.run.seconds
         needs = ceil(last.ranks * days / deadline / machine.ranks_per_node) * machine.ranks_per_node
         line = (
-            f"takes {days / DAY:,.1f} days, {days / deadline:,.1f} times the deadline; as fast, {needs:,} ranks keep it"
+            f"takes {days / DAY:,.1f} days, {days / deadline:,.1f} times the deadline; at this speed of a rank, "
+            f"{needs:,} ranks keep it"
         )
         return last if last.run is None else last.replace(run=None, error=line)
     low, high = 0, len(left) - 1

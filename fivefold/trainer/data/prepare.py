@@ -216,8 +216,8 @@ def _build(plan: _Plan, folder: Path, *, workers: int, progress: Progress) -> In
     if not index.train.documents:
         if index.heldout.documents:
             raise UserError(
-                f"{plan.corpus}: a corpus of one document cannot be split into training and held-out text; add text "
-                "or set holdout=0"
+                f"{plan.corpus}: a corpus of one document cannot be split into training and held-out text; add a "
+                "document"
             )
         raise UserError(f"{plan.corpus}: the corpus is empty: its {len(plan.files)} files hold no text")
     append(folder / INDEX, index.model_dump_json(indent=1).encode())

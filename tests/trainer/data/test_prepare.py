@@ -347,7 +347,7 @@ def test_workers_start_without_torch() -> None:
         (
             "one",
             {},
-            "a corpus of one document cannot be split into training and held-out text; add text or set holdout=0",
+            "a corpus of one document cannot be split into training and held-out text; add a document",
         ),
         ("one", {"holdout": 1.0}, "holdout=1.0 is not a fraction of the documents"),
         ("one", {"holdout": -0.1}, "holdout=-0.1 is not a fraction of the documents"),
