@@ -131,7 +131,7 @@ def test_each_seed_draws_others() -> None:
         assert abs(together) < ERRORS * weight.size**-0.5 or weight.ndim == 1, name
 
 
-INITIAL = "trainer.build:initial"
+INITIAL = "trainer.build:draw_initial_weight"
 GENERATOR = "trainer.build:_generator"
 MUTATIONS = [
     Mutation("the seed is ignored", GENERATOR, 'f"{seed} {weight.name}"', "weight.name"),
