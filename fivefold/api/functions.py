@@ -328,7 +328,7 @@ def ask(
     Returns
     -------
     Rows
-        One or more answers, each with a ``line`` of text and its numbers.
+        Answers with their numbers: an ``Answer``, whose ``line`` is text, or several records of another question.
 
     Raises
     ------

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fivefold.rendering.question import count_ranks
 from fivefold.rendering.table import heading
 from fivefold.results.reading import ParsedKey, Reading
 from fivefold.units import show_count
@@ -40,7 +41,7 @@ def _nouns(reading: Reading) -> list[tuple[str, str]]:
     model, job = reading.model, reading.job
     return [
         ("model", f"{model.name}, {show_count(model.parameters)} parameters" if model else ""),
-        ("layout", f"{reading.layout}, {reading.layout.world} ranks" if reading.layout else ""),
+        ("layout", f"{reading.layout}, {count_ranks(reading.layout.world)}" if reading.layout else ""),
         (
             "job",
             f"sequence {job.sequence}, global batch {job.global_batch}, {job.precision.name}, {job.optimizer.kind}, "

@@ -62,7 +62,7 @@ def machine(machine: Machine) -> str:
     spread = machine.calibration.spread if machine.calibration else None
     noise = "" if spread is None else f"; nine in ten measured points agree within {spread:.0%}"
     return (
-        f"{machine.ranks} ranks, each {peaks}; {show_bytes(machine.chip.memory_bytes)} at "
+        f"{count_ranks(machine.ranks)}, each {peaks}; {show_bytes(machine.chip.memory_bytes)} at "
         f"{show_rate(machine.chip.memory_bandwidth)}; {link.name} {show_rate(link.bandwidth)}{noise}"
     )
 

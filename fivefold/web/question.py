@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
@@ -189,7 +190,8 @@ class CompareQuestion(About, CompareRequest, defer_build=False):
         noun = self.resolve(folder=folder, local=local)
         url_by_case: dict[Case, str] = {}
         names = (self.machine, *self.machines)
-        for stack, precision, name, text in product(self.stacks or ("",), self.precisions or ("",), names, self.layout):
+        stacks, precisions = split_names(self.stacks) or ("",), split_names(self.precisions) or ("",)
+        for stack, precision, name, text in product(stacks, precisions, names, self.layout):
             job = with_stack(noun.job, stack) if stack else noun.job
             job = with_precision(job, precision) if precision else job
             machine = machines.resolve(name, local=local, find=folder.path)
@@ -201,6 +203,11 @@ class CompareQuestion(About, CompareRequest, defer_build=False):
             }
             url_by_case[Case(noun.model, machine, Layout.parse(text), job)] = self.to_shared().url("/plan", **words)
         return url_by_case
+
+
+def split_names(fields: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in the fields of a page, of which one may hold several with commas, as on the command line."""
+    return tuple(name for field in fields for name in field.replace(",", " ").split())
 
 
 class SearchQuestion(About, SearchRequest, defer_build=False):

@@ -171,6 +171,10 @@ def test_compare_is_what_the_command_prints(client: TestClient) -> None:
     query = {"layout": ["dp8 zero3", "dp4 tp2 zero1", "dp3"], "machines": ["h200:8"], "gbs": 64, "precisions": "bf16"}
     words = ["llama3-8b", "h100:8", "h200:8", *query["layout"], "--gbs", "64", "--precisions", "bf16"]  # type: ignore[misc]
     assert client.get("/api/compare", params=query).json() == run_cli("compare", *words)
+    several = [
+        client.get("/api/compare", params=query | {"precisions": names}) for names in ("bf16,fp8", ["bf16", "fp8"])
+    ]
+    assert several[0].json() == several[1].json()
     assert "1 different variants" in client.get("/api/compare", params={"layout": "dp8"}).json()["detail"]
 
 
