@@ -65,10 +65,10 @@ def test_a_process_tells_its_launcher(tmp_path: Path, raised: str, code: int, sa
     program = f"""
 from pathlib import Path
 from fivefold.cli.errors import settle
-from fivefold.trainer.faults.signals import one_line
+from fivefold.trainer.faults.signals import shorten_errors
 
 def train():
-    with one_line(Path({str(tmp_path)!r}), rank=1, answer=Path({str(answer)!r})):
+    with shorten_errors(Path({str(tmp_path)!r}), rank=1, answer=Path({str(answer)!r})):
         raise {raised}
 
 raise SystemExit(settle(train))

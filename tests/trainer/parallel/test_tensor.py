@@ -52,6 +52,7 @@ class Small(nn.Module):
         self.mlp.down = Linear(FFN, WIDTH, bias=True)
         self.head.out = Linear.tie(self.embed.tokens) if tied else Linear(WIDTH, PADDED, bias=False)
         self.head.loss, self.head.kernels = nats, EAGER
+        self.head.skips = False
 
     def forward(self) -> Tensor:
         x = self.embed.lookup(ids(0), self.embed.tokens.weight)
