@@ -129,11 +129,11 @@ SLOW = """
 import sys
 import fivefold.dry_run as dryrun
 from fivefold.cli import main
-real = dryrun.rehearse_rank
+real = dryrun.run_rank
 def slow(**words):
     print("begun", flush=True)
     return real(**words)
-dryrun.rehearse_rank = slow
+dryrun.run_rank = slow
 main()
 """
 
