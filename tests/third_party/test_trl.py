@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,19 @@ from fivefold.trainer.data.supervised import Format, sample_format
 from fivefold.trainer.engine import Engine
 from tests.trainer.data.conversations import CHATML, MARKED, completions, conversations, write_lines, write_tokenizer
 
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # TRL compiles its loss
-os.environ["HF_HUB_OFFLINE"] = "1"
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
 
 SEQUENCE, SAMPLES, VOCAB = 96, 24, 400
 Gradients = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL compiles its loss; no hub is asked."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture
