@@ -1,6 +1,6 @@
 """Measure time and memory of a dry run: each job in its own process on the current machine.
 
-python benchmarks/speed/dry_run.py        llama3-8b on 8 ranks, 70b on 512, 405b on 16,384
+python benchmarks/speed/dry_run.py        llama3-8b on 8 ranks, 70b on 512, 405b on 16,384, deepseek-v3 on 2,048
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ JOBS = (
     ("llama3-8b", "h100:8", "dp8 zero3 mbs1", 8192, 16, 8),
     ("llama3-70b", "h100:512", "tp8 dp64 zero3 mbs1", 8192, 128, 20),
     ("llama3-405b", "h100:16384", "tp8 pp16 dp128 zero1 mbs1", 8192, 2048, 60),
+    ("deepseek-v3", "h800:2048", "dp128 pp16 ep64 zero1 dualpipe mbs1", 4096, 15360, 120),
 )
 
 
