@@ -32,7 +32,7 @@ Gradients = dict[str, Tensor]
 
 
 @pytest.fixture(autouse=True)
-def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def disable_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL compiles its loss; no hub is asked."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
