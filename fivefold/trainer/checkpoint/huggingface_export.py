@@ -114,7 +114,17 @@ def export(
     }
     total = sum(_bytes(fused, DTYPES[dtype]) for fused in wanted.values()) + sum(t.nbytes for t in further.values())
     with _new_folder(folder, checkpoint=checkpoint, total=total) as temporary:
-        _write(temporary, read, files, config, further, model=manifest.model, dtype=DTYPES[dtype], report=report)
+        _write(
+            temporary,
+            read,
+            files,
+            config,
+            further,
+            total=total,
+            model=manifest.model,
+            dtype=DTYPES[dtype],
+            report=report,
+        )
     return Exported(
         folder=str(folder),
         family=config["model_type"],
@@ -203,11 +213,12 @@ def _write(
     config: dict[str, object],
     further: dict[str, Tensor],
     *,
+    total: int,
     model: Model,
     dtype: torch.dtype,
     report: Report,
 ) -> None:
-    """Write the files, their index and the config; ``further`` tensors are in the last file."""
+    """Write the files of ``total`` bytes, their index and the config; ``further`` tensors are in the last file."""
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     names = names if len(files) > 1 else [SINGLE]
     for number, (name, file) in enumerate(zip(names, files, strict=True)):
@@ -216,9 +227,8 @@ def _write(
         save_file(tensors, folder / name, metadata={"format": "pt"})
     if len(files) > 1:
         weight_map = {fused[0].name: name for name, file in zip(names, files, strict=True) for fused in file}
-        sizes = [_bytes(fused, dtype) for file in files for fused in file]
         index = {
-            "metadata": {"total_size": sum(sizes) + sum(tensor.nbytes for tensor in further.values())},
+            "metadata": {"total_size": total},
             "weight_map": weight_map | dict.fromkeys(further, names[-1]),
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
