@@ -67,16 +67,16 @@ def run_rank(
     ``streams``: messages overlap with compute, as on GPUs. ``replay``: run one block of each kind and replay its
     recording for the others. ``repeats``: run few of the equal micro-batches and copy their events.
     """
-    rehearse = partial(
-        _rehearse_rank, model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
+    record = partial(
+        _record_rank, model=model, layout=layout, job=job, rank=rank, streams=streams, table=table, replay=replay
     )
     if repeats:
         with suppress(NotRepeatable):
-            return rehearse(repeats=True)
-    return rehearse(repeats=False)
+            return record(repeats=True)
+    return record(repeats=False)
 
 
-def _rehearse_rank(
+def _record_rank(
     *,
     model: Model,
     layout: Layout,
