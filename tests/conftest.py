@@ -73,7 +73,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark tests by what they start."""
     if left_out := mark(items, fast=config.getoption("--fast"), long=config.getoption("--long")):
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        excluded = set(left_out)
+        items[:] = [item for item in items if item not in excluded]
 
 
 def pytest_collection_finish() -> None:

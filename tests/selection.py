@@ -43,39 +43,50 @@ def mark_share(share: int, cases: Iterable[Any]) -> list[Any]:
     ]
 
 
-def is_ours(code: CodeType) -> bool:
-    """Whether the code is of a file of the tests."""
-    return Path(code.co_filename).is_relative_to(TESTS)
+@cache
+def is_ours(filename: str) -> bool:
+    """Whether the file is one of the tests."""
+    return Path(filename).is_relative_to(TESTS)
 
 
-def find_names(function: Callable[..., Any], seen: set[CodeType]) -> Iterator[str]:
-    """Yield the names that a function uses, and those of the tests' functions and classes that it calls."""
+def unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function below Hypothesis's and other decorators."""
     function = getattr(getattr(function, "hypothesis", None), "inner_test", function)
-    function = getattr(function, "__wrapped__", function)
-    code = getattr(function, "__code__", None)
-    if code is None or code in seen or not is_ours(code):
-        return
-    pending = [code]
+    return getattr(function, "__wrapped__", function)
+
+
+@cache
+def find_uses(function: Callable[..., Any]) -> tuple[frozenset[str], frozenset[Callable[..., Any]]]:
+    """Return the names that the code of ``function`` uses, and the tests' functions and methods among them."""
+    names, used = set[str](), set[Callable[..., Any]]()
+    pending = [function.__code__]
     while pending:
         part = pending.pop()
-        seen.add(part)
         pending += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
         for name in part.co_names:
             value = function.__globals__.get(name)
-            yield value.__name__ if isinstance(value, ModuleType) else name
-            if isinstance(value, type):
-                members = [getattr(member, "__func__", member) for member in list(vars(value).values())]
-            else:
-                members = [value]
+            names.add(value.__name__ if isinstance(value, ModuleType) else name)
+            members = list(vars(value).values()) if isinstance(value, type) else [value]
             for member in members:
-                if hasattr(member, "__code__") or hasattr(member, "__wrapped__"):
-                    yield from find_names(member, seen)
+                below = unwrap(getattr(member, "__func__", member))
+                code = getattr(below, "__code__", None)
+                if isinstance(code, CodeType) and is_ours(code.co_filename):
+                    used.add(below)
+    return frozenset(names), frozenset(used)
 
 
 @cache
 def list_names(function: Callable[..., Any]) -> frozenset[str]:
-    """Return what ``find_names`` yields, once for all cases of a test and all tests of a fixture."""
-    return frozenset(find_names(function, set()))
+    """Return the names that a function uses, and those of the tests' functions and classes that it calls."""
+    names, pending, seen = set[str](), [unwrap(function)], set[Callable[..., Any]]()
+    while pending:
+        below = pending.pop()
+        if below not in seen and is_ours(below.__code__.co_filename):
+            seen.add(below)
+            own_names, used = find_uses(below)
+            names |= own_names
+            pending += used
+    return frozenset(names)
 
 
 def find_marks(item: pytest.Item) -> set[str]:
