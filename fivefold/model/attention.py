@@ -23,6 +23,7 @@ class Sliding(Record):
     value_dim: HeadDim | None = None  # dims of a value head
     rope_fraction: float | None = Field(None, gt=0, le=1)  # share of the head dim that is rotated
     sinks: bool | None = None  # a learned logit per head in the softmax
+    tied_values: bool | None = None  # values are the projected keys
 
 
 class AttentionShape(NamedTuple):
@@ -34,6 +35,7 @@ class AttentionShape(NamedTuple):
     value_dim: int  # dims of a value head
     rope_dim: int  # dims of a head that are rotated
     sinks: bool  # a learned logit per head in the softmax
+    tied_values: bool = False  # values are the projected keys, before their norm and rotation
 
     @property
     def query_dims(self) -> int:

@@ -202,6 +202,8 @@ class ModelShape(Record):
     qkv_clip: Positive | None = None  # queries, keys and values are clipped to ± this, before the rotation (OLMo)
     temperature: Temperature | None = None  # factor on queries that grows with the position
     value_scale: Scalar = 1.0  # factor on values (MiMo)
+    value_norm: bool = False  # values are normed per head, without a weight (Gemma 4)
+    tied_values: bool = False  # values are the projected keys, before their norm and rotation (Gemma 4)
     output_gate: bool = False  # attention's output times the sigmoid of a projection of its input (Qwen3-Next)
     gate_per_head: bool = False  # the output gate has one number for each head, not for each of its dims (LFM3)
     gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # function of the output gate; softplus: Laguna
@@ -247,6 +249,7 @@ class ModelShape(Record):
         self._check_latent()
         self._check_sliding()
         self._check_indexer()
+        self._check_values()
         self._check_gate()
         self._check_norms()
         self._check_mixers()
@@ -279,6 +282,9 @@ class ModelShape(Record):
                 raise ValueError(f"{field}={value} is of grouped attention, not of mla: leave it out")
         if self.value_scale != 1:
             raise ValueError(f"value_scale={self.value_scale:g} is of grouped attention, not of mla: leave it out")
+        for field in ("value_norm", "tied_values"):
+            if getattr(self, field):
+                raise ValueError(f"{field} is of grouped attention, not of mla: leave it out")
         if not self.norm_weight:
             raise ValueError("mla norms its latents with weights: leave norm_weight=False out")
         if self.output_gate:
@@ -324,6 +330,17 @@ class ModelShape(Record):
         for field in ("window", "attention_softcap", "attention_sinks", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")
+
+    def _check_values(self) -> None:
+        """Raise ``ValueError`` for values that cannot be the projected keys."""
+        tied = [shape for shape in self.attention_shapes if shape.tied_values]
+        if tied and not self.value_norm:
+            raise ValueError("tied_values is supported with values that are normed: give value_norm, or leave it out")
+        for shape in tied:
+            if shape.head_dim != shape.value_dim:
+                raise ValueError(
+                    f"values of {shape.value_dim} dims cannot be keys of {shape.head_dim} dims: leave tied_values out"
+                )
 
     def _check_gate(self) -> None:
         """Raise ``ValueError`` for a kind of output gate without an output gate."""
@@ -399,7 +416,7 @@ class ModelShape(Record):
             return AttentionShape(self.heads, self.heads, *dims, self.attention_sinks)
         if own is None or not slides:
             dims = self.head_dim, self.value_dim or self.head_dim, int(self.head_dim * self.rope_fraction)
-            return AttentionShape(self.heads, self.kv_heads, *dims, self.attention_sinks)
+            return AttentionShape(self.heads, self.kv_heads, *dims, self.attention_sinks, self.tied_values)
         head_dim = own.head_dim or self.head_dim
         return AttentionShape(
             heads=own.heads or self.heads,
@@ -408,6 +425,7 @@ class ModelShape(Record):
             value_dim=own.value_dim or self.value_dim or head_dim,
             rope_dim=int(head_dim * (own.rope_fraction or self.rope_fraction)),
             sinks=self.attention_sinks if own.sinks is None else own.sinks,
+            tied_values=self.tied_values if own.tied_values is None else own.tied_values,
         )
 
     @property

@@ -150,7 +150,9 @@ def _linear(name: str, out: int, into: int, kind: Literal["column", "row"], *, b
 
 
 def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:
-    dims = {"q": shape.query_dims, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
+    dims = {"q": shape.query_dims, "k": shape.kv_heads * shape.head_dim}
+    if not shape.tied_values:
+        dims["v"] = shape.kv_heads * shape.value_dim
     for name, size in dims.items():
         yield from _linear(f"attention.{name}", size, model.width, "column", bias=model.qkv_bias)
     for name, heads in (("q", shape.heads), ("k", shape.kv_heads)):

@@ -119,6 +119,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "value dims": lambda model: model.value_dim is not None,
     "scaled values": lambda model: model.value_scale != 1,
     "sliding geometry": lambda model: model.sliding is not None,
+    "normed values": lambda model: model.value_norm,
+    "tied values": lambda model: any(shape.tied_values for shape in model.attention_shapes),
 }
 AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     **{name: partial(lambda layout, _job, *, name: getattr(layout, name) > 1, name=name)
@@ -406,6 +408,10 @@ def _draw_shape_fields(chance: random.Random, model: Model, *, tp: int) -> dict[
         )
         if model.position == "rope":
             fields |= {"rope_theta_sliding": 50.0}
+    if chance.random() < 0.5:
+        fields |= {"value_norm": True, "tied_values": "value_dim" not in fields and chance.random() < 0.7}
+        if (own := fields.get("sliding")) and fields["tied_values"]:
+            fields["sliding"] = own.replace(tied_values=own.value_dim is None and chance.choice((None, False)))
     return fields
 
 

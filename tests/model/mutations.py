@@ -44,6 +44,10 @@ SHARED = {"n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace":
 GPT2 = {"vocab_size": 131, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_positions": 64, "tie_word_embeddings": False}
 STILL = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 GEMMA = PLAIN | {"sliding_window": 6, "query_pre_attn_scalar": 12}
+GEMMA4 = PLAIN | {
+    "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 12,
+    "num_global_key_value_heads": 3, "attention_k_eq_v": True, "pad_token_id": 0,
+}  # fmt: skip
 WIDE = {key: value for key, value in PLAIN.items() if key not in ("num_key_value_heads", "head_dim")}
 TEMPERED = {
     "rope_type": "default",
@@ -94,6 +98,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS | {"num_experts": 4, "mlp_only_layers": [0], "sliding_window": 6},
     "gemma2": GEMMA,
     "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
+    "gemma4_text": GEMMA4 | {"hidden_size_per_layer_input": 0},
+    "gemma4_unified_text": GEMMA4,
     "phi3": PLAIN | {"pad_token_id": 0},
     "gpt2": GPT2 | STILL,
     "gpt_neox": WIDE,
@@ -560,7 +566,13 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "shared_expert_combination_strategy": ("sum", "average"),
     "prefix_dense_sliding_window_pattern": (1, 2),
     "prefix_dense_intermediate_size": (40, None),
-    "per_layer_config": ({0: {"intermediate_size": 24}}, None),
+    "per_layer_config": ({0: {"intermediate_size": 24}}, {"01": {"head_dim": 10}}, None),
+    "global_head_dim": (8, 16),
+    "num_global_key_value_heads": (1, 2, None),
+    "attention_k_eq_v": (True, False),
+    "num_kv_shared_layers": (1,),
+    "hidden_size_per_layer_input": (6, 0),
+    "enable_moe_block": (True, False),
 }  # fmt: skip
 
 

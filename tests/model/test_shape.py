@@ -29,12 +29,26 @@ def test_norms_that_contradict_each_other_are_refused(changed: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"tied_values": True}, "give value_norm, or leave it out"),
+        ({"tied_values": True, "value_norm": True, "value_dim": 4}, "values of 4 dims cannot be keys of 8 dims"),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_keys_are_refused(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SMALL.replace(**changed)
+
+
+@pytest.mark.parametrize(
     ("field", "value", "says"),
     [
         ("position", "learned", "with mla every layer rotates: position='learned' is not supported; take 'rope'"),
         ("position", "none", "with mla every layer rotates: position='none' is not supported; take 'rope'"),
         ("rope_pattern", (True, False), "with mla every layer rotates: leave rope_pattern out"),
         ("temperature", Temperature(), "take temperature.rotated = true, or leave temperature out"),
+        ("value_norm", True, "value_norm is of grouped attention, not of mla: leave it out"),
         ("qk_norm", "head", "mla norms its latents, not its heads: leave qk_norm='head' out"),
     ],
 )

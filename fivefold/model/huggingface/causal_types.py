@@ -35,9 +35,7 @@ _NEEDED = {
         qwen4_exp Qwen4ExpForCausalLM; qwen4_exp_text Qwen4ExpForCausalLM
     """,
     "layers of unlike width, keys that layers share, and embeddings per layer": """
-        gemma3n Gemma3nForConditionalGeneration; gemma3n_text Gemma3nForCausalLM; gemma4
-        Gemma4ForConditionalGeneration; gemma4_text Gemma4ForCausalLM; gemma4_unified
-        Gemma4UnifiedForConditionalGeneration; gemma4_unified_text Gemma4UnifiedForCausalLM
+        gemma3n Gemma3nForConditionalGeneration; gemma3n_text Gemma3nForCausalLM
     """,
     "it attends to keys of another model, whose tokens it drafts": """
         gemma4_assistant Gemma4AssistantForCausalLM; gemma4_unified_assistant

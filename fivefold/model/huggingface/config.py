@@ -6,7 +6,7 @@ Source: configuration code of transformers 5.23.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -49,6 +49,12 @@ class Config(Record):
     use_qk_norm: bool = False
     qkv_clip: Positive | None = None
     value_scale: Scalar | None = None
+    ties_values: bool = False  # in layers that do not slide, values are the projected keys
+    global_head_dim: HeadDim | None = None  # of layers that do not slide
+    global_key_value_heads: Heads | None = None  # of layers that do not slide, if their values are keys
+    # keys that differ in single layers; global: those of layers that do not slide are the global ones
+    per_layer_config: dict[str | int, dict[str, Any]] | Literal["global"] | None = None
+    per_layer_width: Annotated[int, Field(ge=0, le=2**22)] = 0  # of embeddings that each layer has; 0: none
     gating: bool | str = True
     use_attention_gate: bool = False
     heads_of_layers: tuple[Heads, ...] | None = None

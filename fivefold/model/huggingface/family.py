@@ -70,7 +70,8 @@ class Family:
     # Names that differ in a checkpoint that holds all experts of a layer in one tensor.
     stacked_tensors: Names = field(default_factory=dict)
     # Numbers that a checkpoint holds in each block in addition to the weights, by their name relative to the block.
-    constants: Mapping[str, float] = field(default_factory=dict)
+    # One in a tuple is stored as a vector. The trainer computes the family with these values alone.
+    constants: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
     # Whether the two rows of a rotary pair are adjacent in the checkpoint; ours are half a rotary dim apart.
     interleaved_rotary: bool = False
     # Whether the halves of rotary rows are swapped in the checkpoint, whose code rotates backwards.

@@ -38,7 +38,7 @@ _HARMLESS = """
     scale_attention_softmax_in_fp32 embedding_initializer_range enable_moe_fp32_combine residual_in_fp32
     rescale_prenorm_residual use_mamba_kernels num_logits_to_keep mamba_ssm_cache_dtype moe_shared_expert_overlap
     time_step_rank time_step_min time_step_floor time_step_max time_step_scale time_step_init_scheme use_mambapy
-    use_falcon_mambapy use_associative_scan mtp_layers_block_type z_loss_coefficient
+    use_falcon_mambapy use_associative_scan mtp_layers_block_type z_loss_coefficient vocab_size_per_layer_input
 """
 HARMLESS = frozenset(_HARMLESS.split())
 _ENDS = ("_token_id", "_token_ids", "_token_index", "_token")
@@ -48,6 +48,8 @@ _STARTS = ("_", "summary_", "unsloth_")
 def read_fields(values: dict[str, Any], *, family: Family, name: str) -> dict[str, Any]:
     """Return the fields of ``Config`` that the keys of a family set; ``UserError`` for an unsupported value."""
     for key, supported in {**EVERY_FAMILY, **family.supported}.items():
+        if key in family.keys:
+            continue
         if key in values and not any(values[key] == neutral for neutral in supported.values):
             raise UserError(
                 f"{name}: {key}={values[key]!r} needs {supported.operation}, which is not supported; "

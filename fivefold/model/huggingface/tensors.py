@@ -104,7 +104,7 @@ def parts(
             yield Part(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
 
 
-def constants(model: Model, *, family: str) -> dict[str, float]:
+def constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ...]]:
     """Return the numbers that a folder of ``family`` holds in addition to weights, by the names of their tensors."""
     record = FAMILIES[family]
     block = str(record.tensors["blocks"])

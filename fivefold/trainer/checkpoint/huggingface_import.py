@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fivefold.model.huggingface.read import from_config, is_rope_interleaved, text_of
-from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, Part, bias_name, parts
+from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, Part, bias_name, constants, parts
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_file
@@ -26,11 +26,8 @@ from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
-# Buffers of constants: rotary frequencies, causal masks, β and ε of xIELU.
-BUFFERS = (
-    "rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias", "act_fn.beta",
-    "act_fn.eps",
-)  # fmt: skip
+# Buffers of constants: rotary frequencies, causal masks.
+BUFFERS = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "attention.masked_bias")
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 ROWS = 4096  # rows of a tied head that are compared at once
@@ -89,6 +86,9 @@ class Folder:
                 interleaved=is_rope_interleaved(config, name=str(path)),
             )
         )
+        fixed = constants(stored, family=text.family.model_type)
+        _check_constants(path, tensors, fixed)
+        foreign |= fixed.keys()
         ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped, foreign=foreign)
         ours: dict[str, list[Part]] = {}
         for part in wanted:
@@ -259,6 +259,18 @@ def _check(
     for head in set(HEADS).intersection(spare):
         _check_tied(path, tensors, head)
     return spare
+
+
+def _check_constants(path: Path, tensors: dict[str, Any], fixed: dict[str, float | tuple[float, ...]]) -> None:
+    """Raise a ``UserError`` if a number that the trainer has fixed is another one in the folder."""
+    for name in sorted(fixed.keys() & tensors.keys()):
+        theirs: Tensor = tensors[name][...]
+        ours = torch.tensor(fixed[name], dtype=theirs.dtype)
+        if not bool((theirs == ours).all()):
+            raise UserError(
+                f"{path}: {name} is {theirs.flatten().tolist()}, and the trainer computes {ours.flatten().tolist()} "
+                "alone; `predict` plans the model all the same"
+            )
 
 
 def _check_tied(path: Path, tensors: dict[str, Any], head: str) -> None:

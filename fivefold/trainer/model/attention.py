@@ -116,7 +116,8 @@ class GroupedAttention(_Attention):
         self.norms_rotated = model.qk_norm_after_rope
         self.q = Linear(model.width, shape.query_dims, bias=model.qkv_bias)
         self.k = Linear(model.width, shape.kv_heads * shape.head_dim, bias=model.qkv_bias)
-        self.v = Linear(model.width, shape.kv_heads * shape.value_dim, bias=model.qkv_bias)
+        v_dims = shape.kv_heads * shape.value_dim
+        self.v = None if shape.tied_values else Linear(model.width, v_dims, bias=model.qkv_bias)
         gate_width = shape.heads if model.gate_per_head else shape.output_dims
         self.gate = Linear(model.width, gate_width, bias=model.qkv_bias) if model.output_gate else None
         self.q_norm: nn.Module
@@ -126,15 +127,15 @@ class GroupedAttention(_Attention):
         of_norms = [norm_shape(model, heads, shape.head_dim) for heads in (shape.heads, shape.kv_heads)]
         if of_norms[0] is not None and of_norms[1] is not None:
             self.q_norm, self.k_norm = norm(model, *of_norms[0]), norm(model, *of_norms[1])
+        self.v_norm = UnitNorm(epsilon=model.norm_epsilon) if model.value_norm else None
         self.out = Linear(shape.output_dims, model.width, bias=model.out_bias)
 
     def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
-        gate: Tensor | None = None
-        if self.gate is None:
-            q, k, v = project(self.run, "attention.qkv", x_RD, self.q, self.k, self.v)
-        else:
-            q, k, v, gate = project(self.run, "attention.qkv", x_RD, self.q, self.k, self.v, self.gate)
+        linears = [linear for linear in (self.v, self.gate) if linear is not None]
+        q, k, *others = project(self.run, "attention.qkv", x_RD, self.q, self.k, *linears)
+        gate = others.pop() if self.gate is not None else None
+        v = others.pop() if self.v is not None else k
         if self.qk_norm == "full":
             q, k = self._normalize(q, k)
         if self.clip is not None:
@@ -145,6 +146,8 @@ class GroupedAttention(_Attention):
             v = self.run("attention.scale.v", torch.mul, v, self.value_scale)
         q, k = (_split_heads(x, rows.tokens, self.shape.head_dim) for x in (q, k))
         v = _split_heads(v, rows.tokens, self.shape.value_dim)
+        if self.v_norm is not None:
+            v = self.run("attention.v_norm", self.v_norm, v)
         if self.norms_heads and not self.norms_rotated:
             q, k = self._normalize(q, k)
         if self.rotates:

@@ -19,6 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.model.attention import Sliding
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.mamba import Mamba
@@ -109,6 +110,16 @@ OWN: Mapping[str, Model] = {
     "hunyuan": TINY.replace(qk_norm="head", qk_norm_after_rope=True, temperature=Temperature(rotated=True, floor=16)),
     "nanochat": TINY.replace(
         norm_weight=False, embedding_norm=True, qk_norm="unit", qk_norm_after_rope=True, mlp="plain", activation="relu2"
+    ),
+    "gemma4": TINY.replace(
+        block="sandwich",
+        qk_norm="head",
+        value_norm=True,
+        tied_values=True,
+        window=48,
+        window_pattern=(True, True, False),
+        rope_theta_sliding=50.0,
+        sliding=Sliding(head_dim=6, tied_values=False),
     ),
     "clipped": TINY.replace(norm="layernorm", norm_weight=False, qkv_clip=0.5),
     "latent, temperature": TINY.replace(

@@ -18,6 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import parts
 from fivefold.model.huggingface.write import find_difference, to_config
+from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.huggingface_export import _assemble, export, find
@@ -65,6 +66,7 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm3": ("lfm3", {}),
     "laguna": ("laguna", {"pad_token_id": 0}),
     "mimo": ("mimo_v2_flash", {"pad_token_id": 0}),
+    "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None}),
 }
 # parts of names in memory, and on disk
 RENAMED = {
@@ -185,3 +187,12 @@ def test_gpt2_as_it_is_published(tmp_path: Path) -> None:
     folder = Folder.open(tmp_path)
     assert folder.ignored == ("transformer.h.0.attn.bias",)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_full(folder).items())
+
+
+def test_a_layer_with_a_factor_of_its_own_is_refused(tmp_path: Path) -> None:
+    with silence_transformers():
+        theirs = reference("gemma4_unified_text", copy.deepcopy(FAMILIES["gemma4_unified_text"]))
+        theirs.model.layers[1].layer_scalar.fill_(0.5)
+        theirs.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"1\.layer_scalar is \[0\.5\], and the trainer computes \[1\.0\] alone"):
+        Folder.open(tmp_path)

@@ -1,6 +1,6 @@
 """The operations of self-attention: grouped-query (GQA) or multi-head latent (MLA), flash or unfused.
 
-    grouped   x → q, k, v → (norm) → rope → core → out
+    grouped   x → q, k, v → (norm) → rope → core → out           tied values: v = k, before its norm and rotation
     latent    x → q_down → norm → q_up;  x → kv_down → norm → kv_up;  rope on a part of each;  core → out
 
 Heads are sharded over tp. Under cp the core sees all keys: they are passed around a ring, or an all_to_all swaps heads
@@ -67,6 +67,8 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     gate_columns = shape.heads if model.gate_per_head else out_columns
     ops, sizes = [*qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
+    if shape.tied_values:
+        del sizes["v"]
     if local.job.stack.merged_projections:
         ops.append(qkv_input.column("attention.qkv", "qkv", outof=sum(sizes.values()), bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
@@ -82,28 +84,30 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
             for name, out in sizes.items()
         ]
     ops += qkv_input.sums
-    q, k, v = "q", "k", "v"
+    q, k, v = "q", "k", "k" if shape.tied_values else "v"
     norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.has_rope(layer))
     if norms_heads and model.qk_norm == "full":
         ops += [_normed_heads(local, name, name, out=columns[name], dim=columns[name]) for name in "qk"]
         q, k = "qn", "kn"
     if model.qkv_clip is not None:
-        clipped = dict(zip((q, k, v), columns.values(), strict=True))
         ops += [
             elementwise(
-                f"attention.clip.{name[0]}", "activation", (name,), f"{name}c", size=rows * out * width, keeps=(name,)
+                f"attention.clip.{name}", "activation", (x,), f"{name}c", size=rows * columns[name] * width, keeps=(x,)
             )
-            for name, out in clipped.items()
+            for name, x in (("q", q), ("k", k), ("v", v))
         ]
-        q, k, v = (f"{name}c" for name in clipped)
+        q, k, v = "qc", "kc", "vc"
     if model.value_scale != 1:
         ops.append(elementwise("attention.scale.v", "activation", (v,), "vs", size=rows * columns["v"] * width))
         v = "vs"
+    if model.value_norm:
+        ops.append(_normed_heads(local, "v", v, out=columns["v"], dim=shape.value_dim))
+        v = "vn"
     if norms_heads and model.qk_norm != "full" and not model.qk_norm_after_rope:
         ops += [
             _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
         ]
-        q, k = f"{q}n", f"{k}n"
+        q, k = "qn", "kn"
     if model.has_rope(layer):
         ops += [
             rope("rope.q", q, "qr", numel=rows * q_columns, width=width),
@@ -114,7 +118,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ops += [
             _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
         ]
-        q, k = f"{q}n", f"{k}n"
+        q, k = "qn", "kn"
     if model.has_temperature(layer):
         ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
         q = "qt"
@@ -137,10 +141,10 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
 
 
 def _normed_heads(local: Local, name: str, source: str, *, out: int, dim: int) -> Op:
-    """Return the norm of ``dim`` of queries or keys, ``out`` columns on this rank: ``source`` → ``source``n."""
-    rows, qk_norm = local.rows, local.model.qk_norm
+    """Return the norm of ``dim`` of queries, keys or values, ``out`` columns on this rank: ``source`` → ``name``n."""
+    rows, qk_norm = local.rows, "unit" if name == "v" else local.model.qk_norm
     heads, kind = out // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
-    op = norm(f"attention.{name}_norm", source, f"{source}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
+    op = norm(f"attention.{name}_norm", source, f"{name}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
     if qk_norm == "unit":
         return op._replace(parameters=0, gradient_widths=())
     if qk_norm == "heads":

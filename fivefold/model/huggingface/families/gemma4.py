@@ -1,0 +1,160 @@
+"""Gemma 4 without embeddings per layer: other heads in full layers, whose values may be keys, and normed values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fivefold.model.huggingface import decoder
+from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT
+from fivefold.model.huggingface.family import Supported, Wrapper
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    list_sliding_layers,
+    read_attention_bias,
+    read_head_dim,
+    read_windows,
+)
+from fivefold.model.huggingface.rope import KINDS, read_rope_tables
+from fivefold.model.spec import Model
+
+
+def _build_gemma4(config: Config) -> Model:
+    """Build Gemma 4, whose last layer is full and whose scores have no factor."""
+    if config.per_layer_width:
+        raise config.mistake(
+            f"hidden_size_per_layer_input={config.per_layer_width} needs embeddings of each layer, which are not "
+            "supported; 0 has none"
+        )
+    layers = config.num_hidden_layers
+    if config.layer_types is None:
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        config = config.replace(layer_types=tuple(map(kinds.get, list_sliding_layers(layers, period=6))))
+    if config.layer_types is not None:  # as their class does
+        config = config.replace(layer_types=(*config.layer_types[:-1], "full_attention"))
+    windows = read_windows(config)
+    pattern = windows["window_pattern"] if windows else (False,)
+    slides = [pattern[layer % len(pattern)] for layer in range(layers)]
+    rope = read_rope_tables(config, slides=slides, partly=False, kinds={**KINDS, "proportional": "proportional"})
+    head_dim, kv_heads = _read_full_layers(config, slides)
+    sliding_kv_heads = config.num_key_value_heads or config.num_attention_heads
+    own: dict[str, Any] = {"tied_values": False} if config.ties_values else {}
+    if head_dim != (sliding_head_dim := read_head_dim(config)):
+        own["head_dim"] = sliding_head_dim
+        rope.setdefault("rope_theta_sliding", rope["rope_theta"])
+    if kv_heads != sliding_kv_heads:
+        own["kv_heads"] = sliding_kv_heads
+    return build_model(
+        config,
+        **rope,
+        **windows,
+        **read_attention_bias(config),
+        head_dim=head_dim,
+        kv_heads=kv_heads,
+        sliding=(own or None) if any(slides) else None,
+        tied_values=config.ties_values,
+        value_norm=True,
+        qk_norm="head",
+        block="sandwich",
+        attention_scale=1.0,
+        logit_softcap=config.final_logit_softcapping,
+        embedding_scale=config.hidden_size**0.5,
+    )
+
+
+def _read_full_layers(config: Config, slides: list[bool]) -> tuple[int, int]:
+    """Return the head dim and the key heads of layers that do not slide.
+
+    transformers writes them as keys of single layers (``per_layer_config``).
+    """
+    head_dim, kv_heads = read_head_dim(config), config.num_key_value_heads or config.num_attention_heads
+    if config.per_layer_config == "global":
+        own = config.global_key_value_heads if config.ties_values else None
+        return config.global_head_dim or head_dim, own or kv_heads
+    given = {str(layer).lstrip("0") or "0": keys for layer, keys in (config.per_layer_config or {}).items()}
+    full = [given.pop(str(layer), {}) for layer, sliding in enumerate(slides) if not sliding]
+    if given or any(keys != full[0] or keys.keys() - {"head_dim", "num_key_value_heads"} for keys in full):
+        raise config.mistake(
+            "per_layer_config is read if all full layers, and no others, have the same head_dim and "
+            "num_key_value_heads there"
+        )
+    return full[0].get("head_dim", head_dim), full[0].get("num_key_value_heads", kv_heads)
+
+
+def _write_gemma4(model: Model) -> dict[str, Any]:
+    full, sliding = model.attention_shapes[0], model.attention_shapes[-1]
+    return {
+        **decoder.write_rope_by_layers(model),
+        "head_dim": sliding.head_dim,
+        "num_key_value_heads": sliding.kv_heads,
+        "global_head_dim": full.head_dim,
+        "num_global_key_value_heads": full.kv_heads,
+        "attention_k_eq_v": model.tied_values,
+    }
+
+
+def _write_gemma4_text(model: Model) -> dict[str, Any]:
+    return _write_gemma4(model) | {"hidden_size_per_layer_input": 0}
+
+
+SHARED_KEYS = Supported((0,), "layers that attend to the keys of an earlier layer")
+GEMMA4_UNIFIED_TEXT = replace(
+    GEMMA3_TEXT,
+    model_type="gemma4_unified_text",
+    architecture="Gemma4UnifiedForCausalLM",
+    keys=drop_keys(
+        GEMMA3_TEXT.keys,
+        *("query_pre_attn_scalar", "attn_logit_softcapping", "rope_local_base_freq", "sliding_window_pattern"),
+        *("rope_theta", "rope_scaling", "original_max_position_embeddings"),
+    )
+    | map_same_names("global_head_dim per_layer_config")
+    | {"num_global_key_value_heads": "global_key_value_heads", "attention_k_eq_v": "ties_values"},
+    defaults={
+        **{key: GEMMA3_TEXT.defaults[key] for key in decoder.DEFAULTS},
+        "vocab_size": 262_144,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "per_layer_config": "global",
+        "max_position_embeddings": 262_144,
+        "sliding_window": 1024,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    supported={
+        "use_bidirectional_attention": Supported((None, "vision"), "attention that is not causal"),
+        "num_kv_shared_layers": SHARED_KEYS,
+    },
+    to_model=_build_gemma4,
+    write=_write_gemma4,
+    constants={"layer_scalar": (1.0,)},
+)
+GEMMA4_TEXT = replace(
+    GEMMA4_UNIFIED_TEXT,
+    model_type="gemma4_text",
+    architecture="Gemma4ForCausalLM",
+    keys=GEMMA4_UNIFIED_TEXT.keys | {"hidden_size_per_layer_input": "per_layer_width"},
+    defaults={
+        **GEMMA4_UNIFIED_TEXT.defaults,
+        "max_position_embeddings": 131_072,
+        "sliding_window": 512,
+        "per_layer_width": 256,
+    },
+    supported={
+        **GEMMA4_UNIFIED_TEXT.supported,
+        "enable_moe_block": Supported((False,), "experts next to an MLP, each with a norm of its own"),
+    },
+    write=_write_gemma4_text,
+)
+
+FAMILIES = (GEMMA4_TEXT, GEMMA4_UNIFIED_TEXT)
+WRAPPERS = (
+    Wrapper("gemma4", "Gemma4ForConditionalGeneration", text="gemma4_text", tied=True),
+    Wrapper("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", text="gemma4_unified_text", tied=True),
+)
