@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.charts import Chart, _altair
-from fivefold.rendering.grid import Grid
+from fivefold.rendering.grid import Grid, make_grid
 from fivefold.rendering.palette import SERIES
-from fivefold.rendering.search import answers
+from fivefold.rendering.search import ANSWERS
+from fivefold.rendering.sections import Section
 from fivefold.rendering.sweep.panels import Panel, stack_panels
-from fivefold.rendering.table import heading
 from fivefold.results.search_result import LengthCurve, Lengths
 from fivefold.units import byte_unit
 
@@ -18,25 +17,31 @@ KIB = 1024
 LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {KIB**2} + ' M'"
 
 
-def page(lengths: Lengths) -> RenderableType:
-    """Return the page: the longest sequence, a row for each cp and recomputation, and the changes needed for more."""
+def list_sections(lengths: Lengths) -> list[Section]:
+    """Return the longest sequence, a row for each cp and recomputation, and the changes needed for more."""
     rows = tuple(_row(lengths, curve) for curve in lengths.curves)
     longest = max(lengths.curves, key=lambda curve: curve.longest, default=None)
     longest_line = ""
     if longest is not None and longest.longest > lengths.answer.value:
         longest_line = f"longest of the layouts below: {longest.longest:,} tokens with {longest.layout}"
     sizes = [_tokens(point) for point in _sizes(lengths)]
-    return Group(
-        answers([lengths.answer]),
-        *([Text(longest_line, overflow="fold")] if longest_line else []),
-        heading(
+    return [
+        Section(
+            (
+                make_grid(ANSWERS, [lengths.answer]),
+                *([Text(longest_line, overflow="fold")] if longest_line else []),
+            )
+        ),
+        Section(
+            (Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),),
             "By context parallelism and recomputation",
             f"{_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
         ),
-        Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),
-        heading(f"What has to change for sequences of {lengths.target:,} tokens"),
-        *(Text(f"· {line}", overflow="fold") for line in lengths.changes),
-    )
+        Section(
+            tuple(Text(f"· {line}", overflow="fold") for line in lengths.changes),
+            f"What has to change for sequences of {lengths.target:,} tokens",
+        ),
+    ]
 
 
 def chart(lengths: Lengths) -> Chart:

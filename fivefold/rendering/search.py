@@ -78,21 +78,6 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     return Group(*parts)
 
 
-def answers(answer_list: Sequence[Answer]) -> RenderableType:
-    """Return a table with a row per answered question."""
-    return make_grid(ANSWERS, answer_list)
-
-
-def changes(change_list: Sequence[Change]) -> RenderableType:
-    """Return a table of single changes to a layout: speed, step time, memory, and whether it fits."""
-    return make_grid(CHANGES, change_list)
-
-
-def fine_tunes(fine_tune_list: Sequence[FineTune]) -> RenderableType:
-    """Return a table of ways to fine-tune: what fits, memory and tokens per second."""
-    return make_grid(FINE_TUNES, fine_tune_list)
-
-
 def walk(single_changes: Walk, *, top: int) -> RenderableType:
     """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best found."""
     start = single_changes.start
@@ -121,11 +106,6 @@ def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
     """Return the ``top`` changes, and a few of the faster changes that do not fit."""
     faster = [change for change in change_list[top:] if not change.fits and change.faster > 1]
     return [*change_list[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
-
-
-def batches(batch_list: Sequence[Batch]) -> RenderableType:
-    """Return a table of global batches: tokens, micro-batches and steps of each."""
-    return make_grid(BATCHES, batch_list)
 
 
 def _proposal(proposal: Proposal, *, with_precision: bool) -> RenderableType:

@@ -12,39 +12,32 @@ from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.grid import Column, Grid, make_grid, show_share
 from fivefold.rendering.palette import BLUE, ORANGE
-from fivefold.rendering.table import heading
+from fivefold.rendering.sections import Section
 from fivefold.results.whole_run import Offer, Offers, WholeRun
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 DAY = 86400.0
 
 
-def page(run: WholeRun) -> RenderableType:
-    """Return the page: what the run takes, where its time goes, goodput by interval, and what is assumed."""
+def list_sections(run: WholeRun) -> list[Section]:
+    """Return what the run takes, where its time goes, goodput by interval, and what is assumed."""
     peak, verdict = show_bytes(run.peak_bytes), "is tight" if run.verdict == "tight" else run.verdict
     peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
     fits = "" if run.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
-    parts: list[RenderableType] = [
-        Text(
-            f"{run.model} on {run.ranks} {run.machine}, {show_count(run.tokens)} tokens",
-            style="dim",
-        ),
-        Text(run.layout, style="bold cyan", overflow="fold"),
-        Text(
-            f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), "
-            f"{run.steps:,} steps of {show_seconds(run.step_seconds)}{fits}",
-            style="bold",
-            overflow="fold",
-        ),
-        _figures(run),
-        heading("Where the time goes", f"goodput {run.goodput:.1%}"),
-        _times(run),
-        heading("Goodput by checkpoint interval", _interval_words(run)),
-        _intervals(run),
-        heading("Assumptions", "change one with --assume NAME=VALUE"),
-        _list_assumptions(run),
+    duration = Text(
+        f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), "
+        f"{run.steps:,} steps of {show_seconds(run.step_seconds)}{fits}",
+        style="bold",
+        overflow="fold",
+    )
+    subject = Text(f"{run.model} on {run.ranks} {run.machine}, {show_count(run.tokens)} tokens", style="dim")
+    layout = Text(run.layout, style="bold cyan", overflow="fold")
+    return [
+        Section((subject, layout, duration, _figures(run))),
+        Section((_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),
+        Section((_intervals(run),), "Goodput by checkpoint interval", _interval_words(run)),
+        Section((_list_assumptions(run),), "Assumptions", "change one with --assume NAME=VALUE"),
     ]
-    return Group(*parts)
 
 
 def summarize_run(run: WholeRun) -> RenderableType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 MOST_GPUS = 16_384
+QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order of the page
+    "micro-batch": "Largest micro-batch that fits",
+    "sequence": "Longest sequence that fits",
+    "gpus": "Fewest GPUs with enough memory",
+    "model": "Largest model of this shape that fits",
+    "batch": "Reasonable global batch sizes",
+    "run": "Days, cost and energy of a training run",
+    "changes": "What each single change gains",
+    "finetune": "Full fine-tuning, LoRA or QLoRA: what fits",
+}
+OF_LAYOUT = (
+    "micro-batch",
+    "sequence",
+    "batch",
+    "run",
+    "changes",
+    "finetune",
+)  # questions that a layout may be given to
+USED_BY: Mapping[str, Sequence[Question]] = {"tokens": ("batch", "run"), "assume": ("run",), "noise": ("batch",)}
 
 
 def answers(

@@ -19,9 +19,9 @@ from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.offers import apply_prices, list_offers, refuse_of_one
 from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
-from fivefold.results.search_result import SearchResult, Walk
+from fivefold.results.search_result import Answer, Batch, Change, FineTune, Lengths, SearchResult, Walk
 from fivefold.results.spans import Level
-from fivefold.results.whole_run import Offers
+from fivefold.results.whole_run import Offers, WholeRun
 from fivefold.step import Step
 from fivefold.web.folder import Folder
 from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion
@@ -30,6 +30,7 @@ DRAWN = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
 Fitted = Callable[[EvaluatedLayout], None]
 Found = SearchResult | Walk | Offers
+Reply = Answer | Batch | Change | FineTune | Lengths | WholeRun  # to ask
 
 
 class Planned(NamedTuple):

@@ -19,12 +19,10 @@ from fivefold.results import run_folder
 from fivefold.results.balance import Ratios
 from fivefold.results.comparison import Comparison
 from fivefold.results.playbook import Playbook
-from fivefold.results.search_result import Answer, Batch, Change, Lengths
 from fivefold.results.step_comparison import Row
-from fivefold.results.whole_run import WholeRun
 from fivefold.step import Step
 from fivefold.web import answers, runs
-from fivefold.web.answers import Found
+from fivefold.web.answers import Found, Reply
 from fivefold.web.question import (
     About,
     AskQuestion,
@@ -90,7 +88,7 @@ def _add_process_routes(api: APIRouter, site: Site) -> None:
         """Find the best layouts that fit, or compare one run on several machines: ``fivefold search --json``."""
         return JSONResponse(await _answer_long(site, "search", asked))
 
-    @api.get("/ask/{question}", response_model=list[Answer | Change | Batch | WholeRun | Lengths])
+    @api.get("/ask/{question}", response_model=list[Reply])
     async def ask(question: Ask, asked: Annotated[AskQuestion, Query()]) -> Any:
         """Answer a question about a layout, or about a model and a machine: ``fivefold ask QUESTION --json``."""
         if question in SEARCH_QUESTIONS or not asked.layout:  # needs a search

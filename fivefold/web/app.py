@@ -20,7 +20,7 @@ from fivefold.rendering.drawing.style import css, file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api
 from fivefold.web.guard import Guard
-from fivefold.web.pages import compare, dryrun, learn, plan, runs, search, sweep
+from fivefold.web.pages import ask, compare, dryrun, learn, plan, runs, search, sweep
 from fivefold.web.pages.render import page
 from fivefold.web.question import About
 from fivefold.web.site import Site
@@ -58,7 +58,7 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
         lifespan=collect_garbage_less,
     )
     app.add_middleware(Guard)
-    for part in (api, plan, search, compare, sweep, dryrun, runs, learn):
+    for part in (api, plan, search, ask, compare, sweep, dryrun, runs, learn):
         app.include_router(part.router(site))
 
     @app.get("/static/pictures.css", include_in_schema=False)

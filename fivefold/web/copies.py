@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 from fivefold.api import functions
 from fivefold.record import UserError
+from fivefold.requests.answers import OF_LAYOUT, USED_BY
 from fivefold.requests.commands import (
+    AskOptions,
     CompareOptions,
     DryrunOptions,
     JobRequest,
@@ -25,7 +27,7 @@ from fivefold.requests.commands import (
 from fivefold.requests.job import FIELDS, collect_fields
 from fivefold.requests.schema import Option, Request
 from fivefold.requests.settings import load_settings
-from fivefold.web.question import About, CompareQuestion, Question, SearchQuestion, spell_value
+from fivefold.web.question import About, ChosenQuestion, CompareQuestion, Question, SearchQuestion, spell_value
 
 MODEL_FILE = "model.toml"  # the model of a page that has no name
 LINE = 100  # characters of a line of Python
@@ -33,8 +35,10 @@ COMMANDS: dict[str, type[Request]] = {
     "predict": PredictOptions,
     "dryrun": DryrunOptions,
     "search": SearchOptions,
+    "ask": AskOptions,
     "compare": CompareOptions,
 }
+POSITIONAL = ("model", "machine", "machines", "layout", "question", "set")  # fields that are written without a name
 
 
 class Copies(NamedTuple):
@@ -67,16 +71,25 @@ def _write_command(asked: About, command: str) -> str:
         words += asked.machines
     elif isinstance(asked, Question):
         words.append(asked.layout)
+    elif isinstance(asked, ChosenQuestion):
+        words = [asked.question, *words, *_list_layout(asked)]
     schema = COMMANDS[command]
     options = [text for name, value in _list_options(asked, schema) for text in _spell_option(schema, name, value)]
     settings = [text for setting in asked.settings for text in ("--set", setting)]
     return shlex.join(["fivefold", command, *words, *options, *settings])
 
 
+def _list_layout(asked: ChosenQuestion) -> list[str]:
+    """Return the layout if one is given and the question takes it."""
+    return [asked.layout] if asked.layout and asked.question in OF_LAYOUT else []
+
+
 def _list_options(asked: About, schema: type[Request]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of ``schema`` that are options and differ from its defaults, without those of ``--set``."""
     for name, field in schema.model_fields.items():
-        if name not in type(asked).model_fields or name in ("model", "machine", "machines", "layout", "set"):
+        if name not in type(asked).model_fields or name in POSITIONAL:
+            continue
+        if isinstance(asked, ChosenQuestion) and asked.question not in USED_BY.get(name, (asked.question,)):
             continue
         if (value := getattr(asked, name)) != field.default:
             yield name, value
@@ -103,6 +116,8 @@ def _write_python(asked: About, command: str) -> str:
         function, arguments, keywords = _name_search(asked, arguments, keywords)
     elif isinstance(asked, Question):
         arguments.append(asked.layout)
+    elif isinstance(asked, ChosenQuestion):
+        arguments = [asked.question, *arguments, *_list_layout(asked)]
     job = {name: keywords.pop(name) for name in JobRequest.model_fields if name in keywords}
     try:
         fields = collect_fields(None, list(asked.settings), **job)

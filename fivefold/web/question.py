@@ -33,6 +33,7 @@ from fivefold.requests.commands import (
     RatiosRequest,
     SearchRequest,
 )
+from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
@@ -219,6 +220,12 @@ class SearchQuestion(About, SearchRequest, defer_build=False):
 
 class AskQuestion(About, AskRequest, defer_build=False):
     """A question to ``ask``."""
+
+
+class ChosenQuestion(AskQuestion, defer_build=False):
+    """A question to ``ask``, and which one it is."""
+
+    question: AskedQuestion = Field("micro-batch", description="The question.")
 
 
 class PlaybookQuestion(About, PlanRequest, defer_build=False):

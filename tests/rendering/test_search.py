@@ -9,7 +9,9 @@ from rich.console import Console
 
 from fivefold.record import UserError
 from fivefold.rendering import search
+from fivefold.rendering.answers import list_sections
 from fivefold.rendering.point_charts import draw_front_file
+from fivefold.rendering.sections import render_sections
 from fivefold.results.search_result import Batch, Change, NearMiss, Point, Ranked, Reason, SearchResult, Walk
 from fivefold.step import Step
 
@@ -82,10 +84,11 @@ def test_changes_and_batches_are_rows() -> None:
     change = Change(
         change="fp8", layout="dp2", fits=True, memory_bytes=2**30, step_seconds=0.5, faster=1.25, saved_bytes=-(2**30)
     )
-    text = print_page(search.changes([change]))
+    text = print_page(render_sections(list_sections("changes", [change])))
     assert "+25.0%" in text
     assert "+1.00 GiB" in text
-    assert "4.19 M" in print_page(search.batches([Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)]))
+    batch = Batch(global_batch=1024, tokens=2**22, micro_batches=4, steps=10)
+    assert "4.19 M" in print_page(render_sections(list_sections("batch", [batch])))
 
 
 def test_the_picture_draws_the_front_and_says_its_price(search_result: SearchResult) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import RenderableType
 
 from fivefold.machine.datacenter import Site
 from fivefold.rendering import whole_run
+from fivefold.rendering.sections import render_sections
 from fivefold.results.whole_run import Goodput, Offer, Offers, WholeRun
 from tests.printed import to_text
 
@@ -22,8 +24,12 @@ RUN = WholeRun(
 )  # fmt: skip
 
 
+def render(run: WholeRun) -> RenderableType:
+    return render_sections(whole_run.list_sections(run))
+
+
 def test_the_page_of_a_run_adds_up() -> None:
-    text = to_text(whole_run.page(RUN), width=120)
+    text = to_text(render(RUN), width=120)
     assert "11.0 days (10.5 days to 15.0 days), 1,000 steps of 14 min 24 s\n" in text
     parts = ("training", "evaluation  ", "checkpoints", "restarts", "repeated")
     lines = [line for line in text.splitlines() if line.startswith(parts) and ("days" in line or " h " in line)]
@@ -34,12 +40,10 @@ def test_the_page_of_a_run_adds_up() -> None:
     assert "0.29 to 0.81" in text
     assert "arXiv:2407.21783" in text
     tight = RUN.replace(capacity_bytes=2**30, risk=0.3)
-    assert "but it is tight: 1.00 GiB of 1.00 GiB, 30 % risk of running out" in to_text(
-        whole_run.page(tight), width=200
-    )
+    assert "but it is tight: 1.00 GiB of 1.00 GiB, 30 % risk of running out" in to_text(render(tight), width=200)
     small = RUN.replace(capacity_bytes=2**29, risk=1.0, kwh=None, dollars=None)
-    assert "does not fit: 1.00 GiB of 512.00 MiB" in to_text(whole_run.page(small), width=120)
-    assert "MWh" not in to_text(whole_run.page(small), width=120)
+    assert "does not fit: 1.00 GiB of 512.00 MiB" in to_text(render(small), width=120)
+    assert "MWh" not in to_text(render(small), width=120)
 
 
 def test_offers_are_rows_and_refusals_lines() -> None:

@@ -11,7 +11,9 @@ from starlette.testclient import TestClient
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
+from fivefold.requests.answers import QUESTIONS
 from fivefold.web.book import chapters
+from fivefold.web.pages.ask import AskPage
 from fivefold.web.pages.dryrun import DryrunPage
 from fivefold.web.pages.plan import PlanQuestion
 from fivefold.web.pages.runs import RunQuestion
@@ -91,7 +93,7 @@ WORDS = {
     "folder": ["runs/a", "..", "/", "", "inside", "\\x00", "own.toml"],
     "file": ["own.toml", "x.csv", "../x.csv", "/etc/x.csv"],
     "where": ["tp<=8", "tp", "zero<<1"],
-    "question": ["micro-batch", "sequence", "batch", "run", "changes"],
+    "question": [*QUESTIONS],
     "tokens": ["1e12", "2T", "x", "nan", "-1"],
     "price": ["2.2", "h100=2.2/h", "b200=1", "=", "x=y"],
     "assume": ["failures=1", "grid=france", "grid=nowhere", "pue"],
@@ -132,6 +134,7 @@ PAGES = {
     "/runs": RunQuestion.model_fields,
     "/search": SearchPage.model_fields,
     "/dryrun": DryrunPage.model_fields,
+    "/ask": AskPage.model_fields,
 }
 PATHS = [
     "/",
@@ -153,6 +156,7 @@ SLOW = (  # a process each: asked elsewhere
     "/api/ratios",
     "/api/dryrun",
     "/search/events",
+    "/ask/events",
     "/dryrun/events",
 )
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.answers import answers, read_noise_scale
+from fivefold.requests.answers import USED_BY, answers, read_noise_scale
 from fivefold.requests.commands import AskOptions
 from fivefold.requests.offers import apply_prices
 
@@ -34,7 +33,8 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
     from fivefold.rendering import lengths, whole_run
-    from fivefold.rendering import search as page
+    from fivefold.rendering.answers import list_sections
+    from fivefold.rendering.sections import render_sections
 
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
     refuse_unused(request)
@@ -56,17 +56,10 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     if request.as_json:
         show(json_module.dumps([reply.model_dump(mode="json") for reply in replies], indent=2))
     else:
-        pages: dict[str, Callable[[Any], Any]] = {
-            "batch": page.batches,
-            "changes": page.changes,
-            "finetune": page.fine_tunes,
-            "run": lambda runs: whole_run.page(runs[0]),
-            "sequence": lambda replies: lengths.page(replies[0]),
-        }
         open_fields = () if question != "gpus" or counted else ("ranks",)
         remarks = replies[0].remarks if replies else ()
         show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields)
-        show(pages.get(question, page.answers)(replies))
+        show(render_sections(list_sections(question, replies)))
     if chart:
         save_chart((whole_run if question == "run" else lengths).chart(replies[0]), chart)
 
@@ -82,7 +75,6 @@ def refuse_unused(request: AskOptions) -> None:
             raise UserError(f"--{name}: `ask {request.question}` does not use it, only {' and '.join(questions)}{hint}")
 
 
-USED_BY = {"tokens": ("batch", "run"), "assume": ("run",), "noise": ("batch",)}  # questions by option
 PICTURES = ("run", "sequence")  # questions whose answer has a picture
 
 

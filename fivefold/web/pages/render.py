@@ -24,6 +24,7 @@ from fivefold.web.question import About, replace_ranks, spell_value
 PAGES = (
     ("plan", "Plan"),
     ("search", "Search"),
+    ("ask", "Ask"),
     ("compare", "Compare"),
     ("sweep", "Sweep"),
     ("dryrun", "Dry run"),
@@ -75,7 +76,7 @@ environment.globals |= {
     },
     "user_settings": load_settings,
 }
-COMMANDS = {"/plan": "predict", "/search": "search", "/compare": "compare", "/dryrun": "dryrun"}  # by page
+COMMANDS = {"/plan": "predict", **{f"/{name}": name for name in ("search", "ask", "compare", "dryrun")}}  # by page
 
 
 def page(

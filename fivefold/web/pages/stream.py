@@ -85,7 +85,7 @@ class Stream:
                 is_ended = name in ("result", "mistake", "stopped")
                 if name == "result":
                     text = draw(data, sorted(fits))
-                    if not data.get("stopped"):
+                    if not (isinstance(data, dict) and data.get("stopped")):
                         self._keep(key, text)
                     yield event("found", text)
                 elif name == "fitted":

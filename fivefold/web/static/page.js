@@ -137,6 +137,11 @@ function recall() {
 // Submit typed text after a pause. A series of changes of one control is one history entry.
 document.addEventListener("input", (event) => {
   const field = event.target;
+  if (worker && field.form === form && "reload" in field.dataset) { // other fields belong to this choice
+    const url = target(field.name);
+    url.searchParams.delete("run");
+    return go(url, { push: "push" });
+  }
   if (!form || worker || field.form !== form) return;
   running?.abort(); // its answer would be of what was asked before
   clearTimeout(waiting);

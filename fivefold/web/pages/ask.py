@@ -1,0 +1,92 @@
+"""The Ask page: one question of ``ask`` about a model and a machine, or a layout, in a process with a time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import TypeAdapter
+
+from fivefold.rendering.answers import list_sections
+from fivefold.requests.answers import OF_LAYOUT, QUESTIONS, USED_BY
+from fivefold.results.search_result import Answer, Change, FineTune, Lengths
+from fivefold.web.answers import Reply
+from fivefold.web.pages.render import fragment, page
+from fivefold.web.pages.stream import Begun, Stream
+from fivefold.web.question import AskQuestion, ChosenQuestion, replace_ranks
+from fivefold.web.site import Site
+
+REPLIES: TypeAdapter[list[Reply]] = TypeAdapter(list[Reply])
+
+
+class AskPage(Begun, ChosenQuestion):
+    """A question to ``ask`` as the page asks it."""
+
+
+def router(site: Site) -> APIRouter:
+    """Build the routes of the page."""
+    pages = APIRouter(include_in_schema=False)
+    streams = {question: Stream(site, f"ask {question}") for question in QUESTIONS}
+
+    @pages.get("/ask")
+    async def show_question(request: Request, asked: Annotated[AskPage, Query()]) -> HTMLResponse:
+        used = [name for name, questions in USED_BY.items() if asked.question in questions]
+        return page(
+            "ask.html",
+            request,
+            asked=asked,
+            questions=QUESTIONS,
+            used=[*used, "layout"] if asked.question in OF_LAYOUT else used,
+        )
+
+    @pages.get("/ask/events")
+    async def events(asked: Annotated[AskPage, Query()]) -> StreamingResponse:
+        stream = streams[asked.question]
+        return stream.answer(
+            asked.convert(AskQuestion),
+            lambda replies, _: stream.describe(asked) + render_replies(asked, REPLIES.validate_python(replies)),
+        )
+
+    return pages
+
+
+def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
+    """Return the answers as HTML; layouts in the first table link to their plans."""
+    links = [address(asked, reply) for reply in mark_plans(replies)]
+    return fragment(
+        "ask_result.html",
+        sections=list_sections(asked.question, replies),
+        remarks=replies[0].remarks if replies else (),
+        links=links if any(links) else [],
+    )
+
+
+def mark_plans(replies: Sequence[Any]) -> list[Any]:
+    """Return the replies whose layout tells the whole plan, with None for the others.
+
+    A change of the job leaves the layout as it is, so that several rows have the same one.
+    """
+    layouts = [reply.layout for reply in replies if isinstance(reply, Change)]
+    return [None if isinstance(reply, Change) and layouts.count(reply.layout) > 1 else reply for reply in replies]
+
+
+def address(asked: AskPage, reply: Any) -> str:
+    """Return the URL of the plan of a reply, or an empty string if it has none."""
+    answer = reply.answer if isinstance(reply, Lengths) else reply
+    changes: dict[str, Any]
+    match asked.question, answer:
+        case "gpus", Answer():
+            changes = {"machine": replace_ranks(asked.machine, int(answer.value))}
+        case "sequence", Answer():
+            changes = {"seq": int(answer.value)}
+        case "micro-batch", Answer():
+            changes = {}
+        case _, FineTune():
+            changes = {"adapter": None if answer.method == "full" else answer.method}
+        case _, Change():
+            changes = {}
+        case _:
+            return ""
+    return asked.to_shared().url("/plan", layout=answer.layout, **changes)

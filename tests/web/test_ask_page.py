@@ -1,0 +1,96 @@
+"""The page Ask: every question of ``ask`` is answered as tables whose layouts link to their plans."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the page needs the extra web")
+
+from starlette.testclient import TestClient
+
+from fivefold.requests.answers import QUESTIONS
+from fivefold.requests.commands import Question
+from fivefold.web import worker
+from fivefold.web.copies import write_copies
+from fivefold.web.pages.ask import REPLIES, AskPage, render_replies
+from tests.web.test_copies import run_command
+
+SMALL: dict[str, Any] = {"model": "nano", "machine": "h100:2", "gbs": 8, "seq": 512}
+MORE = {"tokens": "2e9", "price": ["2.5"], "assume": ["failures=1"]}
+
+
+def ask(folder: Path, asked: AskPage) -> list[Any]:
+    request = {"question": asked.convert(AskPage).model_dump(mode="json"), "root": str(folder), "local": "none"}
+    for name in ("question", "run"):
+        request["question"].pop(name)
+    return REPLIES.validate_python(worker.VERBS[f"ask {asked.question}"](request, lambda *done: None))
+
+
+def test_the_page_has_every_question() -> None:
+    assert set(QUESTIONS) == set(get_args(Question))
+
+
+@pytest.mark.filterwarnings("default::fivefold.record.UsageWarning")
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_answers_are_those_of_the_copied_command(client: TestClient, folder: Path, question: str) -> None:
+    asked = AskPage(**SMALL | MORE | {"question": question, "layout": "dp2 zero1 mbs1"})
+    replies = ask(folder, asked)
+    plain = [reply.model_dump(mode="json") for reply in replies]
+    copies = write_copies(asked, "ask")
+    assert run_command(copies.command) == plain
+    names: dict[str, Any] = {}
+    exec(copies.python, names)
+    assert [reply.model_dump(mode="json") for reply in names["answer"]] == plain
+    response = client.get(f"/api/ask/{question}", params=SMALL | MORE | {"layout": "dp2 zero1 mbs1"})
+    assert response.status_code == 200
+    assert response.json() == plain
+    text = render_replies(asked, replies)
+    assert text.count("<table") == {"run": 4, "sequence": 2}.get(question, 1)
+    for url in re.findall(r'href="([^"]+)"', text):
+        answer = client.get(url.replace("&amp;", "&"))
+        assert answer.status_code == 200
+        assert 'class="mistake"' not in answer.text
+
+
+def test_changes_of_the_job_do_not_link_to_a_plan_without_them(folder: Path) -> None:
+    asked = AskPage(**SMALL | {"question": "changes", "layout": "dp2 zero1 mbs1"})
+    replies = ask(folder, asked)
+    text = render_replies(asked, replies)
+    of_layout = [reply for reply in replies if reply.layout != "dp2 zero1 mbs1"]
+    assert 0 < text.count('<a href="/plan') == len(of_layout) < len(replies)
+
+
+def test_a_question_is_chosen_and_asked(page: Any) -> None:
+    from playwright.sync_api import expect
+
+    from tests.web.browser import is_within_window, list_violations
+
+    page.goto("/ask?model=nano&machine=h100:2&gbs=8&seq=512")
+    field = page.locator("input[name=layout]")
+    field.fill("dp2 zero1 mbs1")
+    page.get_by_label("question").select_option("run")
+    expect(page.locator("input[name=tokens]")).to_be_visible()
+    expect(field).to_have_value("dp2 zero1 mbs1")
+    expect(page.locator("#answer .card")).to_have_count(0)
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator("#answer")).to_contain_text("Goodput by checkpoint interval")
+    assert list_violations(page) == []
+    page.get_by_label("question").select_option("gpus")
+    expect(page.locator("input[name=tokens]")).to_have_count(0)
+    expect(field).to_have_count(0)
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator("#answer")).to_contain_text("fewest GPUs")
+    page.go_back()
+    page.go_back()
+    expect(page.locator("#answer")).to_contain_text("Goodput by checkpoint interval")
+    expect(page.get_by_label("question")).to_have_value("run")
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert is_within_window(page)
+    page.get_by_label("question").select_option("micro-batch")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.locator("#answer td a").first.click()
+    page.wait_for_url(re.compile("/plan.*layout=dp2"))
