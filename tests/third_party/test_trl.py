@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job, Optimizer, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.trainer.build import Built, build
-from fivefold.trainer.checkpoint import huggingface_import
+from fivefold.trainer.checkpoint import huggingface_import, peft_adapter
 from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.packing import PackedLoader
 from fivefold.trainer.data.prepare import prepare
@@ -56,13 +57,35 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def step_of_trl(base: Path, tokenizer: Path, records: list[Any], out: Path, **settings: Any) -> float:
-    """The loss of a step over all records; ``out``: a folder whose weights are its gradients."""
+def peft_config(adapter: Adapter | None) -> Any:
+    """The adapter as peft's config; None without one."""
+    if adapter is None:
+        return None
+    peft = pytest.importorskip("peft")
+    targets = list(TARGETS) if adapter.targets == ("all-linear",) else list(adapter.targets)
+    return peft.LoraConfig(r=adapter.rank, lora_alpha=adapter.scale_numerator, target_modules=targets)
+
+
+def perturb_factors(model: Any) -> None:
+    """Replace the zeros of every factor B, so that A has a gradient."""
+    torch.manual_seed(3)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(0, 0.05)
+
+
+def step_of_trl(
+    base: Path, tokenizer: Path, records: list[Any], out: Path, adapter: Adapter | None, **settings: Any
+) -> float:
+    """The loss of a step over all records.
+
+    ``out``: a folder for its gradients, as weights, and for the adapter before the step.
+    """
     gradients: Gradients = {}
 
     class Collect(transformers.TrainerCallback):  # type: ignore[misc]
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            gradients.update({name: weight.grad.clone() for name, weight in model.named_parameters()})
+            gradients.update({name: x.grad.clone() for name, x in model.named_parameters() if x.requires_grad})
 
     model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     arguments = trl.SFTConfig(
@@ -86,31 +109,43 @@ def step_of_trl(base: Path, tokenizer: Path, records: list[Any], out: Path, **se
         args=arguments,
         train_dataset=datasets.Dataset.from_list(records),
         processing_class=transformers.AutoTokenizer.from_pretrained(tokenizer),
+        peft_config=peft_config(adapter),
     )
+    if adapter is not None:
+        perturb_factors(trainer.model)
+        trainer.model.save_pretrained(out / "adapter")
     trainer.add_callback(Collect())
     loss = float(trainer.train().training_loss)
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.copy_(gradients[name])
-    model.save_pretrained(out / "gradients")
+        for name, weight in trainer.model.named_parameters():
+            if weight.requires_grad:
+                weight.copy_(gradients[name])
+    trainer.model.save_pretrained(out / "gradients")
     return loss
 
 
 def step_of_ours(
-    base: Path, gradients: Path, data: Path, text: str, packing: str, excess: str
+    base: Path, out: Path, data: Path, text: str, packing: str, excess: str, adapter: Adapter | None
 ) -> tuple[float, float, int]:
     """The loss of a step over all samples, the largest error of a gradient by its norm, and the targets with a loss."""
     model, layout, shards = resolve(str(base / "config.json")), Layout.parse(text), Shards.open(data)
     loader = PackedLoader(shards, sequence=SEQUENCE, seed=0, packing=packing, excess=excess)  # type: ignore[arg-type]
     batch = loader.windows
     job = Job(
-        sequence=SEQUENCE, global_batch=batch, objective="sft", precision=recipe("fp32"), optimizer=Optimizer(clip=0)
+        sequence=SEQUENCE,
+        global_batch=batch,
+        objective="sft",
+        precision=recipe("fp32"),
+        optimizer=Optimizer(clip=0),
+        adapter=adapter,
     )
-    built = built_from(base, model, layout, job)
+    built = built_from(base, model, layout, job, factors=out / "adapter")
     engine = Engine(built, model=model, layout=layout, job=job)
     counted = loader.count_targets(np.arange(batch))
     loss = engine.step(batch_of(loader, batch), counted=counted).loss
-    theirs = {shard.name: shard.weight.detach() for shard in built_from(gradients, model, layout, job).shards}
+    gradients = out / "gradients"
+    there = built_from(gradients if adapter is None else base, model, layout, job, factors=gradients)
+    theirs = {shard.name: shard.weight.detach() for shard in there.shards}
     errors = [
         float((shard.weight.grad - theirs[shard.name]).norm() / theirs[shard.name].norm())  # type: ignore[operator]
         for shard in built.shards
@@ -118,9 +153,12 @@ def step_of_ours(
     return loss, max(errors), counted
 
 
-def built_from(folder: Path, model: Any, layout: Layout, job: Job) -> Built:
+def built_from(folder: Path, model: Any, layout: Layout, job: Job, *, factors: Path) -> Built:
+    """A model with the weights of ``folder``, and with the ``factors`` of peft if the job has an adapter."""
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     huggingface_import.start(folder, built=built, model=model)
+    if job.adapter is not None:
+        peft_adapter.start(factors, base=folder, built=built, model=model, job=job)
     return built
 
 
@@ -136,15 +174,25 @@ CHATS = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "records", "template", "packing", "loss_on", "settings"),
+    ("kind", "records", "template", "packing", "loss_on", "settings", "adapter"),
     [
-        ("messages", MESSAGES, MARKED, "best-fit", "replies", {"packing": True, "assistant_only_loss": True}),
-        ("messages", MESSAGES, MARKED, "none", "replies", {"assistant_only_loss": True}),
-        ("messages", MESSAGES, CHATML, "none", "all", {}),
-        ("completions", COMPLETIONS, CHATML, "best-fit", "replies", {"packing": True}),
-        ("completions", CHATS, CHATML, "none", "replies", {}),
+        ("messages", MESSAGES, MARKED, "best-fit", "replies", {"packing": True, "assistant_only_loss": True}, None),
+        ("messages", MESSAGES, MARKED, "none", "replies", {"assistant_only_loss": True}, None),
+        ("messages", MESSAGES, CHATML, "none", "all", {}, None),
+        ("completions", COMPLETIONS, CHATML, "best-fit", "replies", {"packing": True}, None),
+        ("completions", CHATS, CHATML, "none", "replies", {}, None),
+        ("messages", MESSAGES, MARKED, "none", "replies", {"assistant_only_loss": True}, Adapter(rank=4, alpha=12)),
+        (
+            "completions",
+            COMPLETIONS,
+            CHATML,
+            "best-fit",
+            "replies",
+            {"packing": True},
+            Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj")),
+        ),
     ],
-    ids=("packed", "padded", "all", "completions", "chats"),
+    ids=("packed", "padded", "all", "completions", "chats", "LoRA", "LoRA on some layers"),
 )
 def test_a_step_equals_that_of_trl(
     forked: Any,
@@ -156,9 +204,10 @@ def test_a_step_equals_that_of_trl(
     packing: str,
     loss_on: Any,
     settings: dict[str, Any],
+    adapter: Adapter | None,
 ) -> None:
     tokenizer = write_tokenizer(tmp_path / "tokenizer", template=template)
-    theirs = step_of_trl(base, tokenizer, records, tmp_path, **settings)
+    theirs = step_of_trl(base, tokenizer, records, tmp_path, adapter, **settings)
     prepare(
         str(write_lines(tmp_path / "lines.jsonl", records)),
         tokenizer=str(tokenizer),
@@ -166,9 +215,8 @@ def test_a_step_equals_that_of_trl(
         holdout=0,
         samples=sample_format(kind, loss_on=loss_on, tokenizer=str(tokenizer)),
     )
-    gradients = tmp_path / "gradients"
     ((ours, error, counted),) = forked(
-        1, step_of_ours, base, gradients, tmp_path / "data", "dp1 mbs1", packing, "truncate"
+        1, step_of_ours, base, tmp_path, tmp_path / "data", "dp1 mbs1", packing, "truncate", adapter
     )
     assert counted > SAMPLES
     assert ours == pytest.approx(theirs, rel=1e-6)
