@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from fivefold.adapter import Adapter, parse_adapter
-from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Seed, Sequences, Steps, Tokens
+from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Positive, Seed, Sequences, Steps, Tokens
 from fivefold.record import Record, UserError, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
@@ -35,7 +35,7 @@ def norm_programs(rows: int, width: int) -> int:
 
 
 Offloaded = Literal["optimizer", "activations"]
-Objective = Literal["pretrain", "sft"]
+Objective = Literal["pretrain", "sft", "dpo"]
 Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]
 # Elements that share one scale, in fp32 (in blocks, of one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128);
 # OCP MX (1x32); NVFP4 (1x16, and an fp32 scale of the full matrix: arXiv:2509.25149).
@@ -276,10 +276,13 @@ class Job(Record):
     sequence: Tokens = 4096  # tokens per sequence (T)
     global_batch: Sequences = 8  # sequences per optimizer step
     precision: Recipe = RECIPES["bf16"]  # name of a recipe such as ``bf16`` or ``fp8-tiles``
-    # what is trained. pretrain: every token; sft: the tokens that the data marks, such as the replies of conversations
+    # what is trained. pretrain: every token; sft: the tokens that the data marks, such as the replies of conversations;
+    # dpo: that the chosen of two completions is more probable than the rejected, relative to a frozen reference. A pair
+    # is two sequences
     objective: Objective = "pretrain"
+    dpo_beta: Positive = 0.1  # of dpo: the larger, the closer the model stays to the reference
     # separate: tokens do not attend to other documents packed into the same sequence; the planner counts both equally.
-    # The default is joined for pretrain, and separate for sft
+    # The default is joined for pretrain and dpo, and separate for sft
     documents: Literal["joined", "separate"] = "joined"
     # emulate fp8, fp4 and tf32 on devices without kernels for them: operands are cast, then multiplied in fp32
     emulate: bool = False
@@ -310,7 +313,7 @@ class Job(Record):
                 )
             elif isinstance(precision, dict) and isinstance(name := precision.get("name"), str) and name in RECIPES:
                 values["precision"] = RECIPES[name].model_dump() | precision
-            if values.get("objective", "pretrain") != "pretrain":
+            if values.get("objective", "pretrain") == "sft":
                 values.setdefault("documents", "separate")
             if isinstance(adapter := values.get("adapter"), str):
                 values["adapter"] = parse_adapter(adapter)
@@ -327,11 +330,26 @@ class Job(Record):
         return self
 
     def row_tokens(self, predicted: int = 0) -> int:
-        """Return the int64 elements of a sequence in a batch: its tokens and the last target, for sft all targets.
+        """Return the int64 elements of a sequence in a batch: its tokens and the last target, or with all targets.
 
         ``predicted``: the number of further tokens that modules of multi-token prediction predict.
         """
-        return 2 * self.sequence if self.objective == "sft" else self.sequence + 1 + predicted
+        return 2 * self.sequence if self.has_targets else self.sequence + 1 + predicted
+
+    @property
+    def has_targets(self) -> bool:
+        """Tell whether the data says which tokens are targets with a loss, as it does for all but pretraining."""
+        return self.objective != "pretrain"
+
+    @property
+    def copies_reference(self) -> bool:
+        """Tell whether a frozen copy of all weights is kept as the reference; of adapters it is the model without."""
+        return self.objective == "dpo" and self.adapter is None
+
+    @property
+    def loss_sums(self) -> int:
+        """Return the numbers that a step sums over ranks with its loss: itself, and of dpo the rewards and ranks."""
+        return 4 if self.objective == "dpo" else 1
 
     @property
     def activation_bytes(self) -> int:

@@ -25,7 +25,8 @@ class JobWords(TypedDict, total=False):
     attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] | None
     sequence: int
     global_batch: int
-    objective: Literal["pretrain", "sft"]
+    objective: Literal["pretrain", "sft", "dpo"]
+    dpo_beta: float
     documents: Literal["joined", "separate"]
     emulate: bool
     imbalance: float

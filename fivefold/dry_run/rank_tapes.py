@@ -117,6 +117,7 @@ def record_steps(
     ``repeats``: as for ``run_rank``; raises ``NotRepeatable``.
     """
     engine = Engine(built, model=model, layout=layout, job=job)
+    engine.hold_reference()
     pipeline = engine.pipeline
     interleaves = built.ranks.interleaver is not None  # events of two micro-batches then alternate
     repetition = shorten(pipeline.row) if repeats and not interleaves else None
@@ -171,7 +172,8 @@ def _step(engine: Engine, recorder: Recorder) -> Tape:
     shape = layout.micro_batches(job), layout.mbs, job.row_tokens(engine.predicted)
     engine.tokens = torch.zeros(shape, dtype=torch.long)
     recorder.silent = False
-    recorder.name([engine.tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables], "inputs")
+    inputs = [engine.tokens, engine.loads, engine.keys, engine.reference_log_probs]
+    recorder.name([*inputs, *built.module.buffers(), *built.module.tables], "inputs")
     recorder.name(built.gather_scales(), "fp8 scales")
     recorder.name(built.weights(), "parameters")
     recorder.name(built.moments(), "optimizer")

@@ -75,6 +75,7 @@ def reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | None) 
     yield from _pipeline(layout, model=model, job=job)
     yield from _ramp(layout, model=model, job=job)
     yield from _adapter(layout, model=model, job=job)
+    yield from _preferences(layout, model=model, job=job)
 
 
 def is_legal(layout: Layout, *, model: Model, job: Job, machine: Machine | None = None) -> bool:
@@ -114,8 +115,9 @@ def list_mismatches(model: Model, job: Job) -> Iterator[str]:
             yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
         if job.stack.attention == "unfused":
             yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
-    if job.objective == "sft" and model.mtp is not None:
-        yield f"objective=sft does not train multi-token prediction ({model.name}); take a model without mtp"
+    if job.has_targets and model.mtp is not None:
+        what = f"objective={job.objective} does not train multi-token prediction"
+        yield f"{what} ({model.name}); take a model without mtp"
     for kind in model.non_attention_mixers:
         if job.documents == "separate":
             yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
@@ -411,6 +413,24 @@ def _adapter(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if adapter.base is not None and adapter.base != "nf4" and (adapter.base == "fp32") != in_fp32:
         fix = "fp32" if in_fp32 else "bf16"
         yield f"adapter.base={adapter.base} is not modelled with {recipe.name} activations; take base={fix} or nf4"
+
+
+def _preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Yield the reasons why preference optimization (DPO) is not modelled with this layout, model or job."""
+    if job.objective != "dpo":
+        return
+    if layout.mbs % 2:
+        yield f"mbs={layout.mbs} splits a pair of objective=dpo, which is two sequences; try mbs{layout.mbs + 1}"
+    for is_present, feature, fix in (
+        (layout.pp > 1, f"pp{layout.pp}", "pp1"),
+        (layout.cp > 1, f"cp{layout.cp}, which splits the sequences of a pair over ranks", "cp1"),
+        (layout.tp_inner > 1, "2D tensor parallelism", f"{str(layout.replace(tp_inner=1))!r}"),
+        (model.moe is not None, f"experts of {model.name}", "a dense model"),
+        (job.precision.is_low_precision, f"precision {job.precision.name}", "bf16"),
+        (job.stack.loss == "chunked", "a loss in chunks", "loss=fused"),
+    ):
+        if is_present:
+            yield f"objective=dpo is not modelled with {feature}; take {fix}"
 
 
 def _suggest_more_micro_batches(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from fivefold.layout.mesh import make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, run_part
+from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.traffic import messages, passes
 from fivefold.planner.counts.update import stages_held
@@ -63,6 +64,7 @@ class _OperationTimes:
             for op in self.counts.unit(*key).ops:
                 time = self.prices.operation(op)
                 seconds[f"{op.name} forward"] += time.forward
+                seconds[f"{op.name} reference"] += time.forward * runs_in_reference(op, self.counts.job)
                 seconds[f"{op.name} backward"] += time.backward + time.weight
                 seconds[f"{op.name} recomputed"] += time.forward * op.recomputed
             self._parts[key] = seconds

@@ -2,14 +2,16 @@
 
 tokens [micro-batches, mbs, T + 1] → F, B, W of this rank's stages → reductions → norm, clip, update
 
-A job with ``objective = "sft"`` gives T inputs and T targets of each sequence instead. A negative target has no loss:
-``LAST`` marks that of the last token of a document.
+A job with ``objective = "sft"`` or ``"dpo"`` gives T inputs and T targets of each sequence instead. A negative target
+has no loss: ``LAST`` marks that of the last token of a document. With ``dpo`` the reference runs all micro-batches
+forward first: the model without its adapters, or with the frozen copy of the weights that ``hold_reference`` makes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -27,12 +29,22 @@ from fivefold.trainer.data.packing import LAST
 from fivefold.trainer.measure.meter import StepObserver
 from fivefold.trainer.measure.noise_scale import Noise, NoiseScale
 from fivefold.trainer.model.dropout import sequence_keys
+from fivefold.trainer.model.lora import disable_adapters
 from fivefold.trainer.model.mtp import MTPTargets
 from fivefold.trainer.model.precision import Dtypes
+from fivefold.trainer.model.preference_loss import Reference
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 from fivefold.trainer.parallel import expert
 from fivefold.trainer.parallel.pipeline import Pipeline
+
+
+class Rewards(NamedTuple):
+    """Means over the pairs of a step (DPO): β (log π − log ρ) of both, and the share ranked as in the data."""
+
+    chosen: float
+    rejected: float
+    accuracy: float
 
 
 class StepResult(NamedTuple):
@@ -49,6 +61,7 @@ class StepResult(NamedTuple):
     loss_scale: float = 1.0  # scale of the loss in this step (fp16)
     noise: Noise | None = None  # None if it was not measured in this step
     further: tuple[float, ...] = ()  # mean losses of the modules of multi-token prediction, without their weight
+    rewards: Rewards | None = None  # of DPO alone
 
 
 class Engine:
@@ -60,12 +73,16 @@ class Engine:
 
     def __init__(self, built: Built, *, model: Model, layout: Layout, job: Job, end: int | None = None) -> None:
         """Set up the schedule. ``end``: id of the end-of-document token, if tokens attend only inside documents."""
-        self.has_targets = job.objective == "sft"  # the batch has them, and not only tokens
+        self.has_targets = job.has_targets  # the batch has them, and not only tokens
         if job.documents == "separate" and end is None and not self.has_targets:
             raise ValueError("separate documents need the token that ends one")
         self.built, self.layout, self.job = built, layout, job
         self.end = end if job.documents == "separate" else None
-        self.counted: int | None = None  # targets with a loss in this step, over all ranks; None: all
+        self.counted: int | None = None  # targets with a loss in this step, or pairs, over all ranks; None: all
+        self.reference_log_probs = torch.zeros(0, device=built.ranks.device)
+        if job.objective == "dpo":
+            self.reference_log_probs = self.reference_log_probs.new_zeros(layout.micro_batches(job), layout.mbs)
+        self._runs_reference = False
         self.layers = stage_layers(model.layers, layout)
         self.sequences = job.global_batch  # of this step, over all ranks
         self.predicted = model.mtp_depth
@@ -92,7 +109,7 @@ class Engine:
             stages={stage: partial(self._stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]},
             shape=(rows // layout.tp if layout.sp else rows, model.width),
             dtype=Dtypes(job.precision).weights,
-            losses=(1 + model.mtp_depth,) if model.mtp else (),
+            losses=(job.loss_sums + model.mtp_depth,) if model.mtp or job.loss_sums > 1 else (),
         )
         self.pipeline = self._pipeline(built.table)
         self.pipeline.on_pass = self._pass_ended
@@ -109,7 +126,8 @@ class Engine:
 
         Every rank calls it. With multi-token prediction a sequence has one more token per module.
 
-        ``counted``: targets with a loss in the batches of all ranks, which divide the sum of losses; None: all targets.
+        ``counted``: targets with a loss in the batches of all ranks, which divide the sum of losses, or of DPO pairs;
+        None: all.
         ``stop``: this rank's vote to stop, summed over all. ``judge(loss, norm)``: called before the update, with the
         same values on all ranks; False skips it. Not called for an overflow that a lower loss scale can fix.
         """
@@ -144,7 +162,9 @@ class Engine:
             for moe, bias in zip(self.routed.values(), biases, strict=True):
                 moe.bias.copy_(bias)
         self.number += 1
-        weight = scale * self.built.module.head.weight
+        rewards, weight = None, scale * self.built.module.head.weight
+        if self.job.objective == "dpo":
+            rewards, further = Rewards(*(part.item() / scale for part in further)), []
         return StepResult(
             loss.item() / scale,
             norm.item(),
@@ -152,6 +172,7 @@ class Engine:
             skipped=not updates,
             loss_scale=scale,
             further=tuple(part.item() / weight for part in further),
+            rewards=rewards,
             noise=self._noise(sums[: len(squares)], scale),
         )
 
@@ -182,10 +203,11 @@ class Engine:
     def _scale_losses(self, scale: float) -> None:
         """Set the factor of a token's loss and of the aux loss to loss scale ``scale`` / tokens of the step.
 
-        The loss is a mean over the counted targets, and the aux loss over all tokens.
+        The loss is a mean over the counted targets, of DPO over pairs, and the aux loss over all tokens.
         """
         tokens = self.sequences * self.job.sequence
-        self.scale = scale / (tokens if self.counted is None else max(1, self.counted))
+        terms = self.sequences // 2 if self.job.objective == "dpo" else tokens
+        self.scale = scale / (terms if self.counted is None else max(1, self.counted))
         for moe in self.routed.values():
             moe.scale = scale / tokens
 
@@ -196,6 +218,7 @@ class Engine:
         """
         self.tokens = tokens.to(self.built.ranks.device, non_blocking=True)
         self.kept_bytes, self._baseline = 0, -1
+        self._run_reference(len(tokens))
         self._draw_keys(len(tokens))
         total = self.pipeline.step()
         self.drops = False
@@ -204,6 +227,41 @@ class Engine:
         if self.free:
             self._balance()
         return total
+
+    def hold_reference(self) -> None:
+        """Keep the present weights as the frozen reference of DPO, if the job keeps a copy of them."""
+        if self.job.copies_reference:
+            for unit in self.built.units:
+                unit.hold_reference()
+
+    @torch.no_grad()
+    def _run_reference(self, micro_batches: int) -> None:
+        """Compute the reference's log-probabilities of all sequences in ``tokens``, for DPO alone."""
+        if self.job.objective != "dpo":
+            return
+        if len(self.reference_log_probs) != micro_batches:
+            self.reference_log_probs = self.reference_log_probs.new_zeros(micro_batches, self.layout.mbs)
+        if self.meter is not None:
+            self.meter.phase = "reference"
+        with self._reference_weights(), disable_adapters():
+            self.pipeline.evaluate(micro_batches)
+
+    @contextmanager
+    def _reference_weights(self) -> Iterator[None]:
+        """Compute with the reference's weights; the hooks of passes are those of training and are not called."""
+        units, pipeline = self.built.units if self.job.copies_reference else [], self.pipeline
+        hooks = pipeline.on_action, pipeline.on_pass
+        self._runs_reference, pipeline.on_action, pipeline.on_pass = True, None, None
+        for unit in units:
+            unit.swap_reference()
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.swap_reference()
+            for unit in self.built.units:
+                unit.drop_released()
+            self._runs_reference, (pipeline.on_action, pipeline.on_pass) = False, hooks
 
     def _draw_keys(self, micro_batches: int) -> None:
         """Draw the keys of this rank's sequences, by seed, step and their numbers in the global batch."""
@@ -255,13 +313,15 @@ class Engine:
         """Return this rank's summed loss in nats of ``tokens`` [batches, mbs, T + 1]; the caller sums over ranks."""
         scale, self.scale = self.scale, 1.0
         self.tokens = tokens.to(self.built.ranks.device)
+        self._run_reference(len(tokens))
         total = self.pipeline.evaluate(len(tokens)) / self.layout.tp
         self.scale = scale
         return total
 
     def _stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
         """Run a stage forward on one micro-batch; ``entry`` [R, D]: of the previous stage. Output [R, D], or loss."""
-        self._begin_forward(entry)
+        if not self._runs_reference:
+            self._begin_forward(entry)
         module, tokens = self.built.module, self.tokens[micro_batch]
         predicted = self.predicted if torch.is_grad_enabled() else 0
         further: list[Tensor] = []
@@ -284,10 +344,23 @@ class Engine:
             keys_B=keys,
             scale=self.scale,
             further=MTPTargets((targets, *further[:-1]), tuple(further)) if further else None,
+            reference=self._reference(micro_batch),
         )
+        if self._runs_reference:
+            if stage == self.pipeline.last:
+                self.reference_log_probs[micro_batch] = out
+                out = out.sum()
+            return out
         if self._active_meter is not None:
             self._active_meter.phase = "backward"
-        return out
+        is_vector = self.job.objective == "dpo" and stage == self.pipeline.last
+        return out[0] if is_vector and not torch.is_grad_enabled() else out
+
+    def _reference(self, micro_batch: int) -> Reference | None:
+        """Return the reference of a micro-batch's loss; None while the reference runs, and without one."""
+        if self._runs_reference or self.job.objective != "dpo":
+            return None
+        return Reference(self.reference_log_probs[micro_batch], self.job.dpo_beta)
 
     def _documents(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return the number of the document of each token [mbs, T]; None if tokens attend to all earlier ones."""

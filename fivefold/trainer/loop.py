@@ -288,8 +288,10 @@ class Loop:
         """Load the newest readable checkpoint, or initial weights; return the step to continue from, and log events."""
         events: list[str] = []
         base = self.run.start.weights
-        if base is not None and self.job.adapter is not None:  # a checkpoint holds the adapters alone
+        # a checkpoint holds the adapters alone, and never the frozen reference
+        if base is not None and (self.job.adapter is not None or self.job.copies_reference):
             huggingface_import.start(base, built=self.built, model=self.model)
+        self.engine.hold_reference()
         while newest := checkpoint.find_latest(self.run.folder / "checkpoints"):
             try:
                 progress = self._load(newest)
@@ -303,7 +305,7 @@ class Loop:
             self.saver.newest, self.samples = newest, progress.samples
             self.guard.restore(progress.facts, going_back=False)
             return progress.step, events
-        if base is not None and self.job.adapter is None:
+        if base is not None and self.job.adapter is None and not self.job.copies_reference:
             huggingface_import.start(base, built=self.built, model=self.model)
         if (folder := self.run.start.adapter) is not None:
             assert base is not None

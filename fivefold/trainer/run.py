@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from fivefold.job import Job
+from fivefold.job import Job, Objective
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
@@ -16,11 +16,12 @@ from fivefold.model.catalog import locate_model
 from fivefold.model.spec import Model
 from fivefold.record import Record, UserError, locate, read_file
 from fivefold.trainer.data.loader import Loader
-from fivefold.trainer.data.packing import Excess, PackedLoader, Packing
+from fivefold.trainer.data.packing import Excess, PackedLoader, Packing, PairLoader
 from fivefold.trainer.data.shards import Shards, Split
 from fivefold.trainer.data.supervised import Format, LossOn, SampleFormat, sample_format
 from fivefold.trainer.faults.spikes import Faults
 
+OBJECTIVES: dict[Format, Objective] = {"text": "pretrain", "preferences": "dpo"}  # of [data] format; others: sft
 KEYWORDS = ("stdlib", "bytes")  # values in [data] that are not paths: a corpus and a tokenizer
 
 
@@ -30,14 +31,17 @@ class Data(Record):
     corpus: str = "stdlib"  # ``stdlib`` (Python's own library), or a file or folder of text or of samples
     tokenizer: str = "bytes"  # bytes, bpe:SIZE, or a tokenizer.json
     # text; messages: conversations as a list of role and content, or ShareGPT's from and value; completions: a prompt
-    # and a completion. The last two need [job] objective = "sft"
+    # and a completion. These two need [job] objective = "sft". preferences: a prompt, a chosen and a rejected
+    # completion, for objective = "dpo"
     format: Format = "text"
-    # field of .jsonl, column of .parquet. Default: text; messages or conversations; prompt,completion
+    # field of .jsonl, column of .parquet. Default: text; messages or conversations; prompt,completion;
+    # prompt,chosen,rejected
     key: str = ""
     heldout: float = Field(0.02, gt=0, lt=1)  # share of the documents
     chat_template: Path | None = None  # a .jinja file; None: the tokenizer's own template
     loss_on: LossOn = "replies"  # replies: what the assistant wrote, or the completion; all: every token
-    packing: Packing = "best-fit"  # best-fit: as many samples as fit into a sequence; none: one
+    # best-fit: as many samples as fit into a sequence; none: one. Preferences are never packed
+    packing: Packing = "best-fit"
     excess: Excess = "truncate"  # a sample longer than the sequence loses its end (truncate), or is left out (drop)
 
 
@@ -123,19 +127,19 @@ class Run(Record):
 
     def check_data(self, model: Model) -> None:
         """Raise ``UserError`` unless the objective is that of the data, and the model can read packed samples."""
-        is_text = self.data.format == "text"
+        wanted = OBJECTIVES.get(self.data.format, "sft")
+        packs = wanted == "sft" and self.data.packing != "none"
         counts_positions = (
             model.position == "learned"
             or (model.window is not None and model.window_kind == "chunks")
             or any(map(model.has_temperature, range(model.layers)))
         )
-        if not is_text and self.data.packing != "none" and counts_positions:
+        if packs and counts_positions:
             raise UserError(
                 f"model {model.name!r}: its positions count from the start of a sequence, not of a packed sample; "
                 'set [data] packing = "none"'
             )
-        if is_text != (self.job.objective == "pretrain"):
-            wanted = "pretrain" if is_text else "sft"
+        if wanted != self.job.objective:
             raise UserError(
                 f'[data] format = "{self.data.format}" is for [job] objective = "{wanted}", not '
                 f'"{self.job.objective}"; change either'
@@ -182,6 +186,8 @@ class Run(Record):
         """Return the loader of a split; ``ahead``: further tokens, for multi-token prediction."""
         job, data = self.job, self.data
         seed = job.seed if split == "train" else 0  # of the held-out samples: the same for every run
+        if job.objective == "dpo":
+            return PairLoader(shards, split=split, sequence=job.sequence, seed=seed, excess=data.excess)
         if job.objective == "sft":
             return PackedLoader(
                 shards, split=split, sequence=job.sequence, seed=seed, packing=data.packing, excess=data.excess

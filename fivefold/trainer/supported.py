@@ -48,6 +48,8 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"tp's messages and 3 % of a step (docs/decisions/013); `predict` counts both; try {str(flat)!r}"
         )
     _check_adapter(layout, job, model=model)
+    if job.objective == "dpo" and job.stack.is_compiled:
+        raise UserError("objective=dpo: the engine does not run compiled blocks with it; take compile=false")
     if job.stack.name != "fivefold":
         raise UserError(
             f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "

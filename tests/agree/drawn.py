@@ -64,9 +64,9 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
         chance = random.Random(f"{seed} {number}")
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
         case = next(filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None))))
-        yield _add_masked_loss(
-            _add_adapter(case, random.Random(f"{seed} {number} adapter")), random.Random(f"{seed} {number} sft")
-        )
+        case = _add_adapter(case, random.Random(f"{seed} {number} adapter"))
+        case = _add_masked_loss(case, random.Random(f"{seed} {number} sft"))
+        yield _add_preferences(case, random.Random(f"{seed} {number} dpo"))
 
 
 # Features of models and of layouts with their jobs; a draw is wide if any two that can go together are drawn together.
@@ -141,6 +141,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "unfused": lambda _, job: job.stack.attention == "unfused",
     "adapters": lambda _, job: job.adapter is not None,
     "sft": lambda _, job: job.objective == "sft",
+    "dpo": lambda _, job: job.objective == "dpo",
 }  # fmt: skip
 
 
@@ -216,6 +217,21 @@ def _add_masked_loss(case: Drawn, chance: random.Random) -> Drawn:
     return (
         case._replace(job=job) if chance.random() < 0.33 and _is_supported(case.layout, job, model=case.model) else case
     )
+
+
+def _add_preferences(case: Drawn, chance: random.Random) -> Drawn:
+    """Every sixth case with a loss on pairs of sequences, and dp instead of cp and pp, if that is legal."""
+    dp = case.layout.dp * case.layout.cp * case.layout.pp
+    batch = dp * 2 * case.layout.mbs * chance.choice((1, 2, 3))
+    job = case.job.replace(objective="dpo", loss="fused", pairs=False, global_batch=batch)
+    model, changes = case.model.replace(mtp=None), {"pp": 1, "v": 1, "cp": 1, "schedule": "1f1b", "stages": ()}
+    try:
+        layout = case.layout.replace(**changes, dp=dp, mbs=2 * case.layout.mbs)
+    except ValueError:  # it names a number of pipeline ranks
+        return case
+    if chance.random() > 0.16 or not _is_supported(layout, job, model=model):
+        return case
+    return case._replace(model=model, layout=layout, job=job)
 
 
 def _is_supported(layout: Layout, job: Job, *, model: Model) -> bool:

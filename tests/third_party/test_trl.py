@@ -1,4 +1,4 @@
-"""Supervised fine-tuning against TRL's SFTTrainer on the same records: tokens that are trained, loss and gradients."""
+"""Fine-tuning against TRL's SFTTrainer and DPOTrainer on the same records: loss, rewards and gradients of a step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ from fivefold.model.catalog import resolve
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import huggingface_import, peft_adapter
 from fivefold.trainer.data.loader import Loader
-from fivefold.trainer.data.packing import PackedLoader
+from fivefold.trainer.data.packing import PackedLoader, PairLoader
 from fivefold.trainer.data.prepare import prepare
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.data.supervised import Format, sample_format
-from fivefold.trainer.engine import Engine
-from tests.trainer.data.conversations import CHATML, MARKED, completions, conversations, write_lines, write_tokenizer
+from fivefold.trainer.engine import Engine, Rewards
+from tests.trainer.data.conversations import (
+    CHATML,
+    MARKED,
+    completions,
+    conversations,
+    preferences,
+    write_lines,
+    write_tokenizer,
+)
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -81,32 +89,10 @@ def step_of_trl(
 
     ``out``: a folder for its gradients, as weights, and for the adapter before the step.
     """
-    gradients: Gradients = {}
-
-    class Collect(transformers.TrainerCallback):  # type: ignore[misc]
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            gradients.update({name: x.grad.clone() for name, x in model.named_parameters() if x.requires_grad})
-
     model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
-    arguments = trl.SFTConfig(
-        output_dir=str(out / "trl"),
-        max_length=SEQUENCE,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=len(records),  # all of them, as packing makes fewer
-        max_steps=1,
-        learning_rate=0.0,
-        optim="sgd",
-        max_grad_norm=0,
-        bf16=False,
-        use_cpu=True,
-        gradient_checkpointing=False,
-        save_strategy="no",
-        report_to=[],
-        **settings,
-    )
     trainer = trl.SFTTrainer(
         model,
-        args=arguments,
+        args=trl.SFTConfig(**step_settings(out, accumulated=len(records)), **settings),  # all, as packing makes fewer
         train_dataset=datasets.Dataset.from_list(records),
         processing_class=transformers.AutoTokenizer.from_pretrained(tokenizer),
         peft_config=peft_config(adapter),
@@ -114,6 +100,36 @@ def step_of_trl(
     if adapter is not None:
         perturb_factors(trainer.model)
         trainer.model.save_pretrained(out / "adapter")
+    return run_step(trainer, out)
+
+
+def step_settings(out: Path, *, accumulated: int, sequence: int = SEQUENCE) -> dict[str, Any]:
+    """The settings of one step on a CPU that changes no weight."""
+    return {
+        "output_dir": str(out / "trl"),
+        "max_length": sequence,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": accumulated,
+        "max_steps": 1,
+        "learning_rate": 0.0,
+        "optim": "sgd",
+        "max_grad_norm": 0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": [],
+    }
+
+
+def run_step(trainer: Any, out: Path) -> float:
+    """The loss of the step of a trainer, whose gradients become the weights of the folder ``gradients``."""
+    gradients: Gradients = {}
+
+    class Collect(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            gradients.update({name: x.grad.clone() for name, x in model.named_parameters() if x.requires_grad})
+
     trainer.add_callback(Collect())
     loss = float(trainer.train().training_loss)
     with torch.no_grad():
@@ -143,14 +159,18 @@ def step_of_ours(
     engine = Engine(built, model=model, layout=layout, job=job)
     counted = loader.count_targets(np.arange(batch))
     loss = engine.step(batch_of(loader, batch), counted=counted).loss
+    return loss, measure_gradients(built, base, out, model, layout, job), counted
+
+
+def measure_gradients(built: Built, base: Path, out: Path, model: Any, layout: Layout, job: Job) -> float:
+    """The largest error of a gradient by its norm, against those of the folder ``gradients``."""
     gradients = out / "gradients"
-    there = built_from(gradients if adapter is None else base, model, layout, job, factors=gradients)
+    there = built_from(gradients if job.adapter is None else base, model, layout, job, factors=gradients)
     theirs = {shard.name: shard.weight.detach() for shard in there.shards}
-    errors = [
+    return max(
         float((shard.weight.grad - theirs[shard.name]).norm() / theirs[shard.name].norm())  # type: ignore[operator]
         for shard in built.shards
-    ]
-    return loss, max(errors), counted
+    )
 
 
 def built_from(folder: Path, model: Any, layout: Layout, job: Job, *, factors: Path) -> Built:
@@ -221,3 +241,94 @@ def test_a_step_equals_that_of_trl(
     assert counted > SAMPLES
     assert ours == pytest.approx(theirs, rel=1e-6)
     assert error <= 1e-5
+
+
+# Preference optimization
+
+BETA, PAIR_SEQUENCE = 0.3, 128  # a few completions lose their end
+
+
+def preference_step_of_trl(
+    base: Path, tokenizer: Path, records: list[Any], out: Path, adapter: Adapter | None
+) -> tuple[float, Rewards]:
+    """Loss and rewards of a step of DPO over all records; the policy is not the reference."""
+    model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if adapter is None:
+        torch.manual_seed(5)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight), alpha=0.01)
+        model.save_pretrained(out / "policy")
+    reference = None if adapter else transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    trainer = trl.DPOTrainer(
+        model,
+        ref_model=reference,
+        args=trl.DPOConfig(
+            **step_settings(out, accumulated=len(records), sequence=PAIR_SEQUENCE), beta=BETA, logging_steps=1
+        ),
+        train_dataset=datasets.Dataset.from_list(records),
+        processing_class=transformers.AutoTokenizer.from_pretrained(tokenizer),
+        peft_config=peft_config(adapter),
+    )
+    if adapter is not None:
+        perturb_factors(trainer.model)
+        trainer.model.save_pretrained(out / "adapter")
+    loss, logged = run_step(trainer, out), trainer.state.log_history[0]
+    return loss, Rewards(*(logged[f"rewards/{name}"] for name in ("chosen", "rejected", "accuracies")))
+
+
+def preference_step_of_ours(
+    base: Path, out: Path, data: Path, text: str, adapter: Adapter | None
+) -> tuple[float, Rewards, float]:
+    """Loss and rewards of a step over all pairs, and the largest error of a gradient by its norm."""
+    model, layout, shards = resolve(str(base / "config.json")), Layout.parse(text), Shards.open(data)
+    loader = PairLoader(shards, sequence=PAIR_SEQUENCE, seed=0)
+    job = Job(
+        sequence=PAIR_SEQUENCE,
+        global_batch=loader.windows,
+        objective="dpo",
+        dpo_beta=BETA,
+        precision=recipe("fp32"),
+        optimizer=Optimizer(clip=0),
+        adapter=adapter,
+    )
+    built = built_from(base, model, layout, job, factors=out / "adapter")
+    engine = Engine(built, model=model, layout=layout, job=job)
+    engine.hold_reference()
+    if adapter is None:
+        huggingface_import.start(out / "policy", built=built, model=model)
+    rows = loader.batch(
+        0,
+        global_batch=job.global_batch,
+        rank=built.ranks["dp"].rank,
+        ranks=layout.dp,
+        micro_batches=layout.micro_batches(job),
+        mbs=layout.mbs,
+    )
+    step = engine.step(torch.from_numpy(rows))
+    assert step.rewards is not None
+    return step.loss, step.rewards, measure_gradients(built, base, out, model, layout, job)
+
+
+@pytest.mark.parametrize("text", ["dp1 mbs4", "dp2 zero3 mbs2 ac=full"])
+@pytest.mark.parametrize(("chat", "adapter"), [(False, None), (True, None), (True, Adapter(rank=4, alpha=12))])
+def test_a_step_of_preferences_equals_that_of_trl(
+    forked: Any, base: Path, tmp_path: Path, text: str, chat: bool, adapter: Adapter | None
+) -> None:
+    tokenizer, records = write_tokenizer(tmp_path / "tokenizer"), preferences(SAMPLES, chat=chat)
+    theirs, rewards = preference_step_of_trl(base, tokenizer, records, tmp_path, adapter)
+    prepare(
+        str(write_lines(tmp_path / "lines.jsonl", records)),
+        tokenizer=str(tokenizer),
+        directory=tmp_path / "data",
+        holdout=0,
+        samples=sample_format("preferences", tokenizer=str(tokenizer)),
+    )
+    world = Layout.parse(text).world
+    for ours, our_rewards, error in forked(
+        world, preference_step_of_ours, base, tmp_path, tmp_path / "data", text, adapter
+    ):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+        assert our_rewards == pytest.approx(rewards, rel=1e-5)
+        assert error <= 1e-5
+    assert 0 < rewards.accuracy < 1

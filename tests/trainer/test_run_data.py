@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import validate_job
+from fivefold.layout.validity import reasons, validate_job
 from fivefold.model.shape import MTP, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -14,15 +14,24 @@ from fivefold.trainer.run import Data, Run
 
 MODEL = Model(name="m", layers=2, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=300)
 SFT = Job(objective="sft", sequence=64)
+DPO = Job(objective="dpo", sequence=64)
 
 
 def test_sft_keeps_documents_separate_unless_they_are_joined() -> None:
     assert SFT.documents == "separate"
     assert Job(objective="sft", documents="joined").documents == "joined"
-    assert Job().documents == "joined"
+    assert Job().documents == DPO.documents == "joined"
 
 
-@pytest.mark.parametrize(("data", "job"), [(Data(format="messages"), Job()), (Data(), SFT)])
+@pytest.mark.parametrize(
+    ("data", "job"),
+    [
+        (Data(format="messages"), Job()),
+        (Data(), SFT),
+        (Data(format="preferences"), SFT),
+        (Data(format="messages"), DPO),
+    ],
+)
 def test_objective_and_format_go_together(data: Data, job: Job) -> None:
     with pytest.raises(UserError, match=r'format = "\w+" is for \[job\] objective = "\w+", not "\w+"; change either'):
         Run(data=data, job=job).check_data(MODEL)
@@ -49,3 +58,19 @@ def test_what_sft_does_not_train_is_refused_by_name() -> None:
         validate_job(MODEL.replace(mtp=MTP()), SFT)
     with pytest.raises(UserError, match="noise_scale: is measured of a mean over all tokens"):
         Run(data=Data(format="messages"), job=SFT, noise_scale=True).check_noise(Layout(dp=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "reason"),
+    [
+        ("mbs1", {}, "mbs=1 splits a pair of objective=dpo, which is two sequences; try mbs2"),
+        ("pp2 mbs2", {}, "objective=dpo is not modelled with pp2; take pp1"),
+        ("cp2 mbs2", {}, "objective=dpo is not modelled with cp2, which splits the sequences of a pair over ranks; "),
+        ("mbs2", {"loss": "chunked"}, "objective=dpo is not modelled with a loss in chunks; take loss=fused"),
+        ("mbs2", {"precision": "fp8"}, "objective=dpo is not modelled with precision fp8; take bf16"),
+    ],
+)
+def test_what_dpo_does_not_train_is_refused_by_name(text: str, changes: dict[str, object], reason: str) -> None:
+    given = list(reasons(Layout.parse(text), model=MODEL, job=DPO.replace(**changes), machine=None))
+    assert len(given) == 1, given
+    assert given[0].startswith(reason)

@@ -12,7 +12,7 @@ from fivefold.requests.commands import DataOptions
 def data(request: DataOptions) -> None:
     """Read, tokenize and pack a corpus into the run's folder; `train` does it too, if it has not been done."""
     from fivefold.model.catalog import resolve
-    from fivefold.trainer.data.samples import describe_split, show_sample
+    from fivefold.trainer.data.samples import describe_split, show_pair, show_sample
     from fivefold.trainer.data.shards import SPLITS
     from fivefold.trainer.run import Run
 
@@ -27,6 +27,7 @@ def data(request: DataOptions) -> None:
     shards = settings.shards(model)
     for split in SPLITS:
         show(describe_split(settings.loader(shards, split=split)))
-    for number in range(min(request.samples, index.train.documents)):
+    ranks_pairs = settings.job.objective == "dpo"
+    for number in range(min(request.samples, index.train.documents // (2 if ranks_pairs else 1))):
         show("")
-        show(show_sample(shards, number, sequence=settings.job.sequence))
+        show((show_pair if ranks_pairs else show_sample)(shards, number, sequence=settings.job.sequence))

@@ -1,7 +1,7 @@
 """FLOPs of one optimizer step over all ranks, and the parameters that they act on.
 
 model FLOPs = 3 x forward (backward is twice forward; once where a weight is frozen); causal: only visible pairs, full:
-the full square
+the full square; of DPO 4 x forward, one of them the reference's
 hardware FLOPs = all FLOPs that the ranks execute: the full square (of a window only its visible part), recomputed
 forwards, replicated key heads, padded vocabulary, and Muon's products; ring attention skips about half of the blocks
 """
@@ -16,6 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts, Name, run_part
+from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.update import update_flops
@@ -39,7 +40,7 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
     counts, part = Counts(model, job.replace(imbalance=1.0)), get_local_degrees(layout)
     rank_flops = sum(
-        times * (_extra_backward(op) + (_count_passes(op) + op.recomputed) * _count_executed(op, part))
+        times * (_extra_backward(op) + (_count_passes(op, job) + op.recomputed) * _count_executed(op, part))
         for stage in counts.stage_work(layout)
         for run, times in stage
         for op in counts.unit(run_part(part, run), run.name).ops
@@ -61,9 +62,9 @@ def _count_executed(op: Op, part: LocalDegrees) -> int:
     return op.flops * part.cp
 
 
-def _count_passes(op: Op) -> int:
-    """Return the forwards that the FLOPs of an operation's forward and backward equal: 3, less where weights stay."""
-    return 1 + op.backward_products
+def _count_passes(op: Op, job: Job) -> int:
+    """Return the forwards that the FLOPs of an operation's passes equal: 3, less where weights stay, DPO's one more."""
+    return 1 + op.backward_products + runs_in_reference(op, job)
 
 
 @lru_cache(maxsize=256)
@@ -74,9 +75,11 @@ def _count_sequence(model: Model, job: Job) -> tuple[int, int]:
     ops_by_unit = {name: counts.unit(part, name).ops for name in names}
     tally = Counter[Name](("embed", *counts.kinds, "head"))
     return (
-        sum(times * sum(_count_passes(op) * op.flops for op in ops_by_unit[name]) for name, times in tally.items()),
         sum(
-            times * sum(_count_passes(op) * op.causal_flops for op in ops_by_unit[name])
+            times * sum(_count_passes(op, job) * op.flops for op in ops_by_unit[name]) for name, times in tally.items()
+        ),
+        sum(
+            times * sum(_count_passes(op, job) * op.causal_flops for op in ops_by_unit[name])
             for name, times in tally.items()
         ),
     )

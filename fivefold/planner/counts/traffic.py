@@ -30,6 +30,7 @@ from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
 from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Message as Exchange
 from fivefold.planner.counts.operations.op import Op
@@ -54,7 +55,10 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
             ops = counts.unit(run_part(get_local_degrees(layout), run), run.name).ops
             for op in ops:
                 if op.message is not None:
-                    rank_messages += _op_messages(op, op.message, layout, times=times * micro_batches)
+                    reference = runs_in_reference(op, counts.job)
+                    rank_messages += _op_messages(
+                        op, op.message, layout, times=times * micro_batches, reference=reference
+                    )
             if routed := counts.count_moe_layers(run.name):
                 rank_messages += routing_messages(counts, layout, run, times=times * micro_batches * routed)
         rank_messages += _p2p_messages(counts, layout, chunk=chunk, micro_batches=micro_batches)
@@ -81,6 +85,8 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         if shards > 1:
             regathers = needs_backward_gather(name, layout, counts.job)
             gathers = 1 if stay else micro_batches * (2 if regathers else 1)
+            if counts.job.objective == "dpo" and not stay:  # the head stays gathered while the reference runs
+                gathers += 1 if name == "head" or (name == "embed" and counts.model.shares_table) else micro_batches
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
             payload += 0 if stay else frozen_bytes(whole_unit, shards=shards, job=counts.job).whole
@@ -195,7 +201,8 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     stages = counts.stage_work(layout)
     ends = {0, len(stages) - 1} & set(chunks)
     if layout.world > 1:
-        yield Message("world", "all_reduce", 1, 12 + 4 * counts.model.mtp_depth, layout.world, "world")
+        sums = counts.job.loss_sums + counts.model.mtp_depth  # besides the norm and the vote to stop
+        yield Message("world", "all_reduce", 1, 4 * (2 + sums), layout.world, "world")
     if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.job.adapter is None:
         (unit, shards, _), *_ = counts.local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
@@ -226,14 +233,18 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
             yield Message("dp", "all_reduce", 1, 4 * scales_count, shards, group)
 
 
-def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int) -> Iterator[Message]:
-    """Yield the messages of one operation: forward, backward, and repeated ones (regathered for dW, or recomputed)."""
+def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int, reference: bool) -> Iterator[Message]:
+    """Yield the messages of one operation: forward, backward, and repeated ones (regathered for dW, or recomputed).
+
+    ``reference``: it also runs in the forward of DPO's reference.
+    """
     ranks, axis = group(layout, message.axis).ranks, message.axis.partition("_")[0]  # both of 2D tp count as tp
     times *= message.times
     if op.recomputed:
         message = message.uncast
     if message.forward:
-        yield Message(axis, message.forward, times * (2 if op.recomputed else 1), message.payload, ranks, message.axis)
+        forwards = 1 + op.recomputed + reference
+        yield Message(axis, message.forward, times * forwards, message.payload, ranks, message.axis)
     for collective, payload in message.scales:
         yield Message(axis, collective, times, payload, ranks, message.axis)
     if message.regather and not op.recomputed:

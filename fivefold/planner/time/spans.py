@@ -76,10 +76,14 @@ class _Player:
         """Return the row of a layout without a pipeline: F and BW of one micro-batch after another."""
         row: list[Span] = []
         now = 0.0
-        for micro_batch in range(count):
-            for task, seconds in self.seconds.items():
-                start, now = now, now + seconds
-                row.append(self.span(Action(task.kind, 0, micro_batch), start, now))
+        passes = [(task, micro_batch, "") for micro_batch in range(count) for task in self.seconds]
+        if self.units.job.objective == "dpo":
+            forward = next(task for task in self.seconds if task.kind == "F")
+            passes = [*((forward, micro_batch, "reference ") for micro_batch in range(count)), *passes]
+        for task, micro_batch, prefix in passes:
+            start, now = now, now + self.seconds[task]
+            span = self.span(Action(task.kind, 0, micro_batch), start, now)
+            row.append(span._replace(name=f"{prefix}{span.name}"))
         return self.append_end(row, (0,), rank)
 
     def append_end(self, row: list[Span], chunks: tuple[int, ...], rank: RankMemory) -> tuple[Span, ...]:

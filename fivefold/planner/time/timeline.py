@@ -72,7 +72,8 @@ def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> 
     """Return the seconds of a step without a pipeline."""
     stages, micro_batches = stage_seconds(units, layout), layout.micro_batches(units.job)
     (stage,), costs_after = stages.times, price_after_passes(units, layout, memory, (0,), stages.unit_seconds[0])
-    compute, exposed = add_up([(stage.forward, micro_batches), (stage.whole, micro_batches)])
+    forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
+    compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.whole, micro_batches)])
     _add(exposed, costs_after.small)
     return _step_time(
         compute + costs_after.ends.slowed, exposed, costs_after.ends.exposed, costs_after.update, stages.times

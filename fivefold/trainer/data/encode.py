@@ -160,10 +160,10 @@ def _encode_samples(unit: list[FileSlice], rule: Rule, samples: SampleFormat, to
     """Encode and split the supervised samples of one unit."""
     lowest = TEXT_HASHES
     parts: dict[Split, list[Sample]] = {split: [] for split in SPLITS}
-    parse = partial(samples.encode, tokenizer=tokenizer)
-    for sample in chain.from_iterable(read_records(piece, parse=parse) for piece in unit):
-        lowest = min(lowest, document_hash := text_hash(sample.text))
-        parts["heldout" if document_hash < rule.bound else "train"].append(sample)
+    parse = partial(samples.encode_record, tokenizer=tokenizer)
+    for record in chain.from_iterable(read_records(piece, parse=parse) for piece in unit):
+        lowest = min(lowest, document_hash := text_hash("".join(sample.text for sample in record)))
+        parts["heldout" if document_hash < rule.bound else "train"].extend(record)
     splits = {split: _join_samples(parts[split], rule.dtype) for split in SPLITS}
     return Encoded(sum(piece.size_bytes for piece in unit), 0, lowest, splits)
 

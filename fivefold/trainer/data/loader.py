@@ -45,6 +45,16 @@ def _feistel(
     return left << half | right
 
 
+def permute_epochs(positions: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int64]:
+    """Return which of ``size`` items is at each of ``positions`` [rows], each epoch in an order of its own."""
+    epochs, indices = np.divmod(positions, size)
+    items = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        is_in_epoch = epochs == epoch
+        items[is_in_epoch] = permute(indices[is_in_epoch], size=size, seed=seed, epoch=int(epoch))
+    return items
+
+
 @dataclass(frozen=True)
 class Loader:
     """A loader of one split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone.
@@ -91,12 +101,7 @@ class Loader:
 
     def select(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the windows of the samples at ``positions`` [rows]."""
-        epochs, indices = np.divmod(positions, self.windows)
-        windows = np.empty_like(positions)
-        for epoch in np.unique(epochs):
-            is_in_epoch = epochs == epoch
-            windows[is_in_epoch] = permute(indices[is_in_epoch], size=self.windows, seed=self.seed, epoch=int(epoch))
-        return windows
+        return permute_epochs(positions, size=self.windows, seed=self.seed)
 
     def read_window(self, window: int) -> NDArray[np.int64]:
         """Read the tokens [length] of a window: inputs begin at 0, targets at 1."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.record import UserError
-from fivefold.trainer.data.loader import Loader
+from fivefold.trainer.data.loader import Loader, permute_epochs
 
 Packing = Literal["best-fit", "none"]
 Excess = Literal["truncate", "drop"]
@@ -78,15 +78,17 @@ class PackedLoader(Loader):
     @cached_property
     def _sequences(self) -> tuple[Ints, Ints]:
         """Return the samples in the order of the sequences [samples], and where each sequence begins [windows + 1]."""
-        kept = self.counts > 0
-        if self.excess == "drop":
-            kept &= self.full_lengths <= self.sequence
-        samples = np.flatnonzero(kept)
+        samples = np.flatnonzero(self._kept_samples())
         if self.packing == "none":
             return samples, np.arange(len(samples) + 1)
         bins = pack(np.minimum(self.full_lengths[samples], self.sequence), size=self.sequence)
         order = np.array([sample for members in bins for sample in members], np.int64)
         return samples[order], np.cumsum([0, *map(len, bins)])
+
+    def _kept_samples(self) -> NDArray[np.bool_]:
+        """Tell of each sample whether it is read."""
+        kept = self.counts > 0
+        return kept & (self.full_lengths <= self.sequence) if self.excess == "drop" else kept
 
     @cached_property
     def _counts_by_window(self) -> Ints:
@@ -134,6 +136,31 @@ class PackedLoader(Loader):
             targets[place + length - 1] = LAST
             place += length
         return row
+
+
+@dataclass(frozen=True)
+class PairLoader(PackedLoader):
+    """A loader of preference pairs: a sequence for the chosen completion, and the next for the rejected one.
+
+    A pair of which either is to be left out is left out.
+    """
+
+    packing: Packing = "none"
+
+    @cached_property
+    def _sequences(self) -> tuple[Ints, Ints]:
+        kept = self._kept_samples().reshape(-1, 2).all(1).repeat(2)
+        samples = np.flatnonzero(kept)
+        return samples, np.arange(len(samples) + 1)
+
+    def select(self, positions: Ints) -> Ints:
+        """Return the sequences at ``positions`` [rows]; the order of an epoch is one of pairs."""
+        pairs, ends = np.divmod(positions, 2)
+        return 2 * permute_epochs(pairs, size=self.windows // 2, seed=self.seed) + ends
+
+    def count_targets(self, positions: Ints) -> int:
+        """Return the pairs at ``positions``, over which the loss is a mean."""
+        return len(positions) // 2
 
 
 def pack(lengths: Ints, *, size: int) -> list[list[int]]:

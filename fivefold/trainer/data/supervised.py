@@ -2,8 +2,10 @@
 
     messages      a list of {role, content}, or ShareGPT's {from, value}; rendered by a chat template
     completions   a prompt and its completion, both as text or both as messages
+    preferences   a prompt, a chosen and a rejected completion, all as text or all as messages: two samples
 
-The tokens and their marks equal those of TRL's SFTTrainer (trl@1.16.0: trainer/sft_trainer.py, tokenize_fn).
+The tokens and their marks equal those of TRL's SFTTrainer and DPOTrainer (trl@1.16.0: trainer/sft_trainer.py,
+trainer/dpo_trainer.py, tokenize_fn).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from fivefold.record import UserError
 from fivefold.trainer.data.chat_template import ChatTemplate, Message, Span, load_template, read_special_token
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens
 
-Format = Literal["text", "messages", "completions"]
+Format = Literal["text", "messages", "completions", "preferences"]
 LossOn = Literal["replies", "all"]
 Mask = NDArray[np.bool_]
 
@@ -30,7 +32,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant",
                   "observation": "tool"}  # fmt: skip
 MESSAGE_KEYS = ("messages", "conversations")  # fields in which a record's messages are looked for
-PROMPT, COMPLETION = "prompt", "completion"
+FIELDS: dict[Format, tuple[str, ...]] = {  # of a record, in the order in which ``key`` names others
+    "completions": ("prompt", "completion"),
+    "preferences": ("prompt", "chosen", "rejected"),
+}
 
 
 class SampleError(ValueError):
@@ -49,8 +54,8 @@ class Sample(NamedTuple):
 class SampleFormat:
     """The settings by which records become samples.
 
-    ``key``: the field of the messages, or the two of prompt and completion, by a comma; "": their usual names. ``end``:
-    text that ends a completion.
+    ``key``: the field of the messages, or those of ``FIELDS``, by commas; "": their usual names. ``end``: text that
+    ends a completion.
     """
 
     kind: Format
@@ -61,13 +66,21 @@ class SampleFormat:
 
     def encode(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> Sample:
         """Turn a record into a sample; raises ``SampleError`` or ``TemplateError`` for one that is not."""
+        (sample,) = self.encode_record(record, tokenizer)
+        return sample
+
+    def encode_record(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Sample, ...]:
+        """Turn a record into its samples: one, or of preferences the chosen and the rejected."""
         if self.kind == "messages":
-            return self._encode_messages(record, tokenizer)
-        prompt_key, completion_key = self.key.split(",") if self.key else (PROMPT, COMPLETION)
-        prompt, completion = _field(record, prompt_key), _field(record, completion_key)
-        if isinstance(prompt, str) and isinstance(completion, str):
-            return self._encode_completion(prompt, completion, tokenizer)
-        return self._encode_reply(read_messages(prompt), read_messages(completion), record, tokenizer)
+            return (self._encode_messages(record, tokenizer),)
+        keys = tuple(self.key.split(",")) if self.key else FIELDS[self.kind]
+        if self.kind == "preferences" and keys[0] not in record:
+            record = _extract_prompt(record, keys)
+        prompt, *completions = (_field(record, key) for key in keys)
+        if isinstance(prompt, str) and all(isinstance(completion, str) for completion in completions):
+            return self._encode_completions(prompt, completions, tokenizer)
+        replies = [read_messages(completion) for completion in completions]
+        return self._encode_replies(read_messages(prompt), replies, record, tokenizer)
 
     def _encode_messages(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> Sample:
         key = self.key or next((key for key in MESSAGE_KEYS if key in record), MESSAGE_KEYS[0])
@@ -87,31 +100,26 @@ class SampleFormat:
             trained |= (offsets[:, 1] > start) & (offsets[:, 0] < stop)
         return _sample(text, tokens, trained)
 
-    def _encode_reply(
-        self, prompt: list[Message], completion: list[Message], record: Mapping[str, Any], tokenizer: Tokenizer
-    ) -> Sample:
+    def _encode_replies(
+        self, prompt: list[Message], replies: list[list[Message]], record: Mapping[str, Any], tokenizer: Tokenizer
+    ) -> tuple[Sample, ...]:
         template, variables = self._template(), _variables(record)
         before = template.render(prompt, for_reply=True, **variables).text
-        text = template.render([*prompt, *completion], **variables).text
-        return self._mark_after_prompt(
-            text, tokenizer.encode_with_offsets(text)[0], tokenizer.encode_with_offsets(before)[0]
-        )
+        texts = [template.render([*prompt, *reply], **variables).text for reply in replies]
+        tokens = [tokenizer.encode_with_offsets(text)[0] for text in texts]
+        return self._mark_after_prompt(texts, tokens, tokenizer.encode_with_offsets(before)[0])
 
-    def _encode_completion(self, prompt: str, completion: str, tokenizer: Tokenizer) -> Sample:
-        text = prompt + completion
-        if self.end and not completion.endswith(self.end):
-            text += self.end
-        tokens, _ = tokenizer.encode_with_offsets(text, special=True)
+    def _encode_completions(self, prompt: str, completions: list[str], tokenizer: Tokenizer) -> tuple[Sample, ...]:
+        texts = [f"{prompt}{text}{'' if text.endswith(self.end) else self.end}" for text in completions]
+        tokens = [tokenizer.encode_with_offsets(text, special=True)[0] for text in texts]
         if not self.end:  # a tokenizer whose end of document has no text
-            tokens = np.append(tokens, tokens.dtype.type(tokenizer.end))
-        return self._mark_after_prompt(text, tokens, tokenizer.encode_with_offsets(prompt, special=True)[0])
+            tokens = [np.append(ids, ids.dtype.type(tokenizer.end)) for ids in tokens]
+        return self._mark_after_prompt(texts, tokens, tokenizer.encode_with_offsets(prompt, special=True)[0])
 
-    def _mark_after_prompt(self, text: str, tokens: Tokens, prompt: Tokens) -> Sample:
-        """Mark the tokens after the common beginning of ``tokens`` and ``prompt``."""
-        length = min(len(tokens), len(prompt))
-        differs = np.flatnonzero(tokens[:length] != prompt[:length])
-        start = 0 if self.loss_on == "all" else int(differs[0]) if len(differs) else length
-        return _sample(text, tokens, np.arange(len(tokens)) >= start)
+    def _mark_after_prompt(self, texts: list[str], tokens: list[Tokens], prompt: Tokens) -> tuple[Sample, ...]:
+        """Mark in each of ``tokens`` those after the beginning that all have in common with ``prompt``."""
+        start = 0 if self.loss_on == "all" else min(_count_common(ids, prompt) for ids in tokens)
+        return tuple(_sample(text, ids, np.arange(len(ids)) >= start) for text, ids in zip(texts, tokens, strict=True))
 
     def _template(self) -> ChatTemplate:
         if self.template is None:
@@ -123,6 +131,29 @@ def _sample(text: str, tokens: Tokens, trained: Mask) -> Sample:
     """Return a sample; its first token is never a target, as nothing stands before it."""
     trained[:1] = False
     return Sample(text, tokens, trained)
+
+
+def _count_common(ids: Tokens, others: Tokens) -> int:
+    """Return the number of equal tokens at the beginning."""
+    length = min(len(ids), len(others))
+    differs = np.flatnonzero(ids[:length] != others[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def _extract_prompt(record: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return a record of preferences whose prompt is the messages with which both completions begin."""
+    chosen, rejected = (_field(record, key) for key in keys[1:])
+    if isinstance(chosen, str) or isinstance(rejected, str):
+        raise SampleError(f"has no key {keys[0]!r}, and only messages may begin with their prompt; add it")
+    both = read_messages(chosen), read_messages(rejected)
+    common = next((at for at, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both)))
+    if not common or common == min(map(len, both)):
+        raise SampleError(
+            f"has no key {keys[0]!r}, and its completions share {common} messages of {len(both[0])} and "
+            f"{len(both[1])}; both must begin with the prompt and differ after it"
+        )
+    (prompt, chosen_key, rejected_key), (chosen, rejected) = keys, both
+    return {**record, prompt: chosen[:common], chosen_key: chosen[common:], rejected_key: rejected[common:]}
 
 
 def _field(record: Mapping[str, Any], key: str) -> Any:
@@ -195,13 +226,16 @@ def sample_format(
     """
     if kind == "text":
         return None
-    if kind == "completions" and key and len(key.split(",")) != 2:
-        raise UserError(f'[data] key {key!r}: completions have two fields; write key = "prompt,completion"')
+    if kind in FIELDS and key and len(key.split(",")) != len(FIELDS[kind]):
+        fields = ",".join(FIELDS[kind])
+        raise UserError(f'[data] key {key!r}: {kind} have {len(FIELDS[kind])} fields; write key = "{fields}"')
+    if kind == "preferences" and loss_on != "replies":
+        raise UserError(f'[data] loss_on = "{loss_on}": preferences compare completions; take loss_on = "replies"')
     folder = None if tokenizer == "bytes" or tokenizer.startswith("bpe:") else Path(tokenizer)
     template = None
     if kind == "messages" or chat_template is not None:
         template = load_template(folder, file=chat_template)
-    else:  # completions may be messages
+    else:  # completions and preferences may be messages
         try:
             template = load_template(folder)
         except UserError:

@@ -32,6 +32,7 @@ def step_line(
         "step": step,
         "loss": done.loss,
         **{f"mtp_loss_{module}": loss for module, loss in enumerate(done.further, start=1)},
+        **_rewards(done),
         "gradient_norm": done.norm,
         "learning_rate": rate,
         "tokens": samples * job.sequence,
@@ -42,6 +43,19 @@ def step_line(
         **_noise(done, job),
         **({"batch": batch} if job.ramp else {}),
         **({"loss_scale": done.loss_scale, "skipped": done.skipped} if job.precision.loss_scaling else {}),
+    }
+
+
+def _rewards(done: StepResult) -> dict[str, float]:
+    """Return the rewards of DPO, by TRL's names."""
+    if done.rewards is None:
+        return {}
+    chosen, rejected, accuracy = done.rewards
+    return {
+        "rewards/chosen": chosen,
+        "rewards/rejected": rejected,
+        "rewards/margins": chosen - rejected,
+        "rewards/accuracies": accuracy,
     }
 
 

@@ -10,6 +10,7 @@ mlp · moe · routing · experts · norm · mtp   the other layers
 linear · linear_op                linear layers; the same in compiled blocks
 lora · nf4                        low-rank adapters next to frozen linear layers; frozen weights in 4 bits
 kernels/ · logits · chunked_loss  memory-bound operations that save little for the backward; logits and loss
+preference_loss                   the loss of direct preference optimization (DPO)
 float8/ · precision · tf32        matmuls in fp8; a recipe as dtypes; products in tf32
 operation                         the call through which recomputation replaces an operation
 """

@@ -14,6 +14,9 @@ with those of data parallelism (``layout/sharding.py``). Source: arXiv:2106.0968
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +25,18 @@ from torch import Tensor, nn
 from fivefold.adapter import Adapter
 from fivefold.trainer.model.linear import Linear, accumulate_grad, fused_linears, is_recomputing
 from fivefold.trainer.model.operation import Run
+
+_disabled: ContextVar[bool] = ContextVar("disabled", default=False)
+
+
+@contextmanager
+def disable_adapters() -> Iterator[None]:
+    """Run linear layers without their adapters, as the base computes."""
+    token = _disabled.set(True)
+    try:
+        yield
+    finally:
+        _disabled.reset(token)
 
 
 def attach(blocks: nn.Module, adapter: Adapter) -> None:
@@ -40,7 +55,7 @@ def project(run: Run, name: str, x: Tensor, *linears: Linear) -> tuple[Tensor, .
 
     With adapters it is two operations, because a recomputed block may end before the second: see ``RecomputedLayer``.
     """
-    adapted = tuple(linear for linear in linears if linear.lora_a is not None)
+    adapted = () if _disabled.get() else tuple(linear for linear in linears if linear.lora_a is not None)
     outs: tuple[Tensor, ...]
     if adapted:
         rows, *lows = run(f"{name}.lora_a", lower, x, *adapted)

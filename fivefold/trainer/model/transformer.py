@@ -23,14 +23,15 @@ from fivefold.trainer.model.logits import LogitShape
 from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look_up
 from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, call_directly
+from fivefold.trainer.model.preference_loss import Reference, preference_loss, sequence_log_probs
 from fivefold.trainer.model.rotary import Rows, tables_of
 
 
 class Head(nn.Module):
     """Last norm, output projection and loss; tensor parallelism sets ``loss``. ``chunked``: ``chunked_loss.py``.
 
-    ``skips``: rows with a negative target have no loss. ``mtp``: modules of multi-token prediction, which read
-    ``embed``.
+    ``skips``: rows with a negative target have no loss. ``ranks_pairs``: the loss is that of pairs of sequences
+    (``preference_loss.py``). ``mtp``: modules of multi-token prediction, which read ``embed``.
     """
 
     def __init__(self, model: Model, *, embed: Embed) -> None:
@@ -42,7 +43,7 @@ class Head(nn.Module):
         self.kernels: Kernels = EAGER
         self.words, self.shape = model.vocab, LogitShape.from_model(model)
         self.loss: Nats | None = None  # set by tensor parallelism, over a sharded vocabulary
-        self.chunked = self.skips = False
+        self.chunked = self.skips = self.ranks_pairs = False
         self._embed = (embed,)  # in a tuple, so that torch does not register it as a submodule of this one
         self.weight = model.mtp.coefficient / model.mtp.depth if model.mtp else 0.0
         layers = range(model.layers, model.layers + model.mtp_depth)
@@ -55,26 +56,32 @@ class Head(nn.Module):
         scale: float,
         further: MTPTargets | None = None,
         rows: Rows | None = None,
+        reference: Reference | None = None,
     ) -> Tensor:
         """Return ``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
+
+        With ``ranks_pairs`` it returns the sums of ``preference_loss``, or without a ``reference`` Σ log p(target) of
+        each sequence, [B].
 
         With ``further`` the result is a vector, followed by the losses of the modules of multi-token prediction, times
         their weight; they get ``rows`` as any block. ``chunked``: if gradients are required it is NaN until its
         backward has run.
         """
-        h_RD: Tensor = self.run("head.norm", self.norm, x_RD)
+        normed = [self.run("head.norm", self.norm, x_RD)]  # handed over, so that a frozen output layer frees it
         if targets_BT is None:
-            logits_RV: Tensor = self.run("head.out", self.out, h_RD)
+            logits_RV: Tensor = self.run("head.out", self.out, normed.pop())
             return self.shape.apply(logits_RV)
+        if self.ranks_pairs:
+            return self._rank_pairs(normed.pop(), targets_BT, scale, reference)
         if further is None:
-            return self._compute_loss(h_RD, targets_BT, scale)
+            return self._compute_loss(normed.pop(), targets_BT, scale)
         losses = torch.empty(1 + len(self.mtp), dtype=torch.float32, device=x_RD.device)
-        hidden = [h_RD]
+        hidden = normed
         for module, tokens_BT in zip(self.mtp, further.tokens, strict=True):
             e_RD = self.run("mtp.embed", look_up, self._embed[0], tokens_BT)
             hidden.append(module(hidden[-1], e_RD, rows))
             del e_RD
-        del x_RD, h_RD
+        del x_RD
         scales = [scale, *(scale * self.weight for _ in self.mtp)]
         all_targets = (targets_BT, *further.targets)
         parts = [
@@ -86,15 +93,28 @@ class Head(nn.Module):
     def _compute_loss(self, h_RD: Tensor, targets_BT: Tensor, scale: float, *, into: Tensor | None = None) -> Tensor:
         """Return ``scale`` · Σ nats of normed hidden states [R, D]; ``into``: as in ``chunked_loss``."""
         total: Tensor
-        loss = self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape, skips=self.skips)
+        loss = self._nats()
         if self.chunked:
             chunked = partial(chunked_loss, scale=scale, loss=loss, into=into)
             total = self.run("loss", chunked, h_RD, self.out, targets_BT)
             return total
         logits_RV = self.run("head.out", self.out, h_RD)
+        del h_RD
         unchunked = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
         total = self.run("loss", unchunked, logits_RV, targets_BT.flatten())
         return total
+
+    def _rank_pairs(self, h_RD: Tensor, targets_BT: Tensor, scale: float, reference: Reference | None) -> Tensor:
+        logits_RV, targets = self.run("head.out", self.out, h_RD), targets_BT.flatten()
+        del h_RD
+        if reference is None:
+            return sequence_log_probs(logits_RV, targets, loss=self._nats(), sequences=len(targets_BT), times=None)
+        loss = partial(preference_loss, reference=reference, scale=scale, loss=self._nats())
+        sums: Tensor = self.run("loss", partial(loss, rescale=self.kernels.rescale), logits_RV, targets)
+        return sums
+
+    def _nats(self) -> Nats:
+        return self.loss or partial(self.kernels.nats, words=self.words, shape=self.shape, skips=self.skips)
 
 
 class Transformer(nn.Module):
@@ -140,11 +160,12 @@ class Transformer(nn.Module):
         keys_B: Tensor | None = None,
         scale: float = 1.0,
         further: MTPTargets | None = None,
+        reference: Reference | None = None,
     ) -> Tensor:
         """Run a pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last stage also the head.
 
         ``documents_BT``: a document id per token of the full sequences, if tokens attend only inside their document.
-        ``keys_B``: keys of the sequences for dropout; None: no dropout.
+        ``keys_B``: keys of the sequences for dropout; None: no dropout. ``reference``: as in ``Head``.
         """
         x_RD: Tensor = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
         tokens = tokens_BT.shape[1]
@@ -153,7 +174,7 @@ class Transformer(nn.Module):
             x_RD = self.blocks[layer](x_RD, rows)
         if layers.stop < self.model.layers:
             return x_RD
-        out: Tensor = self.head(x_RD, targets_BT, scale, further, rows)
+        out: Tensor = self.head(x_RD, targets_BT, scale, further, rows, reference)
         return out
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, ...]:

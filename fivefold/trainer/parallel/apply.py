@@ -50,7 +50,8 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         if isinstance(getattr(submodule, "wgrad_store", None), WgradStore):
             submodule.wgrad_store = wgrad_store  # type: ignore[assignment]
     module.head.chunked = job.stack.loss == "chunked"
-    module.head.skips = job.objective == "sft"
+    module.head.skips = job.has_targets
+    module.head.ranks_pairs = job.objective == "dpo"
     fused = job.stack.kernels == "triton"
     if fused:
         attach_triton(module)

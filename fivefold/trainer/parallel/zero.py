@@ -72,6 +72,8 @@ class ZeroUnit:
         self.payload: Payload | None = None  # set if the all_gather sends fp8
         self._gathered_is_current = False
         self._gathering: Pending | None = None
+        self.reference: Tensor | None = None  # of DPO: a frozen copy of the gathered weights, or of this rank's rows
+        self._reads_reference = False
         self._allocate(module)
 
     def _allocate(self, module: nn.Module) -> None:
@@ -208,7 +210,8 @@ class ZeroUnit:
     def live_tensors(self) -> list[Tensor]:
         """Return the tensors that the unit holds between steps."""
         frozen = [self.frozen_rows, self.packed_rows, *self.nf4_scales]
-        return [self.gathered, *frozen, *([self.own] if self.apart else [])]
+        reference = [] if self.reference is None else [self.reference]
+        return [self.gathered, *frozen, *([self.own] if self.apart else []), *reference]
 
     def transient_tensors(self) -> list[Tensor]:
         """Return the tensors that are allocated within a step: gathered weights, message buffers and gradients."""
@@ -221,6 +224,35 @@ class ZeroUnit:
             self.gather("")
         self.release()
         self._mark_stale()
+
+    # The reference of DPO
+
+    def hold_reference(self) -> None:
+        """Keep a frozen copy of the weights: in full where gathered weights stay, else this rank's rows."""
+        if self.policy.weights_stay:
+            self.gather("")
+            self.reference = self.gathered.clone()
+        else:
+            self.reference = self.own.to(self.dtypes.weights, copy=True)
+
+    def swap_reference(self) -> None:
+        """Swap the weights and their frozen copy: the parameters compute with the other."""
+        assert self.reference is not None
+        if self.policy.weights_stay:
+            parts = self.reference.split([size * self.shard.size for size in self.sizes])
+            self._reads_reference = not self._reads_reference
+            for parameter, ours, theirs in zip(self.parameters, self._parts, parts, strict=True):
+                source = theirs if self._reads_reference else ours
+                parameter.data = source.view(-1)[: parameter.numel()].view(parameter.shape)
+        else:
+            self.own, self.reference = self.reference, self.own
+            self._chunks = list(self.own.split(self.sizes))
+            self.drop()
+
+    def drop_released(self) -> None:
+        """Mark weights that do not stay gathered as stale, and free them."""
+        if not self.policy.weights_stay:
+            self.drop()
 
     def _mark_stale(self) -> None:
         self._gathered_is_current = False

@@ -53,6 +53,7 @@ def play(model: Model, layout: Layout, job: Job) -> Told:
         recorder.groups = index_groups(built.ranks)
         first, steady = record_steps(built, recorder, model=model, layout=layout, job=job)
     engine = Engine(built, model=model, layout=layout, job=job)
+    engine.hold_reference()
     tokens = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, job.row_tokens()))
     living = [tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables]
     living += [*built.weights(), *built.moments()]

@@ -138,8 +138,8 @@ def job_for(layout: Layout, *, compiled: bool = False) -> Job:
 
 
 def use_one_process(job: Job) -> tuple[Layout, Job]:
-    """Return what every case is compared with: one rank, one sequence at a time, nothing compiled, full logits."""
-    return Layout(), job.replace(compile=False, loss="fused", pairs=False)
+    """Return what every case is compared with: one rank, a sequence or pair at a time, uncompiled, full logits."""
+    return Layout(mbs=2 if job.objective == "dpo" else 1), job.replace(compile=False, loss="fused", pairs=False)
 
 
 def make_uneven_stages(layout: Layout) -> str:
@@ -180,8 +180,8 @@ def with_targets(tokens: Tensor) -> Tensor:
 
 
 def count_targets(job: Job, *, step: int) -> int | None:
-    """The targets with a loss in the batches of all ranks; None: all."""
-    if job.objective == "pretrain":
+    """The targets with a loss in the batches of all ranks; None: all, or all pairs."""
+    if job.objective != "sft":
         return None
     return int((batch(job, step=step)[:, job.sequence :] >= 0).sum())
 

@@ -52,6 +52,7 @@ def play(model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | 
         _compile_alone()
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     engine = Engine(built, model=model, layout=layout, job=job, end=END)
+    engine.hold_reference()
     counted: Counter[str] = Counter()
     losses, norms, gradients = [], [], {}
     meter = _Watch(built, counted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -91,3 +92,18 @@ def completions(number: int) -> list[dict[str, str]]:
 def write_lines(path: Path, records: list) -> Path:  # type: ignore[type-arg]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
+
+
+def preferences(number: int, *, chat: bool = False) -> list[dict[str, Any]]:
+    """Prompts with a chosen and a rejected completion of other lengths, as text or as messages."""
+    records: list[dict[str, Any]] = []
+    for record, (one, other) in enumerate(zip(conversations(number), conversations(number + 5)[5:], strict=True)):
+        question, chosen = (message["content"] for message in one["messages"][-2:])
+        rejected = other["messages"][-1]["content"] + f" {record}"
+        if chat:
+            ends = {key: [{"role": "assistant", "content": text}] for key, text in
+                    (("chosen", chosen), ("rejected", rejected))}  # fmt: skip
+            records.append({"prompt": one["messages"][:-1], **ends})
+        else:
+            records.append({"prompt": f"Q: {question}\nA:", "chosen": f" {chosen}", "rejected": f" {rejected}"})
+    return records

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fivefold.record import UserError
-from fivefold.trainer.data.packing import IGNORED, LAST, PackedLoader, pack
+from fivefold.trainer.data.packing import IGNORED, LAST, PackedLoader, PairLoader, pack
 from fivefold.trainer.data.prepare import prepare
-from fivefold.trainer.data.samples import describe_split, show_sample
+from fivefold.trainer.data.samples import describe_split, show_pair, show_sample
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.data.supervised import sample_format
-from tests.trainer.data.conversations import conversations, write_lines, write_tokenizer
+from tests.trainer.data.conversations import conversations, preferences, write_lines, write_tokenizer
 
 SEQUENCE = 96
 
@@ -119,3 +119,41 @@ def test_a_missing_file_of_marks_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "out" / "train-trained.bin").unlink()
     with pytest.raises(UserError, match=r"train-trained\.bin: cannot be read"):
         Shards.open(tmp_path / "out")
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_pairs_stay_together_in_any_order(tmp_path: Path, chat: bool) -> None:
+    tokenizer, records = str(write_tokenizer(tmp_path / "tokenizer")), preferences(24, chat=chat)
+    if chat:  # without a prompt of their own, some begin with it
+        for record in records[::2]:
+            prompt = record.pop("prompt")
+            record |= {end: [*prompt, *record[end]] for end in ("chosen", "rejected")}
+    form = sample_format("preferences", tokenizer=tokenizer)
+    lines = write_lines(tmp_path / "a.jsonl", records)
+    prepare(str(lines), tokenizer=tokenizer, directory=tmp_path / "out", holdout=0.2, samples=form)
+    shards = Shards.open(tmp_path / "out")
+    assert shards.index.train.documents + shards.index.heldout.documents == 2 * len(records)
+    loader = PairLoader(shards, sequence=128, seed=3)
+    rows = loader.rows(np.arange(2 * loader.windows))
+    assert loader.count_targets(np.arange(6)) == 3
+    for chosen, rejected in rows.reshape(-1, 2, 2, 128):
+        (start,) = (min(np.flatnonzero(targets >= 0)[0] for _, targets in (chosen, rejected)),)
+        assert (chosen[0][: start + 1] == rejected[0][: start + 1]).all()  # the prompt
+        assert not np.array_equal(chosen[0], rejected[0])
+    first, second = np.split(rows, 2)
+    assert not np.array_equal(first, second)
+    assert {row.tobytes() for row in first} == {row.tobytes() for row in second}
+    assert "pairs" in describe_split(loader)
+    shown = show_pair(shards, 0, sequence=128)
+    assert shown.startswith("pair 0, chosen: ")
+    assert "\npair 0, rejected: " in shown
+
+
+@pytest.mark.parametrize("excess", ["truncate", "drop"])
+def test_a_pair_is_left_out_as_a_whole(tmp_path: Path, excess: str) -> None:
+    records = [{"prompt": "p" * 9, "chosen": "c" * length, "rejected": "r"} for length in (3, 5, 40)]
+    records.append({"prompt": "q" * 40, "chosen": "c", "rejected": "r"})
+    form = sample_format("preferences", tokenizer="bytes")
+    prepare(str(write_lines(tmp_path / "a.jsonl", records)), directory=tmp_path / "out", holdout=0, samples=form)
+    loader = PairLoader(Shards.open(tmp_path / "out"), sequence=20, seed=0, excess=excess)  # type: ignore[arg-type]
+    assert loader.windows == 2 * (3 if excess == "truncate" else 2)

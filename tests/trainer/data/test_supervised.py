@@ -180,7 +180,7 @@ def test_what_has_no_template_is_an_error(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(UserError, match=r"chat_template\.jinja: not a chat template: line 1"):
         load_template(folder)
-    with pytest.raises(UserError, match="completions have two fields"):
+    with pytest.raises(UserError, match="completions have 2 fields"):
         sample_format("completions", key="prompt", tokenizer="bytes")
 
 

@@ -261,7 +261,9 @@ def inputs_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     """Return the bytes of a step's token ids and targets (``Job.row_tokens``) and of the position tables."""
     in_fp32 = job.precision.compute in ("fp32", "tf32") or job.precision.autocasts
     tables_bytes = 2 * sum(model.table_dims) * (job.sequence // layout.cp) * (4 if in_fp32 else 2)
-    return 8 * layout.micro_batches(job) * layout.mbs * job.row_tokens(model.mtp_depth) + tables_bytes
+    sequences = layout.micro_batches(job) * layout.mbs
+    log_probs = 4 * sequences if job.objective == "dpo" else 0  # of the reference
+    return 8 * sequences * job.row_tokens(model.mtp_depth) + tables_bytes + log_probs
 
 
 def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:

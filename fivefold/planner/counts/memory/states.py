@@ -35,7 +35,7 @@ class UnitStates(NamedTuple):
     """Bytes of one unit's states on the first rank, and of the buffers of its all-gather."""
 
     whole: int = 0  # gathered (unsharded) weights
-    apart: int = 0  # this rank's weights or masters that are not part of the gathered ones
+    apart: int = 0  # this rank's weights or masters that are not part of the gathered ones, and DPO's reference
     sums: int = 0  # unsharded gradients
     reduced: int = 0  # this rank's shard of the gradients, if it is another buffer
     moments: int = 0
@@ -102,6 +102,10 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
         gather_buffers = frozen.whole + weights_bytes
         gather_buffers += gather_buffers // shards
     moments = find_cost(job.optimizer.kind).state_bytes(unit.weights, shards=shards, quantised=quantised_names, job=job)
+    reference = 0  # of DPO: a copy of the gathered weights, or of this rank's rows
+    if job.copies_reference:
+        stays = zero_policy.weights_stay or stays_gathered
+        reference = weights_bytes if stays else shard_numel_padded * recipe.weights_bytes
     if updates_one(layout, job):
         moments -= 4 * len(unit.weights)
     offloaded = "optimizer" in layout.list_offloaded(job)
@@ -112,7 +116,8 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
         whole=0 if stays_gathered else weights_bytes + frozen.whole,
         apart=shard_numel_padded * bytes_per_element
         + (weights_bytes + frozen.whole if stays_gathered else frozen.shard * shards_frozen)
-        + frozen.scales,
+        + frozen.scales
+        + reference,
         sums=padded * recipe.summed_bytes,
         reduced=0 if zero_policy.gradients_stay else shard_numel_padded * recipe.summed_bytes,
         moments=0 if offloaded else moments,

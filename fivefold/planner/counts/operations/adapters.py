@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fivefold.adapter import NF4_BLOCK, Adapter, nf4_bytes, nf4_scales_bytes
+from fivefold.job import Job
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, dropout, elementwise, matmul
 from fivefold.units import ceil_div
@@ -32,6 +33,11 @@ def apply_adapter(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> l
     with_adapters = [added for op in ops for added in _with_adapter(op, local, adapter)]
     entry = {name for op in with_adapters for name in op.reads} if input_gradient else set()
     return _differentiate(with_adapters, entry - {name for op in with_adapters for name in op.writes})
+
+
+def runs_in_reference(op: Op, job: Job) -> bool:
+    """Tell whether the forward of DPO's reference runs an operation: all, but none of an adapter."""
+    return job.objective == "dpo" and ".lora_" not in op.name
 
 
 def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:

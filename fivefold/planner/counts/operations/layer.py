@@ -191,22 +191,24 @@ def head(local: Local) -> list[Op]:
     backward.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
-    part = local.part
+    part, ranks_pairs = local.part, job.objective == "dpo"
     logits = rows * vocab * width
     norm_output = Source(_use_bf16(local), "h", into=local.stream_width, rows=local.stream_rows)
     project = norm_output.column("head.out", "logits", outof=vocab, bias=model.head_bias)
-    vocab_reduce = Message("tp", "all_reduce", "", rows * 4, times=3) if part.tp > 1 else None
+    # DPO's loss reads one sequence after another, and keeps a factor of the gradient for each
+    sequences, sums = (part.sequences, {"loss": 16, "loss.factors": 4 * part.sequences}) if ranks_pairs else (1, {})
+    vocab_reduce = Message("tp", "all_reduce", "", rows // sequences * 4, times=3 * sequences) if part.tp > 1 else None
     loss = Op(
         "loss",
         "loss",
         ("logits",),
-        {"loss": 4},
-        keeps=("logits",),
+        sums or {"loss": 4},
+        keeps=("logits", *(["loss.factors"] if sums else [])),
         in_place=True,
         shape=(rows, vocab, model.width),
         moved_bytes=2 * logits,
         moved_backward_bytes=2 * logits,
-        forward_scratch=_softmax_bytes(local, rows),
+        forward_scratch=_softmax_bytes(local, rows // sequences),
         message=vocab_reduce,
     )
     fp32_logits, keeps_logits = (
