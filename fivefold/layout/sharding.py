@@ -101,7 +101,8 @@ def chunk_rows(rows: int, *, shards: int) -> int:
 def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) -> Weight:
     """Return a weight with its shape on one rank of tp, ep and etp, before ZeRO. ``vocab``: padded vocabulary size.
 
-    - column layers and vocabulary: rows over tp (copies, if there are fewer kv heads than tp ranks)
+    - column layers, norms before row layers and vocabulary: rows over tp (copies, if there are fewer kv heads than tp
+      ranks)
     - row layers: columns over tp
     - experts: over ep, their ffn dim over etp
     - norms, router, latent down-projections, the projection of multi-token prediction and biases of row layers:
@@ -120,6 +121,7 @@ def local_weight(weight: Weight, *, model: Model, layout: Layout, vocab: int) ->
     if weight.kind == "row":
         return weight._replace(shape=(shape[0], shape[1] // tp))
     is_full_norm = model.qk_norm in ("full", "heads") and name.endswith(HEAD_NORMS) and model.mla is None
+    is_full_norm = is_full_norm or name.endswith(SUB_NORMS)
     is_sharded = weight.kind in ("column", "vector", "bias") and not any(part in name for part in WHOLE)
     if is_sharded or is_full_norm:
         if tp > model.kv_heads and any(part in name for part in ("attention.k.", "attention.v.", "k_norm")):
@@ -174,6 +176,8 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
         if weight.name.endswith(HEAD_NORMS):
             return "tp"
         return "tp_outer" if weight.kind == "norm" or any(part in weight.name for part in WHOLE) else ""
+    if weight.name.endswith(SUB_NORMS):
+        return ""
     if weight.kind == "lora":  # A sees the gradients of this rank's columns, B the products of its rows
         return "tp"
     if weight.name.rpartition(".")[2] in ACTIVATIONS[model.activation].parameters:  # sees this rank's columns
@@ -190,6 +194,7 @@ def extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> Litera
 
 KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias", "lora_b"))
 HEAD_NORMS = tuple(f"attention.{part}_norm.{leaf}" for part in "qk" for leaf in ("weight", "bias"))
+SUB_NORMS = tuple(f"{norm}.{leaf}" for norm in ("attention.out_norm", "mlp.norm") for leaf in ("weight", "bias"))
 
 
 def shard_numel(weight: Weight, *, shards: int) -> int:

@@ -244,6 +244,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
         (model.sliding is not None, "sliding layers of another geometry"),
         (not layout.sp, "nosp"),
         (model.qk_norm == "full", "norms over all heads"),
+        (model.sub_norm, "norms before the last matrices of attention and MLP"),
         (model.qk_norm == "heads", "norms of heads by weights of their own"),
         (not job.stack.kernel_facts.two_dimensional_tp, f"the stack {job.stack.name}"),
         (job.stack.loss == "chunked", "a loss in chunks"),

@@ -184,6 +184,7 @@ class ModelShape(Record):
     mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
     activation: ActivationName = "silu"  # activation function of the feed-forward
     mlp_bias: bool = False  # the feed-forward has biases
+    sub_norm: bool = False  # norms before the last matrix of attention and of the MLP (sub-LayerNorm, BitNet)
 
     position: Literal["rope", "learned", "none"] = "rope"  # how positions are encoded
     position_offset: int = Field(0, ge=0, le=2**10)  # first rows of the table of positions, which none has (OPT: 2)
@@ -250,6 +251,7 @@ class ModelShape(Record):
         self._check_sliding()
         self._check_indexer()
         self._check_values()
+        self._check_sub_norm()
         self._check_gate()
         self._check_norms()
         self._check_mixers()
@@ -341,6 +343,18 @@ class ModelShape(Record):
                 raise ValueError(
                     f"values of {shape.value_dim} dims cannot be keys of {shape.head_dim} dims: leave tied_values out"
                 )
+
+    def _check_sub_norm(self) -> None:
+        """Raise ``ValueError`` for layers that have no norms before their last matrices."""
+        if not self.sub_norm:
+            return
+        for feature, is_given in (
+            ("mla", self.mla is not None),
+            ("moe", self.moe is not None),
+            ("norm_weight=False", not self.norm_weight),
+        ):
+            if is_given:
+                raise ValueError(f"sub_norm is not supported with {feature}: leave one out")
 
     def _check_gate(self) -> None:
         """Raise ``ValueError`` for a kind of output gate without an output gate."""

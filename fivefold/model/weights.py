@@ -162,6 +162,8 @@ def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:
         size = shape.heads if model.gate_per_head else shape.output_dims
         yield from _linear("attention.gate", size, model.width, "column", bias=model.qkv_bias)
     yield from _sinks(shape)
+    if model.sub_norm:
+        yield from _norm(model, "attention.out_norm", shape.output_dims)
     yield from _linear("attention.out", model.width, shape.output_dims, "row", bias=model.out_bias)
 
 
@@ -196,6 +198,8 @@ def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
     yield from _linear(f"{name}.up", ffn, model.width, "column", bias=model.mlp_bias)
     for parameter, initial in ACTIVATIONS[model.activation].parameters.items():
         yield Weight(f"{name}.{parameter}", (1,), "norm", initial)
+    if model.sub_norm:
+        yield from _norm(model, f"{name}.norm", ffn)
     yield from _linear(f"{name}.down", model.width, ffn, "row", bias=model.mlp_bias)
 
 

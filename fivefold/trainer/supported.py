@@ -31,7 +31,7 @@ FREE_FIELDS = frozenset({
     "qkv_bias", "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap",
     "attention_sinks", "window", "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp",
     "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale", "value_norm", "tied_values", "sliding",
-    "norm_weight", "embedding_norm",
+    "norm_weight", "embedding_norm", "sub_norm",
     "mixers", "feed_forwards", "short_conv", "gated_delta_net", "mamba", "mamba2", "output_gate", "gate_per_head",
     "gate_activation",
     "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",

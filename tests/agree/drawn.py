@@ -119,6 +119,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "value dims": lambda model: model.value_dim is not None,
     "scaled values": lambda model: model.value_scale != 1,
     "sliding geometry": lambda model: model.sliding is not None,
+    "sub-norms": lambda model: model.sub_norm,
     "normed values": lambda model: model.value_norm,
     "tied values": lambda model: any(shape.tied_values for shape in model.attention_shapes),
 }
@@ -424,6 +425,8 @@ def _draw_shape_fields(chance: random.Random, model: Model, *, tp: int) -> dict[
         )
         if model.position == "rope":
             fields |= {"rope_theta_sliding": 50.0}
+    if model.moe is None and model.norm_weight and chance.random() < 0.3:
+        fields |= {"sub_norm": True}
     if chance.random() < 0.5:
         fields |= {"value_norm": True, "tied_values": "value_dim" not in fields and chance.random() < 0.7}
         if (own := fields.get("sliding")) and fields["tied_values"]:

@@ -100,6 +100,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
     "gemma4_text": GEMMA4 | {"hidden_size_per_layer_input": 0},
     "gemma4_unified_text": GEMMA4,
+    "bitnet": PLAIN,
     "phi3": PLAIN | {"pad_token_id": 0},
     "gpt2": GPT2 | STILL,
     "gpt_neox": WIDE,

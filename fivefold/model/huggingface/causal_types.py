@@ -51,7 +51,6 @@ _NEEDED = {
     "passes over one stack of layers that are repeated, and gates on the output of attention": """
         hrm_text HrmTextForCausalLM
     """,
-    "norms inside attention and MLP, before their last matrix": "bitnet BitNetForCausalLM",
     "attention as a difference of two softmaxes": "diffllama DiffLlamaForCausalLM",
     "attention masks that are computed from values, and experts found by keys": "doge DogeForCausalLM",
     "experts of attention beside those of the MLP": "jetmoe JetMoeForCausalLM",

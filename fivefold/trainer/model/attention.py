@@ -61,6 +61,7 @@ class _Attention(nn.Module):
         self.core: Core | Unfused = Flash(self.rule)
         self.hooks: AttentionHooks | None = None
         self.gate_activation = model.gate_activation
+        self.out_norm = norm(model, self.shape.output_dims) if model.sub_norm else None
         self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
 
     def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
@@ -80,6 +81,8 @@ class _Attention(nn.Module):
         if gate is not None:
             out = self.run("attention.core.gate", self.kernels.gate_output, out, gate, self.gate_activation)
             del gate
+        if self.out_norm is not None:
+            out = self.run("attention.out_norm", self.out_norm, out)
         (out_RD,) = project(self.run, "attention.out", out, self.out)
         return out_RD
 

@@ -1,6 +1,6 @@
 """Feed-forward of a dense block and of the shared experts, gated or plain.
 
-    gated   down(act(gate(x)) · up(x))        plain   down(act(up(x)))
+    gated   down(act(gate(x)) · up(x))        plain   down(act(up(x)))        sub_norm   down(norm(·))
 
 Activations: ``kernels/activations.py``.
 """
@@ -15,6 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project
+from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, call_directly
 
 
@@ -37,6 +38,7 @@ class Mlp(nn.Module):
         self.activation = model.activation
         for parameter in ACTIVATIONS[model.activation].parameters:
             self.register_parameter(parameter, nn.Parameter(torch.empty(1)))
+        self.norm = norm(model, ffn) if model.sub_norm else None
         self.down = Linear(ffn, model.width, bias=model.mlp_bias)
 
     def forward(self, x_RD: Tensor) -> Tensor:
@@ -52,5 +54,7 @@ class Mlp(nn.Module):
             gate_RF, up_RF = project(self.run, f"{self.name}.gate_up", x_RD, self.gate, self.up)
             act_RF = self.run(f"{self.name}.act", self.kernels.activate_gated, gate_RF, up_RF, self.activation)
             del gate_RF, up_RF
+        if self.norm is not None:
+            act_RF = self.run(f"{self.name}.norm", self.norm, act_RF)
         (out_RD,) = project(self.run, f"{self.name}.down", act_RF, self.down)
         return out_RD

@@ -70,7 +70,7 @@ def groups(name: str) -> frozenset[str]:
     if second in ("add", "dropout"):  # of the residual stream: an addition saves nothing, a mask is small
         return frozenset()
     if first.startswith("norm") or second.endswith("norm"):
-        return frozenset({"norm"})
+        return frozenset({"norm", *({first} & {"mlp"})})
     operation_groups = {first} & {"rope", "mlp", "moe"}
     if first in ("attention", "mixer") and second not in ("enter", "leave"):
         operation_groups = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}

@@ -219,6 +219,7 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
 
 
 HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
+SUB_NORMS = ("attention.out_norm", "mlp.norm")  # of the inputs of row-parallel layers
 
 
 def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
@@ -242,6 +243,8 @@ def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
             heads = model.heads if name.endswith("q_norm") else model.kv_heads
             holders = max(1, axis.size // heads)
             submodule.sums = NormSums(axis, width=heads * model.head_dim, holders=holders)
+        if model.sub_norm and name.endswith(SUB_NORMS):
+            submodule.sums = NormSums(axis, width=cast(nn.Parameter, submodule.weight).shape[0], holders=1)
         if hasattr(submodule, "share"):
             submodule.share = GatherRows(axis, sp=sp)
         if hasattr(submodule, "lookup"):

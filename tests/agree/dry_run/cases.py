@@ -121,6 +121,7 @@ OWN: Mapping[str, Model] = {
         rope_theta_sliding=50.0,
         sliding=Sliding(head_dim=6, tied_values=False),
     ),
+    "sub-norms": TINY.replace(sub_norm=True, activation="relu2"),
     "clipped": TINY.replace(norm="layernorm", norm_weight=False, qkv_clip=0.5),
     "latent, temperature": TINY.replace(
         kv_heads=8,

@@ -43,7 +43,7 @@ class Small(nn.Module):
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
-        self.model = SimpleNamespace(vocab=WORDS, qk_norm="none", logit_scale=1.0, logit_softcap=None)
+        self.model = SimpleNamespace(vocab=WORDS, qk_norm="none", sub_norm=False, logit_scale=1.0, logit_softcap=None)
         self.embed, self.mlp, self.head = nn.Module(), nn.Module(), nn.Module()
         self.embed.tokens = nn.Embedding(PADDED, WIDTH)
         self.embed.lookup = F.embedding

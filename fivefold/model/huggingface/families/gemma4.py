@@ -139,7 +139,7 @@ GEMMA4_TEXT = replace(
     GEMMA4_UNIFIED_TEXT,
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
-    keys=GEMMA4_UNIFIED_TEXT.keys | {"hidden_size_per_layer_input": "per_layer_width"},
+    keys=drop_keys(GEMMA4_UNIFIED_TEXT.keys) | {"hidden_size_per_layer_input": "per_layer_width"},
     defaults={
         **GEMMA4_UNIFIED_TEXT.defaults,
         "max_position_embeddings": 131_072,

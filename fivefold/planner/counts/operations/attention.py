@@ -17,7 +17,7 @@ from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
-from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.linear import Source, list_sub_norm, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm, rope, split
 from fivefold.units import ceil_div
@@ -137,6 +137,9 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
                 backward_scratch=factors,
             )
         ops.append(gate)
+    if model.sub_norm:
+        ops.append(list_sub_norm(local, "attention.out_norm", out, dim=out_columns))
+        out = f"{out}n"
     return [*ops, *row(local, "attention.out", out, "a", into=out_columns, outof=model.width, bias=model.out_bias)]
 
 

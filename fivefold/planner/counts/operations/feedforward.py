@@ -13,7 +13,15 @@ from __future__ import annotations
 from math import ceil
 
 from fivefold.model.activations import ACTIVATIONS
-from fivefold.planner.counts.operations.linear import Source, add_casts, cast, drop_wgrad, keeps_casts, row
+from fivefold.planner.counts.operations.linear import (
+    Source,
+    add_casts,
+    cast,
+    drop_wgrad,
+    keeps_casts,
+    list_sub_norm,
+    row,
+)
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul
 from fivefold.units import ceil_div
@@ -314,6 +322,9 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     entry = Source(local, source, into=local.stream_width, rows=local.stream_rows, reader=reader)
     ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     ops.append(_activation(local, name, size=local.rows * inner * local.width))
+    if model.sub_norm:
+        ops.append(list_sub_norm(local, f"{name}.norm", m, dim=inner))
+        m = f"{m}n"
     return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.op import Casts, Message, Op, exchange, matmul
+from fivefold.planner.counts.operations.op import Casts, Message, Op, exchange, matmul, norm
 from fivefold.units import ceil_div
 
 
@@ -140,6 +140,18 @@ def list_norm(local: Local, op: Op) -> Op:
         return op
     sums_bytes = 8 if len(op.gradient_widths) > 1 else 4  # LayerNorm: of x and of x²
     return op._replace(message=Message("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
+
+
+def list_sub_norm(local: Local, name: str, source: str, *, dim: int) -> Op:
+    """Return the norm of a row-parallel layer's input, ``dim`` columns on this rank: ``source`` → ``source``n.
+
+    Under tp the sums of each row are all-reduced.
+    """
+    op = norm(name, source, f"{source}n", rows=local.rows, dim=dim, width=local.width, kind=local.norm)
+    if local.part.tp == 1:
+        return op
+    sums_bytes = 4 * local.norm.norm.statistics * local.rows
+    return op._replace(message=Message("tp", "all_reduce", "all_reduce", sums_bytes))
 
 
 def _gather_columns(local: Local, source: str, *, into: int) -> Op:
