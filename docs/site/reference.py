@@ -71,7 +71,7 @@ form `"l40s:320 nic=100Gbit/node"` and for files that change a few keys of a cat
     Section("fivefold.stack.spec:Stack", "Software", """A [stack](stacks.md) describes the software that runs a job. Set
 one key with `--set KEY=VALUE`, or several in `[job.stack]`, on top of a named stack: `--stack torchtitan`."""),
 )  # fmt: skip
-MEASURED = ("MatmulPoint", "AttentionPoint", "KernelPoint", "CollectivePoint", "UnitPoint", "UpdatePoint")
+MEASURED = ("MatmulPoint", "AttentionPoint", "KernelPoint", "CollectivePoint", "StepFactor", "UnitPoint", "UpdatePoint")
 """Records that ``fivefold calibrate`` writes and nobody types."""
 
 

@@ -4,6 +4,7 @@ For each number of ranks, that many workers run in parallel, as in training: on 
 on GPUs each has one GPU. This module starts the workers and fits the machine to their results.
 
 points · kernels · worker · processes · hosts   what is measured; one worker; several workers; hosts under torchrun
+step_grid · step_factors                        small training runs; how kernels run within their steps
 profile · unit_worker · unit_clock              the units of one run; a rank's real step; its time by unit
 null_process_group                              a process group that sends nothing
 messages                                        timing of messages between stretches of compute
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, quantiles
 from tempfile import TemporaryDirectory
@@ -25,7 +27,7 @@ from pydantic import TypeAdapter
 
 from fivefold.calibration.points import Facts, Kind, MeasuredPoint, Points, Progress, WorkerOrder
 from fivefold.calibration.processes import side_by_side
-from fivefold.machine.spec import Calibration, Chip, Link, Machine
+from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor
 from fivefold.record import RunFailure, UserError
 from fivefold.units import Dtype
 
@@ -33,6 +35,8 @@ SILENCE_SECONDS = 120.0
 MESSAGE: TypeAdapter[Facts | Progress | MeasuredPoint] = TypeAdapter(Facts | Progress | MeasuredPoint)
 MAX_RANKS = 1024  # the largest number of ranks: more than any host has cores
 PROGRESS_UNITS = 1000  # progress units for each number of ranks
+STEP_PROGRESS_UNITS = 1000  # and for its steps
+STEP_SECONDS, QUICK_STEP_SECONDS = 25.0, 5.0  # for the steps of each number of ranks
 
 
 def calibrate(
@@ -41,10 +45,12 @@ def calibrate(
     quick: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     points: Points | None = None,
+    in_steps: bool = True,
 ) -> Machine:
-    """Measure this computer with each number of ``ranks`` in parallel, in about a minute (``quick``: a quarter of it).
+    """Measure this computer with each number of ``ranks`` in parallel; ``quick``: fewer points and runs.
 
-    ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes.
+    ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes;
+    without ``in_steps`` kernels are measured only by themselves, not within training steps.
     Raises ``UserError`` for an invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
@@ -58,6 +64,12 @@ def calibrate(
     }
     facts: Facts | None = None
     spreads: list[float] = []
+    total = len(counts) * (PROGRESS_UNITS + (STEP_PROGRESS_UNITS if in_steps else 0))
+
+    def advance(what: str, count: int, done: int) -> None:
+        if progress:
+            progress(f"{what} on {count} rank{'s' if count > 1 else ''}", done, total)
+
     for part, count in enumerate(counts):
 
         def note(heard: Progress | MeasuredPoint, part: int = part, count: int = count) -> None:
@@ -65,9 +77,8 @@ def calibrate(
                 points_by_kind[heard.kind].append(heard.point)
                 if heard.spread is not None:
                     spreads.append(heard.spread)
-            elif progress:
-                done = part * PROGRESS_UNITS + PROGRESS_UNITS * heard.done // heard.total
-                progress(f"{heard.kind} on {count} rank{'s' if count > 1 else ''}", done, len(counts) * PROGRESS_UNITS)
+            else:
+                advance(heard.kind, count, part * PROGRESS_UNITS + PROGRESS_UNITS * heard.done // heard.total)
 
         facts = _measure(count, quick=quick, points=points, note=note)
     assert facts is not None, "there is at least one number of ranks"
@@ -77,7 +88,43 @@ def calibrate(
     if len(spreads) > 1:
         values["spread"] = quantiles(spreads, n=10)[-1]
     calibration = Calibration.model_validate(values)
-    return fit_machine(calibration, facts=facts, ranks=counts[-1])
+    machine = fit_machine(calibration, facts=facts, ranks=counts[-1])
+    if not in_steps:
+        return machine
+    begin = len(counts) * PROGRESS_UNITS
+
+    def note_run(place: int, count: int, done: int, runs: int) -> None:
+        advance("steps", count, begin + STEP_PROGRESS_UNITS * place + STEP_PROGRESS_UNITS * done // runs)
+
+    return add_steps(machine, counts, quick=quick, note=note_run)
+
+
+def add_steps(
+    machine: Machine, counts: Sequence[int], *, quick: bool, note: Callable[[int, int, int, int], None]
+) -> Machine:
+    """Return ``machine`` with its kernels measured within steps of each number of processes.
+
+    ``note`` gets the place of the number in ``counts``, the number, the runs done, and all runs.
+    """
+    from fivefold.calibration.step_factors import collect_messages, fit_step_factors, join_messages, measure_steps
+
+    calibration, factors, messages = machine.calibration, list[StepFactor](), list[CollectivePoint]()
+    assert calibration is not None, "steps are added to curves"
+    on_gpus = machine.backend == "nccl"  # every rank has its own: one is enough
+    for place, count in enumerate(counts[:1] if on_gpus else counts):
+        measured = measure_steps(
+            machine,
+            count,
+            cores=cores(),
+            quick=quick,
+            budget_seconds=QUICK_STEP_SECONDS if quick else STEP_SECONDS,
+            note=partial(note, place, count),
+        )
+        factors += fit_step_factors(machine, measured, ranks=count)
+        messages += collect_messages(machine, measured, ranks=count)
+    collectives = [point.model_dump() for point in join_messages(calibration.collectives, messages)]
+    values = {"steps": factors, "collectives": make_monotonic(collectives)}
+    return machine.replace(calibration=calibration.replace(**values))
 
 
 def make_monotonic(points: list[dict[str, Any]]) -> list[dict[str, Any]]:

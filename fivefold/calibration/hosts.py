@@ -69,7 +69,7 @@ def calibrate_hosts(
                 f"hosts have {sorted(set(_gather_values(local)))}; calibrate needs equally many ranks on every host"
             )
         host_machine = (
-            calibrate(ranks=(1, local), quick=quick, points=points, progress=progress)
+            calibrate(ranks=(1, local), quick=quick, points=points, in_steps=False, progress=progress)
             if process.local_rank == 0
             else None
         )

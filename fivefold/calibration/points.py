@@ -95,7 +95,7 @@ def default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:
 
 FULL = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=matmul_shapes((64, 256, 1024, 4096), most_flops=2**34),
+    matmuls=matmul_shapes((64, 256, 1024, 4096), most_flops=2**31),
     attentions=_attention(
         (1, 128, 4, 64), (8, 128, 4, 64), (1, 512, 8, 64), (4, 512, 8, 64), (4, 512, 4, 32), (2, 512, 4, 128),
         (1, 2048, 8, 64), (1, 4096, 2, 64),
@@ -103,13 +103,13 @@ FULL = Points(
     kernel_bytes=tuple(64 * KIB * 8**step for step in range(4)),
     collective_bytes=(*(KIB * 4**step for step in range(8)), 32 * MIB),
     rounds=2,
-    budget_seconds=26.0,
+    budget_seconds=16.0,
     seconds_per_point=0.03,
 )  # fmt: skip
 
 QUICK = Points(
     dtypes=("fp32", "bf16"),
-    matmuls=matmul_shapes((64, 384, 2048), most_flops=2**32),
+    matmuls=matmul_shapes((64, 384, 2048), most_flops=2**30),
     attentions=_attention((1, 128, 4, 64), (4, 512, 4, 64), (1, 1024, 8, 64)),
     kernel_bytes=(64 * KIB, 2 * MIB, 32 * MIB),
     collective_bytes=(KIB, 32 * KIB, MIB, 8 * MIB, 32 * MIB),

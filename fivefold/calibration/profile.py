@@ -12,13 +12,14 @@ from __future__ import annotations
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from fivefold.calibration.messages import Timed, distinct_messages, heard
 from fivefold.calibration.processes import side_by_side
-from fivefold.calibration.unit_worker import ProfileOrder, RankProfile
+from fivefold.calibration.unit_worker import ProfileOrder, RankProfile, RunOrder
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
@@ -76,8 +77,9 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     keys, curves, ranks = Profiled(counts, machine), Units(counts, unprofiled_machine), ranks_per_host(layout, machine)
     points_by_key: dict[str, list[UnitPoint]] = defaultdict(list)
     for rank_profile in profiles:
-        for point in _points(rank_profile, counts=counts, layout=layout, keys=keys, curves=curves, ranks=ranks):
-            points_by_key[point.key].append(point)
+        for run, passes in unit_seconds(rank_profile, counts=counts, layout=layout, curves=curves).items():
+            key, curve = keys.unit_key(layout, run), curves.unit(layout, run)
+            points_by_key[key].append(_point(run, passes, key=key, curve=curve, ranks=ranks, layout=layout))
     units = {(p.key, p.ranks): p for p in calibration.units}
     units |= {(key, ranks): _mean(points) for key, points in points_by_key.items()}
     memory_by_rank = memory(counts, layout)
@@ -96,7 +98,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     )
     updates[update.key, ranks] = update
     collectives = {(p.collective, p.ranks, p.nodes, p.bytes): p for p in calibration.collectives}
-    points = [p for rank_profile in profiles for p in rank_profile.messages] + _collect_step_points(
+    points = [p for rank_profile in profiles for p in rank_profile.messages] + collect_step_points(
         profiles, counts=counts, layout=layout, ranks=ranks
     )
     collectives |= {(p.collective, p.ranks, p.nodes, p.bytes): p for p in points}
@@ -108,7 +110,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
     return machine.replace(calibration=calibration.replace(**store))
 
 
-def _collect_step_points(
+def collect_step_points(
     profiles: list[RankProfile], *, counts: Counts, layout: Layout, ranks: int
 ) -> list[CollectivePoint]:
     """Return the messages that were timed in the step, with the mean seconds over ranks.
@@ -161,39 +163,59 @@ def _stage_rank(layout: Layout, rank: int) -> int:
 
 def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job: Job, cores: int) -> list[RankProfile]:
     """Run workers for ``ranks`` in parallel. ``plans`` is the planner of this model and job on this machine."""
-    profiles: list[RankProfile] = []
     message_orders = distinct_messages(plans.counts, layout, beside=len(ranks)) if len(ranks) > 1 else ()
-    work = _estimate_message_interval(plans, layout) if message_orders else MOST_WORK
-    with TemporaryDirectory(prefix="fivefold-") as folder:
-        orders = [
-            ProfileOrder(
-                place=index,
-                beside=len(ranks),
-                rank=rank,
-                model=model,
-                layout=str(layout),
-                job=job,
-                threads=max(1, cores // len(ranks)),
-                meeting=str(Path(folder) / "meeting"),
-                seconds=SECONDS,
-                steps=STEPS,
-                silence_seconds=SILENCE_SECONDS,
-                messages=message_orders,
-                work_seconds=work,
-            )
-            for index, rank in enumerate(ranks)
-        ]
-        commands = [
-            [sys.executable, "-m", "fivefold.calibration.unit_worker", order.model_dump_json()] for order in orders
-        ]
-        side_by_side(
-            commands,
-            silence_seconds=SILENCE_SECONDS,
-            on_line=lambda line: profiles.append(RankProfile.model_validate_json(line)),
+    orders = [
+        RunOrder(
+            rank=rank,
+            model=model,
+            layout=str(layout),
+            job=job,
+            seconds=SECONDS,
+            steps=STEPS,
+            messages=message_orders,
+            work_seconds=_estimate_message_interval(plans, layout) if message_orders else MOST_WORK,
         )
+        for rank in ranks
+    ]
+    profiles: list[RankProfile] = []
+    run_workers([(order,) for order in orders], cores=cores, on_profile=profiles.append)
     if len(profiles) != len(ranks):
         raise RunFailure(f"{len(ranks)} workers reported {len(profiles)} profiles; run it again")
     return profiles
+
+
+def run_workers(
+    runs: Sequence[tuple[RunOrder, ...]],
+    *,
+    cores: int,
+    on_profile: Callable[[RankProfile], None],
+    budget_seconds: float | None = None,
+) -> None:
+    """Run one worker for each of ``runs`` in parallel, each with its share of the cores, through its runs.
+
+    ``on_profile`` gets the profile of every worker after each run.
+    """
+    with TemporaryDirectory(prefix="fivefold-") as folder:
+        orders = [
+            ProfileOrder(
+                place=place,
+                beside=len(runs),
+                threads=max(1, cores // len(runs)),
+                meeting=str(Path(folder) / "meeting"),
+                silence_seconds=SILENCE_SECONDS,
+                runs=runs_of_worker,
+                budget_seconds=budget_seconds,
+            )
+            for place, runs_of_worker in enumerate(runs)
+        ]
+        files = [Path(folder) / f"order-{order.place}" for order in orders]
+        for file, order in zip(files, orders, strict=True):
+            file.write_text(order.model_dump_json())
+        side_by_side(
+            [[sys.executable, "-m", "fivefold.calibration.unit_worker", str(file)] for file in files],
+            silence_seconds=SILENCE_SECONDS,
+            on_line=lambda line: on_profile(RankProfile.model_validate_json(line)),
+        )
 
 
 def _estimate_message_interval(plans: Planner, layout: Layout) -> float:
@@ -203,15 +225,22 @@ def _estimate_message_interval(plans: Planner, layout: Layout) -> float:
     return min(MOST_WORK, max(LEAST_WORK, compute / max(1, message_count)))
 
 
-def _points(
-    one: RankProfile, *, counts: Counts, layout: Layout, keys: Profiled, curves: Units, ranks: int
-) -> list[UnitPoint]:
-    """Return the units of one rank, each averaged over its layers.
+class UnitPasses(NamedTuple):
+    """Measured seconds of one unit's passes, averaged over its layers; ``weight``: W, if the schedule splits it off."""
+
+    forward: float
+    backward: float
+    weight: float
+    spread: float
+
+
+def unit_seconds(one: RankProfile, *, counts: Counts, layout: Layout, curves: Units) -> dict[UnitGroup, UnitPasses]:
+    """Return the seconds of the units of one rank.
 
     The weight-gradient seconds of a stage (W) are distributed over its units in proportion to the curves.
     """
     stages, last = stage_layers(counts.model.layers, layout), layout.pp * layout.v - 1
-    rows_by_run: dict[UnitGroup, list[tuple[float, float, float, float]]] = defaultdict(list)
+    rows_by_run: dict[UnitGroup, list[UnitPasses]] = defaultdict(list)
     for stage, work in enumerate(counts.stage_work(layout)):
         names = [
             *(["embed"] if stage == 0 else []),
@@ -220,19 +249,23 @@ def _points(
         ]
         if not any(f"F {name}" in one.timed for name in names):
             continue
-        runs = {name: _run_of(name, counts, layout) for name in names}
+        runs = {name: find_unit(name, counts, layout) for name in names}
         times = {run: curves.unit(layout, run) for run, _ in work}
         weights = sum(times[run].weight for run in runs.values()) or 1.0
         stage_weight = one.timed.get(f"W {stage}", Timed(seconds=0.0, spread=0.0)).seconds
         for name, run in runs.items():
             forward = one.timed[f"F {name}"]
-            rows_by_run[run].append(
-                (forward.seconds, *_backward(one, name, stage_weight * times[run].weight / weights))
-            )
-    return [
-        _point(run, rows, key=keys.unit_key(layout, run), curve=curves.unit(layout, run), ranks=ranks, layout=layout)
+            backward = _backward(one, name, stage_weight * times[run].weight / weights)
+            rows_by_run[run].append(UnitPasses(forward.seconds, *backward))
+    return {
+        run: UnitPasses(
+            forward=statistics.fmean(row.forward for row in rows),
+            backward=statistics.fmean(row.backward for row in rows),
+            weight=statistics.fmean(row.weight for row in rows),
+            spread=statistics.median(row.spread for row in rows),
+        )
         for run, rows in rows_by_run.items()
-    ]
+    }
 
 
 def _backward(one: RankProfile, name: str, weight: float) -> tuple[float, float, float]:
@@ -248,29 +281,20 @@ def _backward(one: RankProfile, name: str, weight: float) -> tuple[float, float,
     return scale * input_gradient.seconds, scale * weight, (full or input_gradient).spread
 
 
-def _point(
-    run: UnitGroup,
-    rows: list[tuple[float, float, float, float]],
-    *,
-    key: str,
-    curve: UnitTime,
-    ranks: int,
-    layout: Layout,
-) -> UnitPoint:
-    forward, backward, weight = (statistics.fmean(row[i] for row in rows) for i in range(3))
+def _point(run: UnitGroup, passes: UnitPasses, *, key: str, curve: UnitTime, ranks: int, layout: Layout) -> UnitPoint:
     return UnitPoint(
         key=key,
         label=f"{run.name if isinstance(run.name, str) else 'block'} {layout}",
         ranks=ranks,
-        forward_seconds=forward,
-        backward_seconds=backward,
-        weight_seconds=weight,
-        over_curves=(forward + backward + weight) / (curve.forward + curve.backward + curve.weight),
-        spread=statistics.median(row[3] for row in rows),
+        forward_seconds=passes.forward,
+        backward_seconds=passes.backward,
+        weight_seconds=passes.weight,
+        over_curves=sum(passes[:3]) / (curve.forward + curve.backward + curve.weight),
+        spread=passes.spread,
     )
 
 
-def _run_of(name: str, counts: Counts, layout: Layout) -> UnitGroup:
+def find_unit(name: str, counts: Counts, layout: Layout) -> UnitGroup:
     """Return the unit of a name as ``stage_work`` has it."""
     if name in ("embed", "head"):
         return UnitGroup(name, 0, 1) if name == "embed" else counts.head(layout)

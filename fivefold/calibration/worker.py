@@ -2,8 +2,8 @@
 
     python -m fivefold.calibration.worker '{"rank": 0, "ranks": 2, ...}'
 
-Every repeat begins at a barrier and runs long enough to time. The result is the median of the repeats, on the slowest
-rank (a training step waits for it), in the best round (disturbances only slow down). The output, one line each, is
+Every repeat begins at a barrier and runs long enough to time. The result is the fastest of the repeats, as disturbances
+only slow down, on the slowest rank (a training step waits for it), in the best round. The output, one line each, is
 ``Facts``, ``Progress`` at every point, and at the end every ``MeasuredPoint``.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +55,8 @@ TORCH: dict[Dtype, torch.dtype] = {
 WORK_SECONDS = 6e-3  # compute between two messages on a CPU: about that of one layer of a small model
 
 
+LONG_SECONDS = 0.1  # products that would take longer are left out: without instructions for bf16 they take seconds
+PROBE = (256, 256, 256)  # the matmul that tells how long the other products of its dtype take
 NOISY = 0.2  # a point whose two best rounds are further apart is measured once more
 AGAIN = 1.3  # most time, as a multiple of the budget, including these repetitions
 
@@ -69,13 +70,13 @@ class WorkerContext(NamedTuple):
     seconds: float
 
     def clock(self, run: Callable[[], object]) -> float:
-        """Return the seconds of one ``run``: the median over repeats that begin at a barrier, maximum over ranks."""
+        """Return the seconds of one ``run``: the least of repeats that begin at a barrier, maximum over ranks."""
         once = self.max_over_ranks(self._time(run, times=1))  # warm up
         if once < 5e-3:
             once = self.max_over_ranks(self._time(run, times=1))
         times = min(1000, math.ceil(2e-3 / once))
         repeats = max(1, min(15, int(self.seconds / (times * once))))
-        return self.max_over_ranks(statistics.median(self._time(run, times=times) for _ in range(repeats)))
+        return self.max_over_ranks(min(self._time(run, times=times) for _ in range(repeats)))
 
     def _time(self, run: Callable[[], object], *, times: int) -> float:
         self.max_over_ranks(0.0)  # a barrier
@@ -160,13 +161,23 @@ def jobs(context: WorkerContext, points: Points) -> Iterator[Callable[[], Point]
         for size in points.collective_bytes:
             yield partial(collective, context, operation, size)
     for dtype in points.dtypes:
+        largest_product = _largest_product(context, dtype)
         for matrices in points.matmuls:
-            yield partial(matmul, context, matrices, dtype)
+            if math.prod(matrices) <= largest_product:
+                yield partial(matmul, context, matrices, dtype)
         for shape in points.attentions:
-            yield partial(attention, context, shape, dtype)
+            if shape.sequences * shape.heads * shape.head_dim * shape.tokens**2 <= largest_product:
+                yield partial(attention, context, shape, dtype)
         for name in KERNELS:
             for size in points.kernel_bytes:
                 yield partial(kernel, context, name, size, dtype)
+
+
+def _largest_product(context: WorkerContext, dtype: Dtype) -> float:
+    """Return the largest m·n·k that takes about ``LONG_SECONDS`` on a CPU, but at least that of ``PROBE``."""
+    if context.device.type != "cpu":
+        return math.inf
+    return math.prod(PROBE) * max(1.0, LONG_SECONDS / matmul(context, PROBE, dtype).seconds)
 
 
 def seconds(point: Point) -> float:

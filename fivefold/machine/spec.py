@@ -129,6 +129,25 @@ class CollectivePoint(Record):
     busy_seconds: PositiveFloat | None = None
 
 
+KernelKind = Literal["matmul", "experts", "attention", "embedding", "loss", "memory", "routing", "message", "update"]
+
+
+class StepFactor(Record):
+    """The seconds of one kind of kernels within a training step, relative to the curves of kernels that are repeated.
+
+    seconds in a step = ``forward`` or ``backward`` · seconds of the curves + ``..._kernel_seconds`` · kernels; in a
+    step, inputs have left the caches and the host works between two kernels. ``ranks`` processes ran concurrently.
+    """
+
+    kind: KernelKind  # kind of kernels
+    ranks: PositiveInt  # concurrent processes
+    dtype: Dtype  # number format of the matrix multiplications
+    forward: NonNegativeFloat  # factor of the curves in a forward pass; of the update: its factor
+    backward: NonNegativeFloat  # factor of the curves in a backward pass
+    forward_kernel_seconds: NonNegativeFloat = 0.0  # added for each kernel; of the update: for each weight
+    backward_kernel_seconds: NonNegativeFloat = 0.0  # added for each kernel
+
+
 class UnitPoint(Record):
     """Measured seconds of one unit (embedding, block or head) of a rank in the trainer's own step, without messages.
 
@@ -168,6 +187,7 @@ class Calibration(Record):
     kernels: tuple[KernelPoint, ...] = ()  # memory-bound kernels
     collectives: tuple[CollectivePoint, ...] = ()  # collectives
     spread: NonNegativeFloat | None = None  # relative difference of the two best rounds; 90 % of the points have less
+    steps: tuple[StepFactor, ...] = ()  # kernels within a training step, relative to the curves
     units: tuple[UnitPoint, ...] = ()  # blocks, embedding and head in the trainer's own step
     updates: tuple[UpdatePoint, ...] = ()  # optimizer updates in the trainer's own step
 

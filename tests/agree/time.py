@@ -72,7 +72,7 @@ class Answer(NamedTuple):
     predicted: float
     measured: float
     noise: float
-    curves: float  # predicted without the measured units
+    plain: float  # predicted after ``calibrate`` without ``--for``
     parts: dict[str, float]
 
     @property
@@ -167,8 +167,8 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
         [sys.executable, "-m", "tests.agree.time", "--profile", str(run)],
         [sys.executable, "-m", "fivefold", "train", str(run)],
     )
-    curves = planner(case.model, known, case.job).estimate(case.layout).step_time
-    seconds = turn(curves.seconds)
+    plain = planner(case.model, known, case.job).estimate(case.layout).step_time
+    seconds = turn(plain.seconds)
     codes = run_in_turns(*commands, log=here / "log.txt", timeout=PATIENCE_SECONDS, seconds=seconds)
     if any(codes):
         return f"exit codes {codes}: {(here / 'log.txt').read_text()[-300:]!r}"
@@ -188,7 +188,7 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
         step.seconds,
         measured,
         (high - low) / 2 / measured,
-        curves.seconds,
+        plain.seconds,
         {name: seconds for name, seconds in parts.items() if seconds},
     )
 
@@ -243,17 +243,28 @@ def summary(answers: list[Answer]) -> list[str]:
         f"{max(item.counted_error for item in answers):.1%}",
         f"Kendall's tau between layouts of one job {2 * right / max(1, pairs) - 1:.2f} over {pairs} pairs; regret of "
         f"the predicted best {statistics.fmean(late):.1%} in the mean, {max(late):.1%} at most, over {len(late)} jobs",
-        f"curves alone, without the measured units: error median "
-        f"{statistics.median(abs(item.curves / item.measured - 1) for item in answers):.1%}",
+        *summarize_plain(answers),
+    ]
+
+
+def summarize_plain(answers: list[Answer]) -> list[str]:
+    """The same without ``--for``: predicted from the small runs that ``calibrate`` trains."""
+    plain = [item._replace(predicted=item.plain) for item in answers]
+    errors, late = sorted(abs(item.error) for item in plain), regret(plain)
+    return [
+        f"after plain calibrate: error median {statistics.median(errors):.1%}, nine tenths within "
+        f"{errors[int(0.9 * (len(errors) - 1))]:.1%}, largest {errors[-1]:.1%}; bias "
+        f"{statistics.fmean(item.error for item in plain):+.1%}; regret {statistics.fmean(late):.1%} in the mean, "
+        f"{max(late):.1%} at most"
     ]
 
 
 def table(answers: list[Answer]) -> list[str]:
     """Markdown."""
-    lines = ["| model | job | layout | predicted | measured | error | noise | curves alone |", "|" + "---|" * 8]
+    lines = ["| model | job | layout | predicted | measured | error | noise | plain calibrate |", "|" + "---|" * 8]
     return lines + [
         f"| {a.model} | {a.job} | {a.layout} | {a.predicted * 1e3:.0f} ms | {a.measured * 1e3:.0f} ms | "
-        f"{a.error:+.1%} | {a.noise:.1%} | {a.curves / a.measured - 1:+.0%} |"
+        f"{a.error:+.1%} | {a.noise:.1%} | {a.plain / a.measured - 1:+.0%} |"
         for a in answers
     ]
 

@@ -1,3 +1,4 @@
+import math
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -7,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.calibration import calibrate, fit_line, fit_machine
+from fivefold.calibration import calibrate, fit_line, fit_machine, worker
 from fivefold.calibration.kernels import KERNELS
 from fivefold.calibration.points import AttentionShape, Facts, Points, default_points, matmul_shapes
-from fivefold.calibration.worker import WorkerContext, best_of
+from fivefold.calibration.worker import PROBE, WorkerContext, best_of
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
-from fivefold.machine.spec import Calibration, KernelPoint
+from fivefold.machine.spec import Calibration, KernelPoint, MatmulPoint
 from fivefold.record import RunFailure, UserError
 from fivefold.rendering import table
 from fivefold.units import KIB, MIB
@@ -35,7 +36,9 @@ TINY = Points(
 @pytest.fixture(scope="module")
 def measured():
     heard = []
-    machine = calibrate(ranks=(2, 1), quick=True, points=TINY, progress=lambda *told: heard.append(told))
+    machine = calibrate(
+        ranks=(2, 1), quick=True, points=TINY, in_steps=False, progress=lambda *told: heard.append(told)
+    )
     return machine, heard
 
 
@@ -92,7 +95,7 @@ def test_progress_grows_to_its_total(measured):
 
 
 def test_a_worker_that_raises_is_one_line():
-    broken = TINY.replace(attentions=[{"sequences": 1, "tokens": 2**45, "heads": 1, "head_dim": 2**10}], matmuls=[])
+    broken = TINY.replace(kernel_bytes=(2**60,), attentions=(), matmuls=())
     with pytest.raises(RunFailure, match=r"worker 0 of 1 ended with code 1: .*Error") as fault:
         calibrate(ranks=(1,), quick=True, points=broken)
     assert "\n" not in str(fault.value)
@@ -102,6 +105,22 @@ def test_a_worker_that_raises_is_one_line():
 def test_no_ranks_are_refused(ranks):
     with pytest.raises(UserError, match="1 to 1024"):
         calibrate(ranks=ranks, quick=True)
+
+
+@pytest.mark.parametrize(("probe_seconds", "kept"), [(1e-4, 3), (0.05, 2), (10.0, 1)])
+def test_products_that_would_take_long_are_left_out(monkeypatch, probe_seconds, kept):
+    """A CPU without instructions for bf16 multiplies a hundred times slower; PROBE itself is always measured."""
+
+    def multiply(_context, shape, dtype):
+        m, n, k = shape
+        return MatmulPoint(dtype=dtype, ranks=1, m=m, n=n, k=k, seconds=probe_seconds * m * n * k / math.prod(PROBE))
+
+    monkeypatch.setattr(worker, "matmul", multiply)
+    context = WorkerContext(0, 1, torch.device("cpu"), 0.01)
+    points = TINY.replace(dtypes=("bf16",), matmuls=(PROBE, (256, 256, 512), (1024, 1024, 1024)), attentions=())
+    products = [point for job in list(worker.jobs(context, points))[: -len(KERNELS)] if (point := job())]
+    assert len(products) == kept
+    assert len(list(worker.jobs(context._replace(device=torch.device("meta")), points))) == 3 + len(KERNELS)
 
 
 def test_a_line_is_found_through_messages():

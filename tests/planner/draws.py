@@ -20,7 +20,7 @@ from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHED
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.layout.validity import reasons, refuse
 from fivefold.machine import catalog as machines
-from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint
+from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint, StepFactor
 from fivefold.model import catalog as models
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
@@ -317,6 +317,18 @@ def calibration(some: random.Random) -> Calibration:
         collectives=tuple(
             CollectivePoint(collective="all_reduce", ranks=2, bytes=2**power, seconds=2**power / 1e9)
             for power in (12, 24)
+        ),
+        steps=tuple(
+            StepFactor(
+                kind=kind,
+                ranks=1,
+                dtype="bf16",
+                forward=forward,
+                backward=1.2,
+                forward_kernel_seconds=2e-5,
+                backward_kernel_seconds=3e-5,
+            )
+            for kind, forward in (("matmul", 1.3), ("experts", 1.5), ("memory", 0.8), ("message", 0.0), ("update", 1.4))
         ),
     )
 

@@ -304,5 +304,5 @@ def _update_slope(planner: Planner) -> float:
     if planner.machine.calibration is not None:
         return 0.0
     sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)
-    small, large = (elementwise_seconds(planner.units, Layout(), empty._replace(updated=size)) for size in sizes)
+    small, large = (elementwise_seconds(planner.units, Layout(), empty._replace(updated=size), ()) for size in sizes)
     return (large - small) / (sizes[1] - sizes[0]) * (1 - 1e-6)

@@ -2,6 +2,7 @@
 
 constants                           the constants of the time model, as one record
 roofline · measured_kernels · compute a kernel; a calibrated kernel; an operation
+kernels_in_step                     how much longer kernels take within a step than by themselves
 eager_kernels                       operations that PyTorch runs as many kernels
 profiled                            units measured within a step, which take precedence over all curves
 network · small_messages            a collective by the placement of its ranks; messages other than model tensors

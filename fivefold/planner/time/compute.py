@@ -18,6 +18,7 @@ from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.eager_kernels import ROPE_APART, Passes, eager_passes
+from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, kernel_kind
 from fivefold.planner.time.measured_kernels import Measured
 from fivefold.units import Dtype, ceil_div
 
@@ -52,6 +53,7 @@ class Prices:
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.is_low_precision else self.dtype  # attention, head and router
         self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
+        self.step_factors = find_factors(machine.calibration, ranks=ranks, dtype=self.dtype)
         self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.backend == "nccl"
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.backend == "nccl"
         # our engine on a GPU: one kernel for all experts; separate kernels add gradients and branches
@@ -62,7 +64,28 @@ class Prices:
         self.ours = job.stack.kernel_facts.separate_adds and not adds_in_matmul and self.measured is None
 
     def operation(self, op: Op) -> OpTime:
-        """Return the seconds of ``op``."""
+        """Return the seconds of ``op``; ``heads``: attention heads on this rank."""
+        time = self.price_repeated(op)
+        return self._scale_to_step(op, time) if self.step_factors else time
+
+    def _scale_to_step(self, op: Op, alone: OpTime) -> OpTime:
+        """Return the seconds of ``op`` within a step on a calibrated machine; ``alone``: by the curves."""
+        forward, backward, weight = alone.forward, alone.backward, alone.weight
+        if factor := self.step_factors.get(kernel_kind(op)):
+            kernels = count_kernels(op)
+            host_seconds = factor.backward_kernel_seconds * kernels.backward
+            weight_share = 0.5 if backward and weight else float(weight > 0)
+            forward = factor.forward * forward + factor.forward_kernel_seconds * kernels.forward
+            backward = factor.backward * backward + (1 - weight_share) * host_seconds
+            weight = factor.backward * weight + weight_share * host_seconds
+        if op.message is not None and (factor := self.step_factors.get("message")):
+            messages = count_messages(op)
+            forward += factor.forward_kernel_seconds * messages.forward
+            backward += factor.backward_kernel_seconds * messages.backward
+        return alone._replace(forward=forward, backward=backward, weight=weight)
+
+    def price_repeated(self, op: Op) -> OpTime:
+        """Return the seconds of the kernels of ``op`` when each is repeated by itself."""
         time = self._linear(op) if op.kind == "matmul" else self._price_other(op)
         if not op.backward_products:  # nothing that it reads needs a gradient
             return time._replace(backward=0.0, weight=0.0, backward_kernels=0)

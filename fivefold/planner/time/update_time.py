@@ -5,20 +5,23 @@ from __future__ import annotations
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import find_cost
+from fivefold.planner.counts.counts import run_part
 from fivefold.planner.counts.memory.peak import RankMemory
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import update_messages, update_products
 from fivefold.planner.time.units import Units
 
 
 def update_seconds(units: Units, layout: Layout, memory: RankMemory, chunks: tuple[int, ...]) -> float:
     """Return the seconds of the full update of a rank that holds the stages ``chunks``."""
-    return elementwise_seconds(units, layout, memory) + matrix_seconds(units, layout, chunks)
+    return elementwise_seconds(units, layout, memory, chunks) + matrix_seconds(units, layout, chunks)
 
 
-def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory) -> float:
+def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: tuple[int, ...]) -> float:
     """Return the seconds of an elementwise update: it reads gradient, weight and moments and writes the last two.
 
-    Clipping reads the gradient twice and writes it. Gradient sums are zeroed and, on several ranks, scaled.
+    Clipping reads the gradient twice and writes it. Gradient sums are zeroed and, on several ranks, scaled. On a
+    calibrated machine each weight takes time of the host as well.
     """
     job = units.job
     recipe, prices, numel = job.precision, units.prices(layout), rank.updated
@@ -32,6 +35,8 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory) -> float
     seconds = prices.memory_bound_seconds(update_bytes, kernel="adamw") + prices.memory_bound_seconds(
         clip_bytes + cast_bytes + sums_bytes, kernel="add"
     )
+    if factor := prices.step_factors.get("update"):
+        seconds = factor.forward * seconds + factor.forward_kernel_seconds * count_weights(units, layout, chunks)
     if "optimizer" in layout.list_offloaded(job):
         constants = units.constants
         transfer_bytes = numel * (recipe.summed_bytes + recipe.weights_bytes)
@@ -40,6 +45,16 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory) -> float
             + update_bytes / constants.host_memory_bandwidth
         )
     return seconds
+
+
+def count_weights(units: Units, layout: Layout, chunks: tuple[int, ...]) -> int:
+    """Return the number of weight tensors of a rank that holds the stages ``chunks``."""
+    part, stage_work = get_local_degrees(layout), units.counts.stage_work(layout)
+    return sum(
+        times * sum(len(op.gradient_widths) for op in units.counts.list_ops(run_part(part, run), run.name))
+        for chunk in chunks
+        for run, times in stage_work[chunk]
+    )
 
 
 def matrix_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> float:

@@ -1,0 +1,221 @@
+"""How kernels run within a step: the grid of runs, the fit of its units, and what predictions make of the factors."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fivefold.calibration.messages import Timed
+from fivefold.calibration.null_process_group import silent_world
+from fivefold.calibration.profile import find_unit
+from fivefold.calibration.step_factors import collect_units, fit_step_factors, measure_steps, select_fitting_runs
+from fivefold.calibration.step_grid import GridRun, list_grid_runs
+from fivefold.calibration.unit_clock import UnitClock
+from fivefold.calibration.unit_worker import Budget, RankProfile, RunOrder
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import KernelPoint, MatmulPoint, StepFactor
+from fivefold.planner.counts.counts import run_part
+from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
+from fivefold.planner.predict import planner
+from fivefold.planner.time.kernels_in_step import find_factors
+from fivefold.planner.time.units import Units
+from fivefold.planner.time.update_time import elementwise_seconds
+from fivefold.trainer.build import build
+from fivefold.trainer.engine import Engine
+from tests.agree.time import cases
+from tests.calibration.test_profile import EXPERTS, JOB, NANO, machine
+
+KINDS = {"matmul", "experts", "attention", "embedding", "loss", "memory", "routing"}
+
+
+def with_curves(**more):
+    """A computer with curves of matmuls and memory, and factors if there are ``more``."""
+    base = machine()
+    curves = base.calibration.replace(
+        matmuls=tuple(
+            MatmulPoint(dtype=dtype, ranks=ranks, m=m, n=m, k=m, seconds=m**3 / 3e10 + 1e-6)
+            for dtype in ("fp32", "bf16")
+            for ranks in (1, 2)
+            for m in (64, 512)
+        ),
+        kernels=tuple(
+            KernelPoint(kernel="copy", dtype="fp32", ranks=ranks, moved_bytes=2**power, seconds=2**power / 5e9)
+            for ranks in (1, 2)
+            for power in (16, 24)
+        ),
+    )
+    return base.replace(ranks=2, ranks_per_node=2, calibration=curves.replace(**more))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_grid_varies_what_a_units_time_depends_on(ranks, gpu):
+    runs = list_grid_runs(ranks, gpu=gpu, quick=False)
+    assert {run.layout.world for run in runs} == {ranks}
+    assert len({run.model.width for run in runs}) >= 3
+    assert len({run.job.sequence for run in runs}) >= 3
+    assert {run.model.moe is None for run in runs} == {True, False}
+    if ranks == 1:
+        assert {run.layout.ac for run in runs} >= {"none", "full", "selective"}
+    else:
+        assert {run.layout.zero for run in runs} == {0, 1, 2, 3}
+        for axis in ("dp", "tp", "cp", "pp", "ep"):
+            assert any(getattr(run.layout, axis) == ranks for run in runs), axis
+    if not gpu:
+        assert {run.job.precision.compute for run in runs} == {"fp32", "bf16"}
+    quick = list_grid_runs(ranks, gpu=gpu, quick=True)
+    assert quick == [run for run in runs if run in quick]
+    assert {run.model.moe is None for run in quick} == {True, False}
+
+
+def test_the_grid_is_not_of_the_cases_that_score_it():
+    """Predictions are scored on models that ``calibrate`` has not run."""
+    drawn = {case.model.replace(name="", layers=1, vocab=1) for case in cases(seed=0, groups=20, each=4, world=2)}
+    for ranks in (1, 2):
+        for run in list_grid_runs(ranks, gpu=False, quick=False):
+            assert run.model.replace(name="", layers=1, vocab=1) not in drawn
+
+
+def made_up_profiles(run, truth):
+    """The profiles of a run without a pipeline on a machine whose kernels take the seconds of ``truth``."""
+    counts = planner(run.model, truth, run.job).counts
+    units = Units(counts, truth)
+    timed = {}
+    for name in ("embed", *(f"block {layer}" for layer in range(run.model.layers)), "head"):
+        seconds = units.unit(run.layout, find_unit(name, counts, run.layout))
+        timed[f"F {name}"] = Timed(seconds=seconds.forward, spread=0.0)
+        timed[f"BW {name}"] = Timed(seconds=seconds.backward + seconds.weight, spread=0.0)
+    update = elementwise_seconds(units, run.layout, memory(counts, run.layout)[0], (0,))
+    timed["update"] = Timed(seconds=update, spread=0.0)
+    return [RankProfile(place=rank, rank=rank, torch="", device="cpu", timed=timed) for rank in range(run.layout.world)]
+
+
+def drawn_factors(chance, ranks):
+    return tuple(
+        StepFactor(
+            kind=kind,
+            ranks=ranks,
+            dtype=dtype,
+            forward=chance.uniform(1.0, 2.0),
+            backward=chance.uniform(1.0, 2.0),
+            forward_kernel_seconds=1e-4,
+            backward_kernel_seconds=5e-5,
+        )
+        for kind in (*KINDS, "message", "update")
+        for dtype in ("fp32", "bf16")
+    )
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_units_of_the_grid_predict_the_units_of_other_models(ranks, seed):
+    """Where kernels follow the model exactly, so do predictions of models, layouts and sequences that did not run."""
+    store = with_curves()
+    truth = with_curves(steps=drawn_factors(random.Random(seed), ranks))
+    runs = [run for run in list_grid_runs(ranks, gpu=False, quick=False) if run.layout.pp == 1]
+    factors = fit_step_factors(store, [(run, made_up_profiles(run, truth)) for run in runs], ranks=ranks)
+    assert {factor.kind for factor in factors} == {*KINDS, "update", *(["message"] if ranks > 1 else [])}
+    fitted = with_curves(steps=tuple(factors))
+    for case in cases(seed=seed, groups=6, each=4, world=2):
+        if case.layout.world != ranks:
+            continue
+        right, curves, result = (
+            planner(case.model, known, case.job).estimate(case.layout).step_time for known in (truth, store, fitted)
+        )
+        assert result.compute == pytest.approx(right.compute, rel=0.06)
+        assert result.optimizer == pytest.approx(right.optimizer, rel=0.02)
+        assert abs(curves.compute / right.compute - 1) > 0.1
+
+
+def test_without_factors_a_prediction_is_that_of_the_curves():
+    layout = Layout.parse("dp2 zero1 mbs2")
+    plain, factored = with_curves(), with_curves(steps=drawn_factors(random.Random(1), 1))
+    counts = planner(EXPERTS, plain, JOB).counts
+    prices = Units(counts, factored).prices(layout)
+    curve_prices = Units(counts, plain).prices(layout)
+    for unit, _ in counts.stage_work(layout)[0]:
+        for op in counts.list_ops(run_part(get_local_degrees(layout), unit), unit.name):
+            assert prices.price_repeated(op) == curve_prices.operation(op)
+
+
+def test_more_processes_than_measured_take_the_factors_of_the_most():
+    one, two = (StepFactor(kind="matmul", ranks=ranks, dtype="fp32", forward=2, backward=2) for ranks in (1, 2))
+    calibration = with_curves(steps=(one, two)).calibration
+    assert find_factors(calibration, ranks=1, dtype="fp32") == {"matmul": one}
+    assert find_factors(calibration, ranks=2, dtype="fp32") == {"matmul": two}
+    assert find_factors(calibration, ranks=64, dtype="fp32") == {"matmul": two}
+    assert find_factors(calibration, ranks=2, dtype="bf16") == {}
+    assert find_factors(None, ranks=2, dtype="bf16") == {}
+
+
+def test_runs_that_do_not_fit_the_budget_are_left_out(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    budget = Budget(9.0)
+    run = RunOrder(rank=0, step_seconds=0.1, model=NANO, layout="dp1", job=JOB, seconds=1, steps=3)
+    assert budget.overrun(run) < 0
+    budget.note(run, 0.5)  # five times as long as predicted: 2.5 s for the next
+    assert budget.overrun(run) < 0
+    assert budget.overrun(run.replace(step_seconds=0.2)) > 0  # 5 s: more than a third of the budget
+    now[0] = 7.0
+    assert budget.overrun(run) > 0  # until 9.5 s
+
+
+@pytest.mark.processes
+def test_steps_of_the_grid_are_measured_in_processes():
+    small = GridRun(NANO, Layout.parse("dp2 zero1 mbs2"), JOB)
+    experts = GridRun(EXPERTS, Layout.parse("dp2 zero1 ep2 mbs2"), JOB)
+    heard = []
+    measured = measure_steps(
+        with_curves(), 2, cores=2, quick=True, budget_seconds=60.0, note=lambda *done: heard.append(done),
+        runs=[small, experts],
+    )  # fmt: skip
+    assert [run for run, _ in measured] == [small, experts]
+    assert all(len(profiles) == 2 for _, profiles in measured)
+    assert heard[-1] == (2, 2)
+    factors = fit_step_factors(with_curves(), measured, ranks=2)
+    assert {factor.kind for factor in factors} == {*KINDS, "message", "update"}
+    assert len(collect_units(with_curves(), measured)["fp32"]) == 6
+
+
+def test_the_clock_of_a_gpu_counts_events(monkeypatch):
+    """The path of a GPU, with events of the host's clock in place of CUDA's."""
+
+    class Event:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = time.perf_counter()
+
+        def elapsed_time(self, end):
+            return (end.at - self.at) * 1e3
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    layout = Layout.parse("dp1 mbs2")
+    with silent_world(rank=0, world=1):
+        built = build(model=NANO, layout=layout, job=JOB, device=torch.device("cpu"), streams=False)
+        engine = Engine(built, model=NANO, layout=layout, job=JOB)
+        clock = UnitClock(engine)
+        clock._cuda = True
+        clock.start()
+        begin = time.perf_counter()
+        engine.step(torch.randint(0, NANO.vocab, (layout.micro_batches(JOB), 2, JOB.sequence + 1)))
+        seconds = time.perf_counter() - begin
+        result = clock.stop()
+    assert result.seconds.total() == pytest.approx(seconds, rel=0.05, abs=1e-3)
+    assert result.times["F", "block 0"] == layout.micro_batches(JOB)
+
+
+def test_a_gpus_grid_is_planned_and_fits_its_memory():
+    """On a catalog GPU: every run of the grid is legal, and those that are kept fit."""
+    for name in ("h100:1", "l40s:1"):
+        gpu = resolve(name, local=Path("/nowhere"))
+        runs = select_fitting_runs(list_grid_runs(1, gpu=True, quick=False), gpu)
+        assert len({run.model.width for run, _ in runs}) >= 2
+        assert all(estimate.peak_bytes < gpu.chip.memory_bytes for _, estimate in runs)
