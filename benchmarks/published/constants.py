@@ -19,7 +19,7 @@ from fivefold.units import MIB
 
 Change = Callable[[Machine, float], Machine]
 AMPERE, HOPPER, BLACKWELL = ("a100",), ("h100", "h200", "h800", "gh200"), ("b200", "b300", "gb200", "gb300")
-DGXC, BRIDGE, SIMUMAX = ("dgxc_benchmarking",), ("megatron_bridge_perf",), ("simumax_b200",)
+BRIDGE, SIMUMAX = ("megatron_bridge_perf",), ("simumax_b200",)
 
 
 class Constant(NamedTuple):
@@ -161,12 +161,13 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("compiled_launch_share"),
     _make_time_constant("host_device_exponent"),
     _make_time_constant("hidden_message_slowdown"),
+    _make_time_constant("chip_spread"),
     _make_energy_constant("AMPERE_JOULE", kernel_efficiency.AMPERE_JOULE, AMPERE, "bf16",
               between=(0.54e12, 0.65e12), set_on=ALL),
     _make_energy_constant("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "bf16", between=(0.85e12, 1.06e12),
-             set_on=DGXC),
+             set_on=ALL),
     _make_energy_constant("HOPPER_JOULE", kernel_efficiency.HOPPER_JOULE, HOPPER, "fp8", between=(1.4e12, 1.9e12),
-             set_on=DGXC),
+             set_on=ALL),
     _make_energy_constant("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "bf16",
               between=(1.0e12, 1.3e12), set_on=SIMUMAX + BRIDGE),
     _make_energy_constant("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp8",

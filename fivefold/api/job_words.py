@@ -50,6 +50,8 @@ class JobWords(TypedDict, total=False):
     run_ahead: bool
     cuda_graphs: Literal["none", "router", "partial", "full"]
     extra_kernels: Sequence[int]
+    update_kernels: int
+    flat_shards: bool
     dispatcher: Literal["all_to_all", "fused"]
     pairs: bool
     overlap: Sequence[Literal["dp", "tp", "cp", "ep", "pp"]]

@@ -43,6 +43,8 @@ class KernelEfficiency(NamedTuple):
 # Fitted to step times (what depends on each: docs/explanation/how-a-step-costs/constants.md): on the flat dense runs of
 # NVIDIA/dgxc-benchmarking on H100 (700 W, 0.65 of the peak in bf16) and of NVIDIA-NeMo/Megatron-Bridge on B200, GB200
 # and GB300 (1000, 1200 and 1400 W: 0.53, 0.58 and 0.67 of it in fp8).
+# They are those of an average card; the slowest of a step's has less (``Constants.chip_spread``). With that the runs of
+# dgxc-benchmarking alone would fit 0.94 in bf16, those of others 0.85 to 0.9; 0.92 is between.
 # Ampere: the larger of Llama-2-7B's matmuls hold 230 TFLOP/s of 400 W in a loop, 0.575
 # (microsoft/vidur@bee57da:data/profiling/compute/a100); a layer of Korthikanti 2022 fits 0.60 (arXiv:2205.05198, table
 # 4: 7.7 and 11.9 ms). This is between; its runs of 175B and 1T fit 0.62, all other runs on A100 0.54 to 0.57.

@@ -11,6 +11,9 @@ PARALLEL_DIMS = "pytorch/torchtitan@0119de1:torchtitan/distributed/parallel_dims
 TABLES = "pytorch/torchtitan@b5bcd76:benchmarks"
 KEMPNERFORGE_REPOSITORY = "KempnerInstitute/KempnerForge@01b461a"
 FOUNDRY = "mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md"
+FOUNDRY_SWEEP = "mosaicml/llm-foundry@b2a43a1:scripts/train/benchmarking/sweep.sh"
+COMPOSER_ADAMW = "mosaicml/composer@28cc4ca:composer/optim/decoupled_weight_decay.py, adamw"
+FLAT = "pytorch/pytorch@v2.1.0:torch/distributed/fsdp/_flat_param.py, FlatParameter"
 TORCHTUNE_README = "meta-pytorch/torchtune@bd2a0fc:README.md"
 FMS = "foundation-model-stack/fms-fsdp@5a296af"
 
@@ -157,8 +160,13 @@ LLM_FOUNDRY = Entry(
     | {
         "attention": Fact("flash1", f"{FOUNDRY}: Triton's flash attention"),
         "kernels": Fact("plain", f"{FOUNDRY}: no torch.compile"),
-        "early_stop": Fact(False, f"{FOUNDRY}: whole blocks are recomputed"),
+        # checkpoints are not reentrant (submit_benchmarks.py), so PyTorch 2.1 stops them early: the default
         "overlap": Fact(("dp",), f"{FOUNDRY}: FSDP"),
+        # step and its copy to the host, which waits for it; 8 of AdamW without weight decay; 2 of clipping
+        "update_kernels": Fact(
+            12, f"{COMPOSER_ADAMW}; pytorch/pytorch@v2.1.0: FullyShardedDataParallel.clip_grad_norm_"
+        ),
+        "flat_shards": Fact(True, FLAT),
     },
     runs={
         "axes": DATA_PARALLEL._replace(source=f"{FOUNDRY}: FSDP alone"),

@@ -136,6 +136,12 @@ class Stack(Record):
     # kernels that the host launches for a block in addition to its operations, in forward and backward: masks, copies
     # of views, accumulation of each weight's gradient
     extra_kernels: tuple[Launches, Launches] = (0, 0)
+    # launches of the host for each weight after the backward, to clip its gradient and to update it, if the host has
+    # waited for the backward and updates weight by weight; 0: a few for all weights at once (fused optimizers)
+    update_kernels: Launches = 0
+    # the weights of a unit are sharded as one flat tensor, so that a rank updates parts of few of them (PyTorch's
+    # FullyShardedDataParallel), or each by itself
+    flat_shards: bool = False
     # fused: a token is sent once to each rank that needs it and sorted by expert on the way (DeepEP, HybridEP)
     dispatcher: Literal["all_to_all", "fused"] = "all_to_all"
     pairs: bool = False  # overlaps the forward of one micro-batch with the backward of another to hide ep messages

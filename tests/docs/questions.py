@@ -71,7 +71,7 @@ QUESTIONS = (
         "torchtitan (arXiv:2410.06511, table 3), on H100 of 96 GB and 500 W: FSDP over all ranks, micro-batch 2, "
         "recomputation by operation, for which `ac=norm+act+core` is the nearest word here.",
         "One sequence at a time fits without recomputation, and then nothing is computed twice. That costs more than "
-        "the whole difference (C); two sequences at once, in larger kernels, win some of it back. The recipe's default "
+        "the full difference (C); two sequences at once, in larger kernels, win some of it back. The recipe's default "
         "has to fit 80 GB too.",
         "dp128 zero3 mbs1 ac=norm+act+core",
     ),

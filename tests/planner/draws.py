@@ -190,6 +190,8 @@ STACK: dict[str, Draw] = {
     "run_ahead": choose_option(Stack, "run_ahead"),
     "low_precision_saved": subset(Stack, "low_precision_saved"),
     "extra_kernels": choose((0, 0), (0, 0), (10, 18)),
+    "update_kernels": choose(0, 0, 12),
+    "flat_shards": choose_option(Stack, "flat_shards"),
     "cuda_graphs": choose_option(Stack, "cuda_graphs"),
     "dispatcher": choose_option(Stack, "dispatcher"),
     "pairs": choose_option(Stack, "pairs"),

@@ -20,7 +20,7 @@ OTHERS: dict[str, Any] = {
     "comm_buffers": "retained", "deferred_wgrad": "graph", "dispatcher": "fused", "scatter_gather_tensors": True,
     "rope": "unfused",
     "low_precision_saved": ("attention",),
-    "extra_kernels": (10, 18), "offload": ("optimizer",),
+    "extra_kernels": (10, 18), "update_kernels": 10, "flat_shards": True, "offload": ("optimizer",),
 }  # fmt: skip
 
 

@@ -1,8 +1,10 @@
 """MPT models under llm-foundry's FSDP on A100 and H100: tokens/s.
 
 mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md. Flash attention, learned positions, no biases,
-plain GELU, tied embeddings, fused cross-entropy, no compile; full blocks recomputed where HFU > MFU. Composer leaves
-FSDP's gradient synchronisation on in every micro-batch. mp_mode PURE reduces gradients in 16 bits, DEFAULT in fp32.
+plain GELU, tied embeddings, fused cross-entropy, no compile; blocks recomputed where HFU > MFU, by checkpoints of
+PyTorch 2.1 that are not reentrant (sweep.sh and submit_benchmarks.py@b2a43a1). Composer leaves FSDP's gradient
+synchronisation on in every micro-batch. mp_mode PURE reduces gradients in 16 bits, DEFAULT in fp32. At large scale some
+models ran FlashAttention-2 (sweep.py@5e85bd6).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from benchmarks.published.convert import case_of, layout_of_row, read, seconds_o
 from fivefold.model.spec import Model
 from fivefold.stack.catalog import build_stack
 
+FLASH2_AT_LARGE_SCALE = ("MPT-1b", "MPT-3b", "MPT-7b", "MPT-70b")
 UNEVEN = "micro-batches of unequal size (Composer's micro-batching engine)"
 
 
@@ -56,12 +59,14 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
-    model = _model(row)
+    model, stack = _model(row), build_stack("llm-foundry")
+    if "Large Scale" in row["table"] and row["model"] in FLASH2_AT_LARGE_SCALE:
+        stack = stack.replace(attention="flash2")
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row))
     return case_of(
         "llm_foundry",
         row,
-        stack=build_stack("llm-foundry").replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
+        stack=stack.replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
         model=model,
         machine=read_machine(row),
         layout=layout,

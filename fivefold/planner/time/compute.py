@@ -9,10 +9,11 @@ separate pass. The experts of our engine are one kernel (``grouped_mm``), Transf
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
-from fivefold.machine.spec import Machine
+from fivefold.machine.spec import Chip, Machine
 from fivefold.planner.counts.operations.local_shapes import activation_width
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time import roofline
@@ -44,11 +45,25 @@ class OpTime(NamedTuple):
     backward_kernels: float = 1
 
 
+def slowest_chip(machine: Machine, constants: Constants = PUBLISHED) -> Chip:
+    """Return the slowest chip of a machine, whose pace all of its ranks keep; a calibrated machine's was measured.
+
+    Its FLOPs per joule are as far below the mean as the expected largest of n normal deviates (Blom 1958: the quantile
+    (n - 0.375) / (n + 0.25)). Chips that no power cap holds back run at one clock.
+    """
+    chip, n = machine.chip, machine.ranks
+    if machine.calibration is not None or n == 1:
+        return chip
+    slowdown = 1 + constants.chip_spread * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
+    return chip.replace(flops_per_joule={dtype: rate / slowdown for dtype, rate in chip.flops_per_joule.items()})
+
+
 class Prices:
     """Seconds of operations on ``machine`` under ``job``, with ``ranks`` of its processes running at the same time."""
 
     def __init__(self, machine: Machine, *, ranks: int, job: Job, constants: Constants = PUBLISHED) -> None:
-        self.machine, self.job, self.chip, self.constants = machine, job, machine.chip, constants
+        self.machine, self.job, self.constants = machine, job, constants
+        self.chip = slowest_chip(machine, constants)
         self._matmuls: dict[tuple[int, int, int, Dtype, int, int], float] = {}
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.is_low_precision else self.dtype  # attention, head and router

@@ -66,6 +66,20 @@ class Constants(Record):
         ),
     ] = 3.0
 
+    # Chips
+    # Cards of one kind need unequal power for the same work, and those that a cap holds back run at unequal clocks: by
+    # 8 % of the median on average between the whiskers of the box plots of five clusters (up to 22 %), which of a
+    # normal distribution are 5.4 deviations apart. A step is as quick as the slowest of its ranks.
+    chip_spread: Annotated[
+        float,
+        About(
+            "of their mean",
+            "standard deviation of FLOPs per joule between chips of one kind",
+            "arXiv:2208.11035: 8 % of the median from whisker to whisker, average of five clusters; up to 22 %",
+            (0.005, 0.03),
+        ),
+    ] = 0.015
+
     # Matmuls and attention
     flash1_share: Annotated[
         float, About("of FlashAttention-2", "FlashAttention-1", "arXiv:2307.08691 §4.1: 0.5 to 0.77", (0.5, 0.77))

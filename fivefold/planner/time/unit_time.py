@@ -312,23 +312,19 @@ class UnitTimer:
             per_launch = self.constants.compiled_launch_share if self.job.stack.is_compiled else 1
             host = self.machine.chip.launch_seconds * per_launch
             forward_launch, backward_launch = (host * times for times in self._launches())
-            exponent = self.constants.host_device_exponent
             if self.job.stack.launch_blocking:  # +: the host launches a kernel only when the previous one has ended
                 forward += forward_launch
                 backward += backward_launch
             else:  # max: the host runs ahead, and can launch while the device waits for messages
                 forward_exposed = sum(self.exposed[0].values())
                 forward = max(
-                    _concurrent_seconds(forward, forward_launch - forward_exposed, exponent),
+                    combine_host_and_device(forward, forward_launch - forward_exposed, self.constants),
                     self._forward_with_host(host) - forward_exposed,
                 )
                 device = backward + weight  # launches are split in proportion to the seconds
                 backward_exposed = sum(self.exposed[1].values())
-                slowdown = (
-                    _concurrent_seconds(device, backward_launch - backward_exposed, exponent) / device
-                    if device
-                    else 1.0
-                )
+                both = combine_host_and_device(device, backward_launch - backward_exposed, self.constants)
+                slowdown = both / device if device else 1.0
                 backward, weight = backward * slowdown, weight * slowdown
         forward_by_axis, backward_by_axis, forward_alone, backward_alone = (
             tuple(side.values()) for side in (*self.exposed, *self.apart)
@@ -343,9 +339,10 @@ def _rings(message: Message) -> bool:
     return message.axis == "cp" and message.forward == "p2p"
 
 
-def _concurrent_seconds(device: float, host: float, exponent: float) -> float:
+def combine_host_and_device(device: float, host: float, constants: Constants) -> float:
     """Return the seconds of device and host running at the same time.
 
     This is their p-norm, above the maximum if they are close (jitter).
     """
+    exponent = constants.host_device_exponent
     return float((device**exponent + max(0.0, host) ** exponent) ** (1 / exponent))

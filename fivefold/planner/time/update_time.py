@@ -1,4 +1,4 @@
-"""Seconds of a rank's optimizer update: elementwise, or of full matrices (Muon)."""
+"""Seconds of a rank's optimizer update: elementwise, or of full matrices (Muon), and the host's launches for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,33 @@ from fivefold.planner.counts.counts import run_part
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import update_messages, update_products
+from fivefold.planner.time.unit_time import combine_host_and_device
 from fivefold.planner.time.units import Units
 
 
 def update_seconds(units: Units, layout: Layout, memory: RankMemory, chunks: tuple[int, ...]) -> float:
     """Return the seconds of the full update of a rank that holds the stages ``chunks``."""
-    return elementwise_seconds(units, layout, memory, chunks) + matrix_seconds(units, layout, chunks)
+    device_seconds = elementwise_seconds(units, layout, memory, chunks) + matrix_seconds(units, layout, chunks)
+    host_seconds = launch_seconds(units, layout, chunks)
+    return combine_host_and_device(device_seconds, host_seconds, units.constants) if host_seconds else device_seconds
+
+
+def launch_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> float:
+    """Return the seconds of the host's launches if it launches kernels weight by weight (``Stack.update_kernels``).
+
+    It had waited for the backward, so it is not ahead of the device. What a machine measured of its updates has it.
+    """
+    stack, is_measured = units.job.stack, units.profiled is not None or "update" in units.prices(layout).step_factors
+    if not stack.update_kernels or units.machine.backend != "nccl" or is_measured:
+        return 0.0
+    shards = layout.shards if stack.flat_shards else 1
+    work, updated = units.counts.stage_work(layout), 0.0
+    for run, times in (entry for chunk in chunks for entry in work[chunk]):
+        weights = units.counts.weights(layout, run.name)
+        n_weights = sum(units.job.adapter is None or weight.is_adapter for weight in weights)
+        # a rank holds parts of 1 + (n - 1) / s of the n weights of a flat tensor in s shards, on average
+        updated += times * (1 + (n_weights - 1) / shards if n_weights else 0)
+    return updated * stack.update_kernels * units.machine.chip.launch_seconds
 
 
 def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: tuple[int, ...]) -> float:

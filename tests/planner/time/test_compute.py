@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fivefold.job import Job
@@ -10,7 +11,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.op import Op, matmul
-from fivefold.planner.time.compute import OpTime, Prices
+from fivefold.planner.time.compute import OpTime, Prices, slowest_chip
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
@@ -166,3 +167,19 @@ def test_a_loss_in_chunks_is_all_backward() -> None:
     whole, apart = (sum(time[:3]) for time in (fused, chunked))
     traffic = 8 * 2 * 2 * 128256 * 4096 / 3.35e12
     assert whole < apart < whole + 1.5 * traffic + 0.1 * whole
+
+
+def test_the_slowest_of_n_chips_is_that_of_draws():
+    draw = np.random.default_rng(0)
+    one = machine("h100:1").chip
+    for ranks in (2, 8, 64, 1024):
+        deviates = draw.standard_normal((4_000, ranks)).max(axis=1)
+        slower = one.flops_per_joule["bf16"] / slowest_chip(machine(f"h100:{ranks}")).flops_per_joule["bf16"]
+        assert slower - 1 == pytest.approx(PUBLISHED.chip_spread * deviates.mean(), rel=0.05)
+    assert slowest_chip(machine("h100:1")) == one
+
+
+def test_chips_that_no_cap_slows_keep_one_clock():
+    cluster = machine("l40s:64")
+    assert not cluster.chip.flops_per_joule
+    assert slowest_chip(cluster) == cluster.chip

@@ -32,7 +32,8 @@ def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:
     [("tp8 mbs4 nosp", 7.7, 11.9), ("tp8 mbs4", 7.2, 11.8), ("tp8 mbs4 nosp ac=selective", 7.7, 13.2)],
 )
 def test_a_layer_of_22b(layout, forward, backward):
-    assert layer(layout) == pytest.approx((forward, backward), rel=0.05)
+    # of eight average cards; Ampere's power is between this layer and slower loops of matmuls
+    assert layer(layout) == pytest.approx((forward, backward), rel=0.065)
 
 
 def test_a_repeated_gather_travels_beside_the_gradient_of_the_input():
