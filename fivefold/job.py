@@ -363,7 +363,7 @@ class Job(Record):
 
     def batch(self, taken: int) -> int:
         """Return the batch size of the step that begins after ``taken`` sequences."""
-        return self.global_batch if self.ramp is None else self.ramp.size(taken, whole=self.global_batch)
+        return self.global_batch if self.ramp is None else self.ramp.size(taken, full_batch=self.global_batch)
 
     @property
     def tokens_per_step(self) -> int:

@@ -308,9 +308,9 @@ def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield values
 
 
-def locate(name: str, *, beside: Path) -> str:
-    """Resolve a path named in the file ``beside``: relative to that file if it exists there, or else unchanged."""
-    path = beside.parent / name
+def locate(name: str, *, named_in: Path) -> str:
+    """Resolve a path named in the file ``named_in``: relative to that file if it exists there, or else unchanged."""
+    path = named_in.parent / name
     return str(path) if name and path.exists() else name
 
 

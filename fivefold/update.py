@@ -104,20 +104,20 @@ class Ramp(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if (self.every is None) == (self.samples is None):
-            raise ValueError("say either every (steps of one size) or samples (until the batch is whole)")
+            raise ValueError("say either every (steps of one size) or samples (until the batch is full)")
         return self
 
-    def sizes(self, whole: int) -> range:
-        """Return the batch sizes before the final batch size ``whole``, in sequences."""
-        return range(self.first, whole, self.step)
+    def sizes(self, full_batch: int) -> range:
+        """Return the batch sizes before the final batch size ``full_batch``, in sequences."""
+        return range(self.first, full_batch, self.step)
 
-    def size(self, taken: int, *, whole: int) -> int:
+    def size(self, taken: int, *, full_batch: int) -> int:
         """Return the batch size after ``taken`` sequences; it depends on these only, not on the step."""
         if self.samples is not None:
-            increments = taken * len(self.sizes(whole)) // self.samples
-            return whole if taken >= self.samples else self.first + self.step * increments
-        for size in self.sizes(whole):
+            increments = taken * len(self.sizes(full_batch)) // self.samples
+            return full_batch if taken >= self.samples else self.first + self.step * increments
+        for size in self.sizes(full_batch):
             if taken < size * (self.every or 1):
                 return size
             taken -= size * (self.every or 1)
-        return whole
+        return full_batch

@@ -20,7 +20,7 @@ from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model, names
 from fivefold.model.spec import Model
-from fivefold.planner.compare import Case, compare
+from fivefold.planner.compare import ComparedCase, compare
 from fivefold.planner.predict import planner
 from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
@@ -53,7 +53,7 @@ def test_every_planning_command_answers_for_every_model(name: str) -> None:
     layout = Layout.parse(made.step.layout)
     step = planner(few, SMALL, JOB).step(layout)
     assert (made.step.memory, made.step.time) == (step.memory, step.time)
-    cases = [Case(few, SMALL, layout, JOB), Case(few, SMALL, layout.replace(ac="full"), JOB)]
+    cases = [ComparedCase(few, SMALL, layout, JOB), ComparedCase(few, SMALL, layout.replace(ac="full"), JOB)]
     assert [variant.error for variant in compare(cases).variants] == ["", ""]
     assert report.report_step(step, drawing(planner(few, SMALL, JOB), layout, step))
     assert ratios(few, machine=SMALL, job=JOB, layout=layout).axes

@@ -29,16 +29,16 @@ def test_a_ramp_over_samples_is_megatrons() -> None:
     """--rampup-batch-size 16 16 5859375: 95 growths to 1536, one for each 61 677.6 sequences."""
     ramp = Ramp(first=16, step=16, samples=5_859_375)
     taken = (0, 61_677, 61_678, 123_355, 123_356, 5_859_374, 5_859_375)
-    assert [ramp.size(item, whole=1536) for item in taken] == [16, 16, 32, 32, 48, 1520, 1536]
+    assert [ramp.size(item, full_batch=1536) for item in taken] == [16, 16, 32, 32, 48, 1520, 1536]
 
 
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(1, 3000), st.booleans())
 def test_a_ramp_climbs_by_steps_to_the_whole(first: int, step: int, growths: int, long: int, by_steps: bool) -> None:
-    whole = first + growths * step
+    full_batch = first + growths * step
     ramp = Ramp(first=first, step=step, **{"every" if by_steps else "samples": long})
-    results = [ramp.size(taken, whole=whole) for taken in (*range(2 * long), 10**9)]
+    results = [ramp.size(taken, full_batch=full_batch) for taken in (*range(2 * long), 10**9)]
     assert results == sorted(results)
-    assert (results[0], results[-1]) == (first, whole)
+    assert (results[0], results[-1]) == (first, full_batch)
     assert {(size - first) % step for size in results} == {0}
 
 

@@ -11,7 +11,7 @@ from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.palette import BLUE, PALE_INK
 from fivefold.units import GIB
 
-MOST_POINTS = 4000
+MAX_POINTS = 4000
 WORDS = {"time": ("step time", "seconds", 1.0), "peak": ("peak memory", "GiB", float(GIB))}
 Point = tuple[str, str, str, int, float, float]  # source, row, quantity, ranks, predicted, measured (s or bytes)
 
@@ -90,7 +90,7 @@ def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
             "measured": measured / size,
             "error": predicted / measured - 1,
         }
-        for source, row, _, ranks, predicted, measured in points[:: -(-len(points) // MOST_POINTS)]
+        for source, row, _, ranks, predicted, measured in points[:: -(-len(points) // MAX_POINTS)]
     ]
 
 

@@ -122,7 +122,7 @@ def scale_constants(factors: Mapping[str, float]) -> Constants:
 
 def scale_allocator(factors: Mapping[str, float]) -> AllocatorConstants:
     """Return the constants of the allocator times ``factors`` (by name)."""
-    return AllocatorConstants()._replace(**_changes(OF_MEMORY, factors))
+    return AllocatorConstants()._replace(**_changes(MEMORY_CONSTANTS, factors))
 
 
 def _changes(constants: tuple[Constant, ...], factors: Mapping[str, float]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ CONSTANTS: tuple[Constant, ...] = (
 )  # fmt: skip
 
 _ALLOCATOR = AllocatorConstants()
-OF_MEMORY: tuple[Constant, ...] = (
+MEMORY_CONSTANTS: tuple[Constant, ...] = (
     Constant("context_bytes", _ALLOCATOR.context_bytes, (300 * MIB, 1600 * MIB), set_on=("bloom_prequel",)),
     Constant("communicator_bytes", _ALLOCATOR.communicator_bytes, (32 * MIB, 256 * MIB), set_on=ALL),
     Constant("split_later", _ALLOCATOR.split_later, (1, 4), set_on=ALL),

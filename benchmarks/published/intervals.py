@@ -14,13 +14,13 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.published.score import Coverage, Score, group_by
-from fivefold.planner.time.errors import TABLE, Cell, Quantity, RunClass, estimate_interval
+from fivefold.planner.time.errors import TABLE, ErrorCell, Quantity, RunClass, estimate_interval
 from fivefold.step import Interval
 
 KEPT = 9
 
 
-def learn(scores: Iterable[Score]) -> tuple[Cell, ...]:
+def learn(scores: Iterable[Score]) -> tuple[ErrorCell, ...]:
     """Return the table, in order."""
     told = [score for score in _select_step_scores(scores) if not score.held_out]
     learned = []
@@ -30,7 +30,7 @@ def learn(scores: Iterable[Score]) -> tuple[Cell, ...]:
         few = min(KEPT, len(ratios))
         kept = tuple(round(ratios[int((at + 0.5) * len(ratios) / few)], 3) for at in range(few))
         ranks = max(score.ranks for score in group)
-        learned.append(Cell(quantity, first.source, first.run_class, len(group), ranks, kept))
+        learned.append(ErrorCell(quantity, first.source, first.run_class, len(group), ranks, kept))
     return tuple(sorted(learned))
 
 
@@ -47,7 +47,7 @@ def _select_step_scores(scores: Iterable[Score]) -> list[Score]:
     return [score for score in scores if score.quantity in ("time", "peak") and score.software]
 
 
-def _measure_coverage(scores: Sequence[Score], cells: Iterable[Cell]) -> Coverage:
+def _measure_coverage(scores: Sequence[Score], cells: Iterable[ErrorCell]) -> Coverage:
     first = scores[0]
     others = [cell for cell in cells if cell.quantity == first.quantity and cell.source != first.source]
     known: dict[RunClass, Interval | None] = {}
@@ -62,7 +62,7 @@ def _measure_coverage(scores: Sequence[Score], cells: Iterable[Cell]) -> Coverag
     return Coverage(first.source, first.quantity, len(inside), half, most)
 
 
-def write(cells: Iterable[Cell], path: Path = TABLE) -> None:
+def write(cells: Iterable[ErrorCell], path: Path = TABLE) -> None:
     """Replace the table at ``path``."""
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

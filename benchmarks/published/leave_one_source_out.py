@@ -20,7 +20,7 @@ from statistics import fmean
 from benchmarks.published.case import Case
 from benchmarks.published.constants import (
     CONSTANTS,
-    OF_MEMORY,
+    MEMORY_CONSTANTS,
     Constant,
     apply_to_machine,
     scale_allocator,
@@ -90,7 +90,7 @@ class Problem:
         self.known = {} if known is None else known
         self.runs = [(name, run) for name, runs in others.items() if name != source for run in runs]
         self.time = [constant for constant in CONSTANTS if not constant.is_independent_of(source)]
-        self.memory = [constant for constant in OF_MEMORY if not constant.is_independent_of(source)]
+        self.memory = [constant for constant in MEMORY_CONSTANTS if not constant.is_independent_of(source)]
         self.factors = {constant.name: _middle(constant) for constant in (*self.time, *self.memory)}
         self.source = source
 

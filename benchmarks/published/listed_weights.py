@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fivefold.layout.mesh import make_group
-from fivefold.layout.sharding import Unit, needs_backward_gather
+from fivefold.layout.sharding import FsdpUnit, needs_backward_gather
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name
 from fivefold.planner.counts.memory.peak import RankMemory
-from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.time import timeline
 from fivefold.planner.time.gather_reduce import GatherReduceTime
 from fivefold.planner.time.units import Units
@@ -70,7 +70,7 @@ def _staying_seconds(units: Units, layout: Layout) -> float:
     )
 
 
-def list_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
+def list_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[RepeatedMessage]:
     """Yield gathers and reductions of a unit in a step, but for the gather after the update."""
     recipe, micro_batches = counts.job.precision, layout.micro_batches(counts.job)
     reduces = micro_batches if counts.reduces_every_micro_batch(layout, name) else 1
@@ -79,11 +79,13 @@ def list_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
         for weight in list_weights(counts, layout, name, unit, shards):
             if not weight.stays:
                 gathers = micro_batches * (1 + weight.backward_gathers)
-                yield Message("dp", "all_gather", gathers, weight.numel * recipe.high_precision_bytes, shards, group)
-            yield Message("dp", "reduce_scatter", reduces, weight.numel * recipe.summed_bytes, shards, group)
+                yield RepeatedMessage(
+                    "dp", "all_gather", gathers, weight.numel * recipe.high_precision_bytes, shards, group
+                )
+            yield RepeatedMessage("dp", "reduce_scatter", reduces, weight.numel * recipe.summed_bytes, shards, group)
 
 
-def list_weights(counts: Counts, layout: Layout, name: Name, unit: Unit, shards: int) -> list[ListedWeight]:
+def list_weights(counts: Counts, layout: Layout, name: Name, unit: FsdpUnit, shards: int) -> list[ListedWeight]:
     """Return the weights of a part of a unit, in the order of the forward, joined as the stack joins them."""
     stack, sizes = counts.job.stack, dict[str, int]()
     for weight in unit.weights:
@@ -100,7 +102,7 @@ def list_weights(counts: Counts, layout: Layout, name: Name, unit: Unit, shards:
     return listed[::-1]
 
 
-def list_staying(counts: Counts, layout: Layout) -> list[tuple[Message, int]]:
+def list_staying(counts: Counts, layout: Layout) -> list[tuple[RepeatedMessage, int]]:
     """Return the gathers after the update, each of all weights that stay, with the number of parts copied out."""
     sizes: dict[tuple[str, int], list[int]] = {}
     for run, times in counts.stage_work(layout)[0]:
@@ -110,7 +112,7 @@ def list_staying(counts: Counts, layout: Layout) -> list[tuple[Message, int]]:
             sizes.setdefault((group, shards), []).extend([weight.numel for weight in weights if weight.stays] * times)
     width = counts.job.precision.high_precision_bytes
     return [
-        (Message("dp", "all_gather", 1, sum(numels) * width, shards, group), shards * len(numels))
+        (RepeatedMessage("dp", "all_gather", 1, sum(numels) * width, shards, group), shards * len(numels))
         for (group, shards), numels in sizes.items()
         if numels
     ]

@@ -19,7 +19,7 @@ from pydantic import PositiveFloat
 
 from benchmarks.published.case import Case, Message
 from benchmarks.published.table import Summary
-from fivefold.layout.mesh import Group
+from fivefold.layout.mesh import RankGroup
 from fivefold.planner.time.errors import RunClass, run_class
 from fivefold.planner.time.network import Network
 from fivefold.record import Record
@@ -121,7 +121,7 @@ def score(case: Case, step: Step, left_out: Mapping[str, float] = MappingProxyTy
 def score_message(message: Message) -> Score:
     """Return the seconds of a collective that all ranks of a machine take part in."""
     machine = message.machine
-    seconds = Network(machine).seconds(message.collective, message.payload, Group(machine.ranks, 1))
+    seconds = Network(machine).seconds(message.collective, message.payload, RankGroup(machine.ranks, 1))
     return Score(
         source=message.source,
         row=message.row,

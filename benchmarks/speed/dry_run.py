@@ -31,14 +31,14 @@ def measure_dry_run(model: str, machine: str, layout: str, sequence: str, batch:
 
     job = Job(sequence=int(sequence), global_batch=int(batch), precision=recipe("bf16"))
     begin, busy = time.perf_counter(), time.process_time()
-    rehearsal = dryrun(
+    dry_run = dryrun(
         model=build_model(model), machine=machine_named(machine, local=None), layout=Layout.parse(layout), job=job
     )
-    assert rehearsal.step is not None, rehearsal.findings
+    assert dry_run.step is not None, dry_run.findings
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{time.perf_counter() - begin:.1f} | {time.process_time() - busy:.1f} | {held:.2f} | "
-        f"{rehearsal.step.memory.peak_bytes / 2**30:.2f}"
+        f"{dry_run.step.memory.peak_bytes / 2**30:.2f}"
     )
 
 

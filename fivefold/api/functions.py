@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from fivefold.results.comparison import Comparison
     from fivefold.results.objectives import Aim, By, Goal
     from fivefold.results.playbook import Playbook
+    from fivefold.results.run_estimate import Offers, RunEstimate
     from fivefold.results.search_result import Answer, Change, Lengths, SearchResult, Walk
     from fivefold.results.search_result import Batch as BatchSize
     from fivefold.results.sweep_row import Row
     from fivefold.results.traced import Traced
-    from fivefold.results.whole_run import Offers, WholeRun
     from fivefold.step import Step
     from fivefold.sweeps.journal import Journal
 
@@ -142,12 +142,12 @@ def search(
     """
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
-    from fivefold.requests.fields import MOST_SHOWN
+    from fivefold.requests.fields import MAX_SHOWN_LAYOUTS
     from fivefold.requests.search import limit_memory, search_layouts
 
     for name, number in (("top", top), ("front", front)):
-        if not 1 <= number <= MOST_SHOWN:
-            raise UserError(f"{name}={number} must be 1 to {MOST_SHOWN}")
+        if not 1 <= number <= MAX_SHOWN_LAYOUTS:
+            raise UserError(f"{name}={number} must be 1 to {MAX_SHOWN_LAYOUTS}")
     return search_layouts(
         _model(model),
         limit_memory(_machine(machine), memory),
@@ -320,7 +320,7 @@ def ask(
     noise: str | None = None,
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
-) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[WholeRun] | Rows[Lengths]:
+) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[RunEstimate] | Rows[Lengths]:
     """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run", "changes" or "finetune".
 
     Without a layout, the answer is for the fastest layout that fits.
@@ -441,7 +441,7 @@ def dryrun(
     table = Run(schedule=None if schedule is None else Path(schedule), job=wanted).table(chosen)
     from fivefold.dry_run import dryrun as run
 
-    rehearsal = run(
+    dry_run = run(
         model=spec,
         machine=chips,
         layout=chosen,
@@ -452,7 +452,7 @@ def dryrun(
         ranks=tuple(ranks),
     )
     _warn(describe_idle(chosen, chips))
-    return rehearsal
+    return dry_run
 
 
 @document_parameters(SweepOptions)
@@ -493,10 +493,10 @@ def sweep(
     from fivefold.requests.sweep import default_path, trials
     from fivefold.sweeps import rows_file
     from fivefold.sweeps.spec import Sweep
-    from fivefold.sweeps.sweep import Plan, run
+    from fivefold.sweeps.sweep import SweepPlan, run
 
     spec = Sweep.from_values(dict(what), origin="sweep") if isinstance(what, Mapping) else Sweep.load(Path(what))
-    plan = Plan.from_sweep(spec, local=local_file())
+    plan = SweepPlan.from_sweep(spec, local=local_file())
     path = Path(out) if out is not None else None if isinstance(what, Mapping) else default_path(Path(what))
     if path is not None:
         rows_file.check(path)
@@ -553,8 +553,7 @@ def trace(
     (0, 1)
     """
     from fivefold.profiling.traces import read
-    from fivefold.profiling.traces.prediction import compare_with_prediction as beside
-    from fivefold.profiling.traces.prediction import find_axes
+    from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
     from fivefold.results.traced import Traced
 
     links = None if machine is None else _machine(machine)
@@ -567,7 +566,7 @@ def trace(
         raise UserError("job fields apply to a prediction only; add against=(MODEL, MACHINE, LAYOUT)")
     names = [files] if isinstance(files, str | PathLike) else list(files)
     result = read([Path(name) for name in names], step=step, top=top, machine=links, axes=axes)
-    rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
+    rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
     return Traced(**dict(result.report), against=tuple(rows), predicted=predicted)
 
 

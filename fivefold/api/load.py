@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from fivefold.display import Rows
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
+    from fivefold.results.run_estimate import Offers
     from fivefold.results.run_folder import RunFolder
     from fivefold.results.search_result import SearchResult, Walk
     from fivefold.results.sweep_row import Row
-    from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 
     Answer = Step | Comparison | SearchResult | Walk | Offers | Playbook | Rows[Row]
@@ -70,9 +70,9 @@ def _load_json(path: Path) -> Answer:
     from fivefold.record import read_text
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
+    from fivefold.results.run_estimate import Offers
     from fivefold.results.search_result import SearchResult, Walk
     from fivefold.results.sweep_row import Row
-    from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 
     try:

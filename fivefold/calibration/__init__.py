@@ -25,14 +25,16 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from fivefold.calibration.points import Facts, Kind, MeasuredPoint, Points, Progress, WorkerOrder
+from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points, WorkerOrder
 from fivefold.calibration.processes import side_by_side
 from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor
 from fivefold.record import RunFailure, UserError
 from fivefold.units import Dtype
 
 SILENCE_SECONDS = 120.0
-MESSAGE: TypeAdapter[Facts | Progress | MeasuredPoint] = TypeAdapter(Facts | Progress | MeasuredPoint)
+MESSAGE: TypeAdapter[Facts | CalibrationProgress | MeasuredPoint] = TypeAdapter(
+    Facts | CalibrationProgress | MeasuredPoint
+)
 MAX_RANKS = 1024  # the largest number of ranks: more than any host has cores
 PROGRESS_UNITS = 1000  # progress units for each number of ranks
 STEP_PROGRESS_UNITS = 1000  # and for its steps
@@ -72,7 +74,7 @@ def calibrate(
 
     for part, count in enumerate(counts):
 
-        def note(heard: Progress | MeasuredPoint, part: int = part, count: int = count) -> None:
+        def note(heard: CalibrationProgress | MeasuredPoint, part: int = part, count: int = count) -> None:
             if isinstance(heard, MeasuredPoint):
                 points_by_kind[heard.kind].append(heard.point)
                 if heard.spread is not None:
@@ -221,7 +223,7 @@ def _link(calibration: Calibration, *, ranks: int) -> Link:
 
 
 def _measure(
-    ranks: int, *, quick: bool, points: Points | None, note: Callable[[Progress | MeasuredPoint], None]
+    ranks: int, *, quick: bool, points: Points | None, note: Callable[[CalibrationProgress | MeasuredPoint], None]
 ) -> Facts:
     """Run ``ranks`` workers; pass the messages of rank 0 to ``note``; return its ``Facts`` about this computer."""
     heard: list[Facts] = []

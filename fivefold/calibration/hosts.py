@@ -29,7 +29,7 @@ APART_SECONDS = 5e-3  # delay of the last rank: many times the latency of a mess
 SHORT_SECONDS = 4e-3  # below this the barrier is not counted: its seconds vary by as much as it would add
 LONG_SECONDS = 0.25  # larger messages have the same bandwidth and are not measured
 BUDGET_SECONDS = 0.3  # for the repeats of one point
-MOST_REPEATS = 24
+MAX_REPEATS = 24
 
 
 class HostGroup(NamedTuple):
@@ -154,7 +154,7 @@ def _timing(run: Callable[[], object], group: HostGroup, *, ways: int) -> Timing
     lasts = [first] if ways == 2 else [{index} for index in range(group.ranks)]
     run()  # warm
     once = max(_time_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
-    repeats = int(_max_over_ranks(max(3 * len(lasts), min(MOST_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
+    repeats = int(_max_over_ranks(max(3 * len(lasts), min(MAX_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
     turns = [_time_once(run, group, last=lasts[turn % len(lasts)], meeting=meeting) for turn in range(repeats)]
     seconds = statistics.mean(
         statistics.median(turn.seconds for turn in turns[index :: len(lasts)]) for index in range(len(lasts))

@@ -20,31 +20,31 @@ from fivefold.trainer.model.kernels.loss import cross_entropy as cross_entropy_o
 WIDTH = 256  # elements of a row; the bandwidth of the kernels hardly depends on it
 
 
-class Work(NamedTuple):
+class KernelWork(NamedTuple):
     """A function to time, and the bytes that it reads and writes."""
 
     run: Callable[[], object]
     moved_bytes: int
 
 
-def copy(x: Tensor) -> Work:
+def copy(x: Tensor) -> KernelWork:
     """Return the kernel that reads x and writes a copy into an existing tensor."""
     target = torch.empty_like(x)
-    return Work(lambda: target.copy_(x), 2 * x.nbytes)
+    return KernelWork(lambda: target.copy_(x), 2 * x.nbytes)
 
 
-def add(x: Tensor) -> Work:
+def add(x: Tensor) -> KernelWork:
     """Return the kernel that reads x and y and writes their sum to a new tensor, as a residual connection does."""
     y = torch.ones_like(x)
-    return Work(lambda: x + y, 3 * x.nbytes)
+    return KernelWork(lambda: x + y, 3 * x.nbytes)
 
 
-def adamw(x: Tensor) -> Work:
+def adamw(x: Tensor) -> KernelWork:
     """Return fused AdamW, which reads parameter, gradient and two moments, and writes all but the gradient."""
     parameter = torch.nn.Parameter(x)
     parameter.grad = torch.ones_like(x)
     optimizer = torch.optim.AdamW([parameter], fused=True)
-    return Work(optimizer.step, 7 * x.nbytes)
+    return KernelWork(optimizer.step, 7 * x.nbytes)
 
 
 def kernels_on(x: Tensor) -> Kernels:
@@ -79,22 +79,24 @@ def cross_entropy(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     return cross_entropy_of(logits, targets, scale=1.0, loss=kernels.nats, rescale=kernels.rescale), (logits,)
 
 
-def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
-    return lambda x: Work(lambda: make(x.detach()), times * x.nbytes)
+def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], KernelWork]:
+    return lambda x: KernelWork(lambda: make(x.detach()), times * x.nbytes)
 
 
-def _backward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int) -> Callable[[Tensor], Work]:
-    def work(x: Tensor) -> Work:
+def _backward(
+    make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int
+) -> Callable[[Tensor], KernelWork]:
+    def work(x: Tensor) -> KernelWork:
         # Cross entropy writes its gradient over its logits; the hooks keep autograd from raising in a second run.
         with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved):
             out, inputs = make(x.detach())
         grad = torch.ones_like(out)
-        return Work(lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True), times * x.nbytes)
+        return KernelWork(lambda: torch.autograd.grad(out, inputs, grad, retain_graph=True), times * x.nbytes)
 
     return work
 
 
-KERNELS: dict[str, Callable[[Tensor], Work]] = {
+KERNELS: dict[str, Callable[[Tensor], KernelWork]] = {
     "copy": copy,
     "add": add,
     "adamw": adamw,

@@ -64,17 +64,17 @@ class RankRing(NamedTuple):
     group: dist.ProcessGroup | None
 
 
-def distinct_messages(counts: Counts, layout: Layout, *, beside: int) -> tuple[MessageOrder, ...]:
+def distinct_messages(counts: Counts, layout: Layout, *, local_ranks: int) -> tuple[MessageOrder, ...]:
     """Return the distinct messages of a step of ``layout`` whose ranks all fit on this computer.
 
-    ``beside``: the number of ranks that run on this computer.
+    ``local_ranks``: the number of ranks that run on this computer.
     """
     rank_stages = make_table(layout, counts.job).rank_stages if layout.pp > 1 else ((0,),)
     orders: dict[MessageOrder, None] = {}
     for message in (message for chunks in rank_stages for message in messages(counts, layout, chunks=chunks)):
         is_stage_hop = message.collective == "p2p" and message.axis == "pp"
         ranks = layout.pp if is_stage_hop else message.ranks
-        if message.times and 1 < ranks <= beside and beside % ranks == 0 and message.payload >= 1:
+        if message.times and 1 < ranks <= local_ranks and local_ranks % ranks == 0 and message.payload >= 1:
             both_ways = message.collective == "p2p" and not is_stage_hop
             fields = {
                 "collective": message.collective,
@@ -98,10 +98,10 @@ def gloo_world(meeting: Path, *, rank: int, world: int, silence: timedelta) -> I
 
 
 def time_messages(
-    orders: tuple[MessageOrder, ...], *, rank: int, beside: int, work: Callable[[], object], device: torch.device
+    orders: tuple[MessageOrder, ...], *, rank: int, local_ranks: int, work: Callable[[], object], device: torch.device
 ) -> list[CollectivePoint]:
     """Time each message on all ranks together; return equal points on every rank."""
-    circles = {ranks: circle(ranks, rank=rank, beside=beside) for ranks in {order.ranks for order in orders}}
+    circles = {ranks: circle(ranks, rank=rank, local_ranks=local_ranks) for ranks in {order.ranks for order in orders}}
     return [time_message(order, circles[order.ranks], work=work, device=device) for order in orders]
 
 
@@ -192,9 +192,9 @@ def heard(order: MessageOrder, timed: Mapping[str, Timed]) -> list[float]:
     ]
 
 
-def circle(ranks: int, *, rank: int, beside: int) -> RankRing:
+def circle(ranks: int, *, rank: int, local_ranks: int) -> RankRing:
     """Create the group of ``ranks`` neighbours that contains ``rank``; every rank calls it."""
-    groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, beside, ranks)]
+    groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, local_ranks, ranks)]
     return RankRing(rank, rank - rank % ranks, ranks, groups[rank // ranks])
 
 

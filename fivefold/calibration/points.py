@@ -15,7 +15,7 @@ from fivefold.record import Record
 from fivefold.units import KIB, MIB, Dtype
 
 
-class AttentionShape(Record):
+class AttentionPointShape(Record):
     """The shape of a causal attention with as many kv heads as heads."""
 
     sequences: PositiveInt
@@ -29,7 +29,7 @@ class Points(Record):
 
     dtypes: tuple[Dtype, ...]
     matmuls: tuple[tuple[PositiveInt, PositiveInt, PositiveInt], ...]  # m, n, k
-    attentions: tuple[AttentionShape, ...]
+    attentions: tuple[AttentionPointShape, ...]
     kernel_bytes: tuple[PositiveInt, ...]
     collective_bytes: tuple[PositiveInt, ...]
     rounds: PositiveInt  # passes over all points: a disturbance longer than one point rarely hits it twice
@@ -61,7 +61,7 @@ class Facts(Record):
 Kind = Literal["matmuls", "attentions", "kernels", "collectives"]  # the fields of ``Calibration``
 
 
-class Progress(Record):
+class CalibrationProgress(Record):
     """The number of measurements that rank 0 has done, sent after each."""
 
     kind: Kind
@@ -82,8 +82,8 @@ def matmul_shapes(sizes: tuple[int, ...], *, most_flops: int) -> tuple[tuple[int
     return tuple((m, n, k) for m, n, k in product(sizes, repeat=3) if 2 * m * n * k <= most_flops)
 
 
-def _attention(*shapes: tuple[int, int, int, int]) -> tuple[AttentionShape, ...]:
-    return tuple(AttentionShape(sequences=b, tokens=t, heads=n, head_dim=h) for b, t, n, h in shapes)
+def _attention(*shapes: tuple[int, int, int, int]) -> tuple[AttentionPointShape, ...]:
+    return tuple(AttentionPointShape(sequences=b, tokens=t, heads=n, head_dim=h) for b, t, n, h in shapes)
 
 
 def default_points(backend: Literal["gloo", "nccl"], *, quick: bool) -> Points:

@@ -37,7 +37,7 @@ from fivefold.record import RunFailure, UserError
 
 SILENCE_SECONDS = 300.0
 STEPS, SECONDS = 7, 2.0  # least number of measured steps, and least time they take
-LEAST_WORK, MOST_WORK = 1e-3, 20e-3  # bounds of the seconds of compute between two timed messages
+LEAST_WORK, MAX_WORK = 1e-3, 20e-3  # bounds of the seconds of compute between two timed messages
 DEEP = 6  # layers of a stage that are run: with fewer, more tensors would stay in the caches than in the full model
 
 
@@ -117,7 +117,7 @@ def collect_step_points(
 
     The mean is taken because some ranks arrive late and others wait for them.
     """
-    orders = distinct_messages(counts, layout, beside=ranks) if ranks > 1 else ()
+    orders = distinct_messages(counts, layout, local_ranks=ranks) if ranks > 1 else ()
     seconds_by_order = {
         order: [value for rank_profile in profiles for value in heard(order, rank_profile.timed)] for order in orders
     }
@@ -163,7 +163,7 @@ def _stage_rank(layout: Layout, rank: int) -> int:
 
 def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job: Job, cores: int) -> list[RankProfile]:
     """Run workers for ``ranks`` in parallel. ``plans`` is the planner of this model and job on this machine."""
-    message_orders = distinct_messages(plans.counts, layout, beside=len(ranks)) if len(ranks) > 1 else ()
+    message_orders = distinct_messages(plans.counts, layout, local_ranks=len(ranks)) if len(ranks) > 1 else ()
     orders = [
         RunOrder(
             rank=rank,
@@ -173,7 +173,7 @@ def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job:
             seconds=SECONDS,
             steps=STEPS,
             messages=message_orders,
-            work_seconds=_estimate_message_interval(plans, layout) if message_orders else MOST_WORK,
+            work_seconds=_estimate_message_interval(plans, layout) if message_orders else MAX_WORK,
         )
         for rank in ranks
     ]
@@ -199,7 +199,7 @@ def run_workers(
         orders = [
             ProfileOrder(
                 place=place,
-                beside=len(runs),
+                workers=len(runs),
                 threads=max(1, cores // len(runs)),
                 meeting=str(Path(folder) / "meeting"),
                 silence_seconds=SILENCE_SECONDS,
@@ -222,7 +222,7 @@ def _estimate_message_interval(plans: Planner, layout: Layout) -> float:
     """Return the seconds that a rank computes between two messages, estimated from the curves and bounded."""
     message_count = sum(message.times for message in messages(plans.counts, layout))
     compute = plans.estimate(layout).step_time.compute
-    return min(MOST_WORK, max(LEAST_WORK, compute / max(1, message_count)))
+    return min(MAX_WORK, max(LEAST_WORK, compute / max(1, message_count)))
 
 
 class UnitPasses(NamedTuple):

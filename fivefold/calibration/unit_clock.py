@@ -26,7 +26,7 @@ UPDATE, ASIDE = ("update", ""), ("aside", "")
 Label = tuple[str, str]
 
 
-class UnitSeconds(NamedTuple):
+class MeasuredUnitSeconds(NamedTuple):
     """The seconds of a step by (F, B, BW, W, update or message; unit), and how often each ran.
 
     W is by stage, a message by ``collective ranks bytes``.
@@ -91,7 +91,7 @@ class UnitClock:
         """Count one more occurrence of ``label``."""
         self._times[label] += 1
 
-    def stop(self) -> UnitSeconds:
+    def stop(self) -> MeasuredUnitSeconds:
         """End the step and return its seconds."""
         self._mark(UPDATE)
         if self._cuda:
@@ -100,7 +100,7 @@ class UnitClock:
         for (label, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[label] += begin.elapsed_time(end) / 1e3 if self._cuda else (end - begin) / 1e9
         seconds.pop(ASIDE, None)
-        return UnitSeconds(seconds, Counter(self._times))
+        return MeasuredUnitSeconds(seconds, Counter(self._times))
 
     def _mark(self, label: Label) -> None:
         """Switch the clock to ``label``."""

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import FileStore
 from fivefold.calibration.messages import MessageOrder, Timed, gloo_world, heard, make_work, time_messages
 from fivefold.calibration.null_process_group import NullProcessGroup, silent_world
 from fivefold.calibration.processes import carry_out
-from fivefold.calibration.unit_clock import UnitClock, UnitSeconds
+from fivefold.calibration.unit_clock import MeasuredUnitSeconds, UnitClock
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import CollectivePoint
@@ -54,13 +54,13 @@ class RunOrder(Record):
 
 
 class ProfileOrder(Record):
-    """The order to one worker: number ``place`` of ``beside`` workers.
+    """The order to one worker: number ``place`` of ``workers`` workers.
 
     ``budget_seconds``: no run begins that would probably end later; None: all are run.
     """
 
     place: NonNegativeInt
-    beside: PositiveInt
+    workers: PositiveInt
     threads: PositiveInt
     meeting: str  # path of a file that does not exist yet
     silence_seconds: PositiveFloat
@@ -88,7 +88,7 @@ class Barrier:
     """A barrier and a table between the workers, which share a file because their process groups send nothing."""
 
     def __init__(self, order: ProfileOrder) -> None:
-        self._store = FileStore(order.meeting, order.beside)
+        self._store = FileStore(order.meeting, order.workers)
         self._store.set_timeout(timedelta(seconds=order.silence_seconds))
         self._order, self._round = order, 0
 
@@ -96,21 +96,21 @@ class Barrier:
         """Wait until all workers have called it."""
         self._round += 1
         name = f"round/{self._round}"
-        if self._store.add(name, 1) == self._order.beside:
+        if self._store.add(name, 1) == self._order.workers:
             self._store.set(f"{name}/go", "1")
         self._store.wait([f"{name}/go"])
 
     def max_over_workers(self, seconds: float) -> float:
         """Return the largest value of all workers."""
         self._store.set(f"value/{self._round}/{self._order.place}", repr(seconds))
-        return max(float(self._store.get(f"value/{self._round}/{worker}")) for worker in range(self._order.beside))
+        return max(float(self._store.get(f"value/{self._round}/{worker}")) for worker in range(self._order.workers))
 
     def report(self, profile: RankProfile) -> list[RankProfile]:
         """Publish the profile of this worker; return the profiles of all."""
         self._store.set(f"profile/{profile.run}/{self._order.place}", profile.model_dump_json())
         return [
             RankProfile.model_validate_json(self._store.get(f"profile/{profile.run}/{worker}"))
-            for worker in range(self._order.beside)
+            for worker in range(self._order.workers)
         ]
 
 
@@ -146,7 +146,7 @@ def profile(order: ProfileOrder, number: int, meeting: Barrier, budget: Budget, 
             begin = time.perf_counter()
             step()
         budget.note(run, time.perf_counter() - begin)
-        steps: list[UnitSeconds] = []
+        steps: list[MeasuredUnitSeconds] = []
         begin = time.perf_counter()
         while True:
             meeting.wait()
@@ -168,7 +168,7 @@ def _has_messages(order: ProfileOrder, layout: Layout) -> bool:
 
     Messages of gloo take different times in a step than alone; those of NCCL run on streams of their own.
     """
-    return order.beside == layout.world > 1 and not torch.cuda.is_available()
+    return order.workers == layout.world > 1 and not torch.cuda.is_available()
 
 
 def _world(order: ProfileOrder, number: int, layout: Layout) -> AbstractContextManager[None]:
@@ -180,7 +180,7 @@ def _world(order: ProfileOrder, number: int, layout: Layout) -> AbstractContextM
     return gloo_world(Path(f"{order.meeting}.{number}.step"), rank=rank, world=layout.world, silence=silence)
 
 
-def _step_of(engine: Engine, built: Built, run: RunOrder, *, sends: bool) -> Callable[[], UnitSeconds]:
+def _step_of(engine: Engine, built: Built, run: RunOrder, *, sends: bool) -> Callable[[], MeasuredUnitSeconds]:
     """Return a function that runs one step on random tokens under the clock."""
     layout, job, clock = engine.layout, run.job, UnitClock(engine)
     NullProcessGroup.aside[0] = clock.exclude
@@ -190,7 +190,7 @@ def _step_of(engine: Engine, built: Built, run: RunOrder, *, sends: bool) -> Cal
     shape = layout.micro_batches(job), layout.mbs, job.row_tokens(run.model.mtp_depth)
     tokens = torch.randint(0, run.model.vocab, shape, generator=draw)
 
-    def step() -> UnitSeconds:
+    def step() -> MeasuredUnitSeconds:
         clock.start()
         engine.step(tokens)
         engine.zero_grad()
@@ -199,7 +199,7 @@ def _step_of(engine: Engine, built: Built, run: RunOrder, *, sends: bool) -> Cal
     return step
 
 
-def _medians(steps: list[UnitSeconds]) -> dict[str, Timed]:
+def _medians(steps: list[MeasuredUnitSeconds]) -> dict[str, Timed]:
     """Return the seconds of one occurrence of each unit and direction, over the least disturbed half of the steps."""
     quickest = sorted(steps, key=lambda step: step.seconds.total())[: (len(steps) + 1) // 2]
     timed = {}
@@ -216,9 +216,9 @@ def _message_times(
 ) -> tuple[CollectivePoint, ...]:
     """Time ``messages`` among the workers, with compute as in the run between two of them."""
     silence, meeting = timedelta(seconds=order.silence_seconds), Path(f"{order.meeting}.{number}.gloo")
-    with gloo_world(meeting, rank=order.place, world=order.beside, silence=silence):
+    with gloo_world(meeting, rank=order.place, world=order.workers, silence=silence):
         work = make_work(order.runs[number].work_seconds)
-        return tuple(time_messages(messages, rank=order.place, beside=order.beside, work=work, device=device))
+        return tuple(time_messages(messages, rank=order.place, local_ranks=order.workers, work=work, device=device))
 
 
 def main(order: ProfileOrder) -> None:

@@ -4,7 +4,7 @@
 
 Every repeat begins at a barrier and runs long enough to time. The result is the fastest of the repeats, as disturbances
 only slow down, on the slowest rank (a training step waits for it), in the best round. The output, one line each, is
-``Facts``, ``Progress`` at every point, and at the end every ``MeasuredPoint``.
+``Facts``, ``CalibrationProgress`` at every point, and at the end every ``MeasuredPoint``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch import Tensor
 from fivefold.calibration.kernels import KERNELS
 from fivefold.calibration.messages import MessageOrder, RankRing, make_work, message_of, time_message
 from fivefold.calibration.points import (
-    AttentionShape,
+    AttentionPointShape,
+    CalibrationProgress,
     Facts,
     Kind,
     MeasuredPoint,
     Points,
-    Progress,
     WorkerOrder,
     default_points,
 )
@@ -57,8 +57,8 @@ WORK_SECONDS = 6e-3  # compute between two messages on a CPU: about that of one 
 
 LONG_SECONDS = 0.1  # products that would take longer are left out: without instructions for bf16 they take seconds
 PROBE = (256, 256, 256)  # the matmul that tells how long the other products of its dtype take
-NOISY = 0.2  # a point whose two best rounds are further apart is measured once more
-AGAIN = 1.3  # most time, as a multiple of the budget, including these repetitions
+MAX_ROUND_SPREAD = 0.2  # a point whose two best rounds are further apart is measured once more
+MAX_BUDGET_RATIO = 1.3  # most time, as a multiple of the budget, including these repetitions
 
 
 class WorkerContext(NamedTuple):
@@ -108,7 +108,7 @@ def matmul(context: WorkerContext, shape: tuple[int, int, int], dtype: Dtype) ->
     return MatmulPoint(dtype=dtype, ranks=context.ranks, m=m, n=n, k=k, seconds=context.clock(lambda: a @ b))
 
 
-def attention(context: WorkerContext, shape: AttentionShape, dtype: Dtype) -> AttentionPoint:
+def attention(context: WorkerContext, shape: AttentionPointShape, dtype: Dtype) -> AttentionPoint:
     """Time forward and backward of causal attention on q, k, v of (sequences, heads, tokens, head_dim)."""
     size = (shape.sequences, shape.heads, shape.tokens, shape.head_dim)
     q, k, v = (noise(context, *size, dtype=dtype).requires_grad_() for _ in range(3))
@@ -199,7 +199,7 @@ def best_of(
 
     def measure(index: int, done: int) -> None:
         results[index] = sorted([*results[index], todo[index]()], key=seconds)
-        say(Progress(kind=KINDS[type(results[index][0])], done=done, total=total), context.rank)
+        say(CalibrationProgress(kind=KINDS[type(results[index][0])], done=done, total=total), context.rank)
 
     for step in range(total):
         if step >= len(todo) and context.max_over_ranks(time.perf_counter() - start) > points.budget_seconds:
@@ -207,8 +207,8 @@ def best_of(
         measure(step % len(todo), step + 1)
     for index, points_of_one in enumerate(results):
         spread = context.max_over_ranks(_spread(points_of_one) or 0.0)
-        is_over_budget = context.max_over_ranks(time.perf_counter() - start) > AGAIN * points.budget_seconds
-        if spread > NOISY and not is_over_budget:
+        is_over_budget = context.max_over_ranks(time.perf_counter() - start) > MAX_BUDGET_RATIO * points.budget_seconds
+        if spread > MAX_ROUND_SPREAD and not is_over_budget:
             measure(index, total)
     return [(points_of_one[0], _spread(points_of_one)) for points_of_one in results]
 
@@ -240,7 +240,7 @@ def processor_name() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def say(message: Facts | Progress | MeasuredPoint, rank: int) -> None:
+def say(message: Facts | CalibrationProgress | MeasuredPoint, rank: int) -> None:
     """Print a message as one line, on the first rank only."""
     if rank == 0:
         print(message.model_dump_json(), flush=True)

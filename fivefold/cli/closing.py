@@ -60,7 +60,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
         else _read_earlier_steps(run.folder / "step.json", proof.predicted)
     )
     if pair is None:
-        say("too few steps to measure one; a run of 5 or more closes with predicted beside measured")
+        say("too few steps to measure one; a run of 5 steps or more ends with predicted next to measured")
         return
     show(read_text(run.folder / "step.json", kind="JSON") if json else table(compare(*pair)))
     if not json:

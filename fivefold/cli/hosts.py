@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Mapping, MutableMapping
 
-VARIABLE = "GLOO_SOCKET_IFNAME"
+GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 RESTARTS = "FIVEFOLD_RESTARTS"  # set by the script of a Slurm job
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the address of an interface
 _NAME_BYTES, _REQUEST_BYTES = 16, 40  # of struct ifreq
@@ -19,10 +19,10 @@ _NAME_BYTES, _REQUEST_BYTES = 16, 40  # of struct ifreq
 
 def choose_interface(environment: MutableMapping[str, str]) -> None:
     """Set the interface in the ``environment`` of a rank, unless all ranks are on this host or the user has set it."""
-    if VARIABLE in environment or environment.get("WORLD_SIZE") == environment.get("LOCAL_WORLD_SIZE"):
+    if GLOO_INTERFACE_VARIABLE in environment or environment.get("WORLD_SIZE") == environment.get("LOCAL_WORLD_SIZE"):
         return
     if name := find_interface(environment["MASTER_ADDR"]):
-        environment[VARIABLE] = name
+        environment[GLOO_INTERFACE_VARIABLE] = name
 
 
 def keeps_store(environment: Mapping[str, str]) -> bool:

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.results.whole_run import Offers
+    from fivefold.results.run_estimate import Offers
 
 
 def show_offers(
     request: SearchOptions, model: Model, machines: Sequence[Machine], job: Job, *, where: Where, within: float
 ) -> None:
     """Print the table of one run on each machine."""
-    from fivefold.rendering import whole_run as page
+    from fivefold.rendering import run_estimate as page
     from fivefold.rendering.progress import bar
 
     with bar("searching") as progress:

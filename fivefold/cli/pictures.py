@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fivefold.step import Step
 
 # Limits on the micro-batches drawn, each through every stage of a rank: more would be unreadable.
-ON_TERMINAL, IN_CHART, IN_TRACE = 8, 16, 512
+TERMINAL_MICRO_BATCHES, CHART_MICRO_BATCHES, TRACE_MICRO_BATCHES = 8, 16, 512
 
 
 def draw(planner: Planner, layout: Layout, step: Step) -> None:
@@ -24,12 +24,12 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
 
-    rank, limit = _find_peak_stage(step), ON_TERMINAL // layout.v
+    rank, limit = _find_peak_stage(step), TERMINAL_MICRO_BATCHES // layout.v
     memory_levels, rows = levels(planner, layout, rank=rank, limit=limit), spans(planner, layout, limit=limit)
     show(heading("Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.finding(step.time, rows)))
-    show(pipeline.Picture(rows, drawn=_describe_limit(planner, layout, limit)))
+    show(pipeline.PipelinePicture(rows, drawn=_describe_limit(planner, layout, limit)))
     show(heading(f"Memory over time of pipeline rank {rank}" if layout.pp > 1 else "Memory over time"))
-    show(memory.Picture(memory_levels, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
+    show(memory.MemoryPicture(memory_levels, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
 
 
 def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, 
     from fivefold.planner.time.spans import spans
     from fivefold.rendering.drawing import memory, pipeline
 
-    rank, limit = _find_peak_stage(step), IN_CHART // layout.v
+    rank, limit = _find_peak_stage(step), CHART_MICRO_BATCHES // layout.v
     memory_levels, caption = levels(planner, layout, rank=rank, limit=limit), _describe_limit(planner, layout, limit)
     return {
         "pipeline": pipeline.draw_file(spans(planner, layout, limit=limit), step=step, drawn=caption),
@@ -72,9 +72,9 @@ def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> N
         "machine": step.machine,
         "layout": step.layout,
         "step_seconds": f"{step.time.step_seconds:.6g}",
-        "drawn": _describe_limit(planner, layout, IN_TRACE),
+        "drawn": _describe_limit(planner, layout, TRACE_MICRO_BATCHES),
     }
-    trace.save(spans(planner, layout, limit=IN_TRACE), path, about=about)
+    trace.save(spans(planner, layout, limit=TRACE_MICRO_BATCHES), path, about=about)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")
 
 

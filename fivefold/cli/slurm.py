@@ -81,7 +81,7 @@ def script(
         "    step=$!",
         "    # A signal ends the wait, not the step.",
         '    woken=1; while [ -n "$woken" ]; do woken=; wait "$step"; code=$?; done',
-        "    # 0: done. 2: a mistake in the run file, which another start does not mend.",
+        "    # 0: done. 2: an error in the run file, which another start does not fix.",
         '    if [ "$code" = 0 ] || [ "$code" = 2 ]; then exit "$code"; fi',
         '    case "$ending $(scontrol show job --oneliner "$SLURM_JOB_ID")" in',
         '        USR1*|*" PreemptTime="[0-9]*) exec scontrol requeue "$SLURM_JOB_ID" ;;',

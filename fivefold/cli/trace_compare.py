@@ -46,12 +46,12 @@ def _dry_run(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tup
     from fivefold.dry_run import dryrun
     from fivefold.dry_run.time.pictures import spans
 
-    rehearsal = dryrun(model=model, machine=machine, layout=layout, job=run.job, table=run.table(layout))
-    if rehearsal.step is None or rehearsal.played is None or rehearsal.table is None:
-        say(f"no dry run: {rehearsal.findings[0]}")
+    dry_run = dryrun(model=model, machine=machine, layout=layout, job=run.job, table=run.table(layout))
+    if dry_run.step is None or dry_run.played is None or dry_run.table is None:
+        say(f"no dry run: {dry_run.findings[0]}")
         return None, []
-    rows = zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
-    return rehearsal.step, [spans(rehearsal.played, rehearsal.steady_tapes[rank], row) for rank, row in rows]
+    rows = zip(dry_run.ranks, dry_run.table.rows, strict=True)
+    return dry_run.step, [spans(dry_run.played, dry_run.steady_tapes[rank], row) for rank, row in rows]
 
 
 def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, dry_run: Rows) -> None:
@@ -78,11 +78,13 @@ def _merge(run: Run, layout: Layout, *, model: Model, machine: Machine, dry_run:
 
 def _list_predicted_spans(run: Run, layout: Layout, *, model: Model, machine: Machine) -> tuple[tuple[Span, ...], ...]:
     """Return the spans of the predicted step, unless the run has a schedule that differs from the layout's own."""
-    from fivefold.cli.pictures import IN_TRACE
+    from fivefold.cli.pictures import TRACE_MICRO_BATCHES
     from fivefold.planner.predict import planner
     from fivefold.planner.time.spans import spans
 
-    return () if run.schedule is not None else spans(planner(model, machine, run.job), layout, limit=IN_TRACE)
+    return (
+        () if run.schedule is not None else spans(planner(model, machine, run.job), layout, limit=TRACE_MICRO_BATCHES)
+    )
 
 
 def draw(folder: Path, step: Step) -> None:

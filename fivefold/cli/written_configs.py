@@ -40,7 +40,7 @@ def put(written: Written, output: Path | None) -> None:
 
 def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
     """Raise ``UserError`` if the config of the job's stack cannot express the model or the job, with any layout."""
-    from fivefold.interop.format import Plan
+    from fivefold.interop.format import ConfigPlan
     from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
@@ -48,12 +48,12 @@ def refuse_untold(model: Model, machine: Machine, job: Job) -> None:
     simple_layout = Layout(dp=2, zero=job.stack.runs.expressible_zero(1)[-1])
     small_job = job.replace(global_batch=2, ramp=None)
     run(
-        Plan(model, simple_layout, small_job, machine.ranks_per_node, f"{machine.name}:2"),
+        ConfigPlan(model, simple_layout, small_job, machine.ranks_per_node, f"{machine.name}:2"),
         to=find_stack_format(job.stack.name),
     )
 
 
-class Choice(NamedTuple):
+class ExpressibleLayout(NamedTuple):
     """The first layout of a ranking that a software's config can express, and why it is not the first of all."""
 
     layout: str
@@ -62,18 +62,18 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose_written(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job) -> Choice:
+def choose_written(layouts: Sequence[str], *, model: Model, machine: Machine, job: Job) -> ExpressibleLayout:
     """Return the first of ``layouts`` that the config of the job's software can express; raises ``UserError``."""
-    from fivefold.interop.format import Plan
+    from fivefold.interop.format import ConfigPlan
     from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
     from fivefold.layout.spec import Layout
 
     format_name, why = find_stack_format(job.stack.name), ""
     for text in dict.fromkeys(layouts):
-        plan = Plan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
+        plan = ConfigPlan(model, Layout.parse(text), job, machine.ranks_per_node, f"{machine.name}:{machine.ranks}")
         try:
-            return Choice(text, format_name, run(plan, to=format_name), why)
+            return ExpressibleLayout(text, format_name, run(plan, to=format_name), why)
         except UserError as refusal:
             why = why or str(refusal)
     raise UserError(why or "no layout was found")

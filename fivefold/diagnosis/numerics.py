@@ -31,7 +31,7 @@ from fivefold.results.numerics import Compared, Kind, Numerics
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint.full_weights import gather_full
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.generate.source import Source
+from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.float8.blocks import has_block_scales, widen_blocks
 from fivefold.trainer.model.float8.cast import Cast, widen
@@ -156,7 +156,7 @@ def examine(
     *,
     model: Model,
     job: Job,
-    source: Source | None,
+    source: WeightSource | None,
     tokens: NDArray[Any],
     end: int,
     device: torch.device,

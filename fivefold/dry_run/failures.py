@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from fivefold.dry_run.record.call_sites import ROOT, TORCH
-from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.tape import SCOPE
 from fivefold.record import RunFailure
 
-OURS = str(Path(__file__).parent)
+PACKAGE_FOLDER = str(Path(__file__).parent)
 CANNOT_BE_FAKED = (
     "torch._subclasses"  # module of the exceptions for values or operations that fake tensors do not support
 )
@@ -43,9 +43,13 @@ def describe_failure(error: Exception, *, rank: int) -> str:
     """Return the finding for ``error``; raises ``RunFailure`` if the dry run itself failed and the job might run."""
     frames = list(_frames(error.__traceback__))
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-    frame, line = next((f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH, OURS)))
+    frame, line = next(
+        (f, n) for f, n in reversed(frames) if not f.f_code.co_filename.startswith((TORCH, PACKAGE_FOLDER))
+    )
     site = f"{frame.f_code.co_filename.removeprefix(ROOT)}:{line} {frame.f_code.co_qualname}"
-    if type(error).__module__.startswith(CANNOT_BE_FAKED) or frames[-1][0].f_code.co_filename.startswith(OURS):
+    if type(error).__module__.startswith(CANNOT_BE_FAKED) or frames[-1][0].f_code.co_filename.startswith(
+        PACKAGE_FOLDER
+    ):
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise RunFailure(
             f"rank {rank} cannot be dry-run at {site}: {reason} ({Path(where.filename).name}:{where.lineno})"
@@ -53,7 +57,7 @@ def describe_failure(error: Exception, *, rank: int) -> str:
     recorder, operation = _recorder_and_operation(frames)
     context = [f"rank {rank}", _scope(recorder), _module(frames, recorder)]
     description = ": ".join(filter(None, (operation, reason)))
-    return f"{', '.join(filter(None, context))}: {description}; mend {site}"
+    return f"{', '.join(filter(None, context))}: {description}; fix {site}"
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
@@ -62,15 +66,15 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
         trace = trace.tb_next
 
 
-def _recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[Recorder | None, str]:
+def _recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[TapeRecorder | None, str]:
     """Find, in the frames of the exception, the recorder (or None) and the torch operation that it ran (or "")."""
     name = "Recorder.__torch_dispatch__"
     operation = next((str(f.f_locals["func"].name()) for f, _ in reversed(frames) if f.f_code.co_qualname == name), "")
     candidates = (f.f_locals.get("recorder") for f, _ in frames)
-    return next((candidate for candidate in candidates if isinstance(candidate, Recorder)), None), operation
+    return next((candidate for candidate in candidates if isinstance(candidate, TapeRecorder)), None), operation
 
 
-def _scope(recorder: Recorder | None) -> str:
+def _scope(recorder: TapeRecorder | None) -> str:
     """Return, in words, the scope on the tape when the exception was raised."""
     if recorder is None or recorder.silent:
         return "before the first step"
@@ -79,7 +83,7 @@ def _scope(recorder: Recorder | None) -> str:
     )
 
 
-def _module(frames: list[tuple[FrameType, int]], recorder: Recorder | None) -> str:
+def _module(frames: list[tuple[FrameType, int]], recorder: TapeRecorder | None) -> str:
     """Return the path of the innermost module that ran; in a backward, of the module that created the autograd node."""
     paths: dict[int, str] = {}
     innermost = ""

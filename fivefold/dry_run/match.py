@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from fivefold.dry_run.record.tape import SCOPE, Message, Tape
-from fivefold.dry_run.time.streams import Endpoint, Exchange, Streams
+from fivefold.dry_run.record.tape import SCOPE, Tape, TapeMessage
+from fivefold.dry_run.time.streams import Endpoint, MatchedEndpoints, Streams
 
-Part = tuple[int, int, Message]  # index of the tape, index of the START event, message
+Part = tuple[int, int, TapeMessage]  # index of the tape, index of the START event, message
 
 
 def findings(tapes: Sequence[Tape], *, streams: bool) -> list[str]:
@@ -36,7 +36,7 @@ class _Mismatches:
 
     def __init__(self, played: Streams) -> None:
         self.tapes, self.played = played.tapes, played
-        self.lines: dict[Hashable, list[Exchange]] = {}
+        self.lines: dict[Hashable, list[MatchedEndpoints]] = {}
         for exchange in played.exchanges.values():
             self.lines.setdefault(exchange.key, []).append(exchange)
 
@@ -45,7 +45,7 @@ class _Mismatches:
         lines = (self._line(sorted(line, key=lambda exchange: exchange.number)) for line in self.lines.values())
         return [line for line in lines if line]
 
-    def _line(self, exchanges: list[Exchange]) -> str:
+    def _line(self, exchanges: list[MatchedEndpoints]) -> str:
         for exchange in exchanges:
             check = self._pair if exchange.parts[0][2].collective == "p2p" else self._group
             mismatch = check(exchange, exchanges)
@@ -53,7 +53,7 @@ class _Mismatches:
                 return mismatch
         return ""
 
-    def _pair(self, exchange: Exchange, exchanges: list[Exchange]) -> str:
+    def _pair(self, exchange: MatchedEndpoints, exchanges: list[MatchedEndpoints]) -> str:
         """Compare a send with its receive; return the finding, or "" if they match."""
         parts = exchange.parts
         index, _, message = parts[0]
@@ -73,7 +73,7 @@ class _Mismatches:
             )
         return ""
 
-    def _group(self, exchange: Exchange, exchanges: list[Exchange]) -> str:
+    def _group(self, exchange: MatchedEndpoints, exchanges: list[MatchedEndpoints]) -> str:
         """Compare a collective over all its members; return the finding, or "" if they match."""
         parts = exchange.parts
         first = parts[0]
@@ -102,11 +102,11 @@ class _Mismatches:
         return _describe(self.tapes[part[0]], part)
 
 
-def _size(message: Message) -> tuple[str, int]:
+def _size(message: TapeMessage) -> tuple[str, int]:
     return message.dtype, message.numel
 
 
-def _kind(message: Message) -> tuple[str, str, int]:
+def _kind(message: TapeMessage) -> tuple[str, str, int]:
     return message.collective, message.dtype, -1 if message.collective == "all_to_all" else message.numel
 
 
@@ -143,7 +143,7 @@ def deadlocks(played: Streams) -> list[str]:
     lines = [f"deadlock of {_ranks(ranks)}: {'; '.join(_describe_step(link, played) for link in path)}; {fix}"]
     for index, endpoint in sorted(blocked.items()):
         if not any(link.endpoint.rank == index for link in path):
-            lines.append(f"behind a deadlock, {_describe_step(_Step(endpoint, waits=True), played)}; mend that")
+            lines.append(f"behind a deadlock, {_describe_step(_Step(endpoint, waits=True), played)}; fix that")
     return lines
 
 
@@ -175,7 +175,7 @@ def _predecessor(endpoint: Endpoint, blocked: dict[int, Endpoint]) -> _Step | No
     return None
 
 
-def _find_unstarted(endpoint: Endpoint) -> Exchange:
+def _find_unstarted(endpoint: Endpoint) -> MatchedEndpoints:
     """Return the first message of an endpoint that has not begun."""
     return next(exchange for exchange in endpoint.exchanges if exchange.missing)
 
@@ -196,7 +196,7 @@ def _describe(tape: Tape, part: Part) -> str:
     return f"{_describe_message(message)} in {scope(tape, at)} ({tape.sites[message.site]})"
 
 
-def _describe_message(message: Message) -> str:
+def _describe_message(message: TapeMessage) -> str:
     direction = (
         (" from " if message.receives else " to ") + f"rank {message.peer}" if message.collective == "p2p" else ""
     )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from fivefold.dry_run.fake.world import even_experts, fake_rank, gpu_attention, index_groups
-from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.repetition import NotRepeatable, PartLog, repeat, shorten
 from fivefold.dry_run.record.replay import play_like_blocks
 from fivefold.dry_run.record.tape import Scope, Tape
@@ -93,7 +93,7 @@ def _record_rank(
     stack = job.stack.with_device_kernels(gpu=streams)
     kernels = "eager" if stack.is_compiled else stack.kernels
     job = job.replace(compile=False, kernels=kernels, documents="joined")
-    recorder = Recorder(rank=rank, categories=CATEGORIES, through=THROUGH)
+    recorder = TapeRecorder(rank=rank, categories=CATEGORIES, through=THROUGH)
     with fake_rank(layout, rank=rank), recorder:
         recorder.silent = True
         device = torch.device("cpu")
@@ -110,7 +110,7 @@ def _record_rank(
 
 
 def record_steps(
-    built: Built, recorder: Recorder, *, model: Model, layout: Layout, job: Job, repeats: bool = False
+    built: Built, recorder: TapeRecorder, *, model: Model, layout: Layout, job: Job, repeats: bool = False
 ) -> list[Tape]:
     """Record the first and the steady step; ``recorder`` has followed the build without writing events.
 
@@ -165,7 +165,7 @@ def describe_assumptions(model: Model, job: Job) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _step(engine: Engine, recorder: Recorder) -> Tape:
+def _step(engine: Engine, recorder: TapeRecorder) -> Tape:
     """Record one step on a new tape, which begins with an ALLOC of every live storage."""
     layout, job, built = engine.layout, engine.job, engine.built
     recorder.silent = True

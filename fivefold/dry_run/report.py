@@ -15,7 +15,7 @@ from fivefold.dry_run.memory.breakdown import LiveStorage, list_largest, stage_m
 from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rank_tapes import RankTapes
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
-from fivefold.dry_run.time.play import Played
+from fivefold.dry_run.time.play import SimulatedTapes
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.schedule.table import Table
@@ -28,7 +28,7 @@ from fivefold.planner.counts.memory.allocator import AllocatorTotals, driver_byt
 from fivefold.planner.predict import predict
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
-from fivefold.rendering.dry_run import Holding, Moment
+from fivefold.rendering.dry_run import PeakTensors, RankPeak
 from fivefold.step import Memory, StageMemory, Step, Traffic, Work, build_step, sent_bytes
 from fivefold.units import show_bytes
 
@@ -57,7 +57,7 @@ class DryRun(NamedTuple):
     findings: tuple[str, ...]
     rank_summaries: tuple[RankSummary, ...] = ()
     tapes: Mapping[int, RankTapes] = {}  # by rank: one rank of each pipeline rank, and the requested ranks
-    played: Played | None = None
+    played: SimulatedTapes | None = None
     table: Table | None = None  # the pipeline schedule that was run
     assumed: tuple[str, ...] = ()  # differences from the real run
 
@@ -131,7 +131,7 @@ def pipeline_rank(rank: int, layout: Layout) -> int:
 def step(
     rank_summaries: Sequence[RankSummary],
     tape: Tape,
-    played: Played,
+    played: SimulatedTapes,
     *,
     model: Model,
     machine: Machine,
@@ -177,7 +177,7 @@ def traffic(tape: Tape) -> tuple[Traffic, ...]:
     )
 
 
-def describe_peak(tapes: RankTapes, *, rows: int = 16) -> Moment:
+def describe_peak(tapes: RankTapes, *, rows: int = 16) -> RankPeak:
     """Return the live bytes at the steady step's peak by category, and the ``rows`` largest groups of tensors."""
     storages = list_largest(tapes.steady, len(tapes.steady))
     bytes_by_category = Counter[str]()
@@ -188,15 +188,15 @@ def describe_peak(tapes: RankTapes, *, rows: int = 16) -> Moment:
         groups.setdefault((storage.category, module, storage.site.line), []).append(storage)
     holdings = [_holding(group, *key) for key, group in groups.items()]
     holdings.sort(key=lambda holding: -holding.bytes)
-    return Moment(tapes.rank, dict(bytes_by_category.most_common()), holdings[:rows])
+    return RankPeak(tapes.rank, dict(bytes_by_category.most_common()), holdings[:rows])
 
 
-def _holding(together: Sequence[LiveStorage], category: str, module: str, line: str) -> Holding:
+def _holding(together: Sequence[LiveStorage], category: str, module: str, line: str) -> PeakTensors:
     sizes = [storage.bytes for storage in together]
     scopes, phases = ({name(storage.scope) for storage in together} for name in (str, lambda scope: scope.phase))
     allocated_in = next((min(names) for names in (scopes, phases) if len(names) == 1), "")
     allocated_in = "" if allocated_in == "start" else allocated_in  # live before the step
-    return Holding(sum(sizes), len(sizes), max(sizes), category, allocated_in, module, line)
+    return PeakTensors(sum(sizes), len(sizes), max(sizes), category, allocated_in, module, line)
 
 
 def available_bytes(machine: Machine, layout: Layout) -> int:
@@ -293,22 +293,22 @@ def _work(rank_summaries: Sequence[RankSummary], counted: Work, layout: Layout) 
     return counted.replace(parameters=sum(weights.values()), hardware_flops=flops)
 
 
-def data(rehearsal: DryRun, predicted: Step | None) -> dict[str, object]:
+def data(dry_run: DryRun, predicted: Step | None) -> dict[str, object]:
     """Return the result as JSON: both steps, memory of the first one, the live bytes at the peak, and the findings."""
-    if rehearsal.step is None:
-        return {"findings": rehearsal.findings}
-    peak_moment = describe_peak(rehearsal.tapes[rehearsal.peak_rank.rank])
+    if dry_run.step is None:
+        return {"findings": dry_run.findings}
+    peak_moment = describe_peak(dry_run.tapes[dry_run.peak_rank.rank])
     return {
         "predicted": predicted.model_dump(mode="json") if predicted else None,
-        "dry_run": rehearsal.step.model_dump(mode="json"),
+        "dry_run": dry_run.step.model_dump(mode="json"),
         "first_step": [
-            share.first.model_dump(mode="json") for share in rehearsal.rank_summaries if share.rank in rehearsal.ranks
+            share.first.model_dump(mode="json") for share in dry_run.rank_summaries if share.rank in dry_run.ranks
         ],
         "peak": {
             "rank": peak_moment.rank,
             "bytes": peak_moment.parts,
             "largest": [holding._asdict() for holding in peak_moment.largest],
         },
-        "findings": rehearsal.findings,
-        "assumed": rehearsal.assumed,
+        "findings": dry_run.findings,
+        "assumed": dry_run.assumed,
     }

@@ -11,7 +11,7 @@ from typing import Any
 from fivefold.interop.format import Document
 from fivefold.record import UserError, describe_json, read_text
 
-NODES = 100_000  # maximum number of values in a file, counting what YAML aliases repeat
+MAX_FILE_VALUES = 100_000  # maximum number of values in a file, counting what YAML aliases repeat
 
 
 def _yaml(text: str) -> Any:
@@ -50,8 +50,8 @@ def document(path: Path) -> Document:
         raise UserError(f"{path}: not valid {kind.upper()}: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path}: holds {describe_json(values)}, not a table of keys by name")
-    if _nodes(values, NODES) <= 0:
-        raise UserError(f"{path}: holds more than {NODES} values; it is not a config")
+    if _nodes(values, MAX_FILE_VALUES) <= 0:
+        raise UserError(f"{path}: holds more than {MAX_FILE_VALUES} values; it is not a config")
     return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
 
 

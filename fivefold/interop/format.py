@@ -44,7 +44,7 @@ class Overrides(NamedTuple):
     vocab: int | None = None
 
 
-class Plan(NamedTuple):
+class ConfigPlan(NamedTuple):
     """The model, layout and job to write as a config."""
 
     model: Model
@@ -78,7 +78,7 @@ class ParsedConfig(NamedTuple):
     unset: tuple[str, ...] = ()  # keys whose value follows from the model
 
 
-class Format(NamedTuple):
+class ConfigFormat(NamedTuple):
     """A configuration format of one software; a format that is only written has neither ``parse`` nor ``to_job``."""
 
     name: str  # for ``--to``
@@ -87,7 +87,7 @@ class Format(NamedTuple):
     recognizes: Callable[[Document], bool]
     parse: Callable[[Document, Overrides], ParsedConfig] | None
     to_job: Callable[[ParsedConfig, Overrides], Reading] | None
-    emit: Callable[[Plan], Written] | None
+    emit: Callable[[ConfigPlan], Written] | None
     keys: Mapping[str, Table] = {}  # tables by the name of their software
     main_keys: frozenset[str] = frozenset()  # keys that a config should set itself: sequence length and batch size
     order: int = 0  # formats are tried in this order; one whose keys occur in others' configs has a higher number

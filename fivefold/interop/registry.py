@@ -7,18 +7,18 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from fivefold import interop
-from fivefold.interop.format import Format
+from fivefold.interop.format import ConfigFormat
 from fivefold.record import UserError, make_unknown_name_error
 
 
-def _list_formats() -> Iterator[Format]:
+def _list_formats() -> Iterator[ConfigFormat]:
     """Yield the formats of all folders, in the order of their names."""
     for module in iter_modules(interop.__path__):
         if module.ispkg:
             yield from getattr(import_module(f"{interop.__name__}.{module.name}"), "FORMATS", ())
 
 
-FORMATS: tuple[Format, ...] = tuple(sorted(_list_formats(), key=lambda form: form.order))
+FORMATS: tuple[ConfigFormat, ...] = tuple(sorted(_list_formats(), key=lambda form: form.order))
 
 
 def list_written() -> list[str]:
@@ -26,7 +26,7 @@ def list_written() -> list[str]:
     return [form.name for form in FORMATS if form.emit]
 
 
-def find_format(name: str) -> Format:
+def find_format(name: str) -> ConfigFormat:
     """Return the format of a name that ``--to`` takes."""
     for form in FORMATS:
         if form.name == name and form.emit:

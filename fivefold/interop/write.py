@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from fivefold.interop.equivalence import fit_free_fields, resolve_rate
-from fivefold.interop.format import Format, Overrides, Plan, Written
+from fivefold.interop.format import ConfigFormat, ConfigPlan, Overrides, Written
 from fivefold.interop.launch.run_file import set_objective
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
@@ -26,7 +26,7 @@ from fivefold.stack.catalog import build_stack as stack_named
 IGNORED_JOB_FIELDS = ("stack", "learning_rate", "seed", "steps", "documents", "emulate", "imbalance")
 
 
-def write(plan: Plan, *, to: str) -> Written:
+def write(plan: ConfigPlan, *, to: str) -> Written:
     """Write the plan as a config of ``to``; raise ``UserError`` for what ``to`` cannot run or cannot express."""
     form = find_format(to)
     assert form.emit is not None
@@ -59,7 +59,7 @@ def drop_default_stages(layout: Layout, model: Model) -> Layout:
     return default_layout if tuple(map(len, stage_layers(model.layers, default_layout))) == layout.stages else layout
 
 
-def _read_back(written: Written, plan: Plan) -> Reading:
+def _read_back(written: Written, plan: ConfigPlan) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in written.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
@@ -67,7 +67,7 @@ def _read_back(written: Written, plan: Plan) -> Reading:
         return read([str(Path(folder) / next(iter(written.files)))], asked)
 
 
-def check(plan: Plan, back: Reading, form: Format) -> tuple[str, ...]:
+def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...]:
     """Return remarks on differences at no cost; raise ``UserError`` for a difference that changes the cost.
 
     ``back``: the config as read back.

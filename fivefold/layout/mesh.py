@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 AXES = ("pp", "dp", "cp", "tp")  # outermost first, as in torch's DeviceMesh
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """A process group's size, and the ``stride`` between its consecutive global ranks."""
 
     ranks: int
@@ -30,7 +30,7 @@ class Group(NamedTuple):
         return tuple(first + place * self.stride for place in range(self.ranks))
 
 
-def group(layout: Layout, axis: str) -> Group:
+def group(layout: Layout, axis: str) -> RankGroup:
     """Return size and stride of the groups of ``axis``; ``layout.validity`` ensures that one stride describes them.
 
     In addition to the axes of the mesh: ``world``, ``stage`` (all ranks with one pipeline rank; no single stride if pp
@@ -39,39 +39,39 @@ def group(layout: Layout, axis: str) -> Group:
     experts, over the rest of dp·cp·tp after ep and etp).
     """
     if axis == "world":
-        return Group(layout.world, 1)
+        return RankGroup(layout.world, 1)
     strides = layout.strides
     if axis in strides:
-        return Group(int(getattr(layout, axis)), strides[axis])
+        return RankGroup(int(getattr(layout, axis)), strides[axis])
     if axis in ("tp_inner", "tp_outer"):  # y and x of tp = x·y
         tp_inner = layout.tp_inner
         return (
-            Group(tp_inner, strides["tp"])
+            RankGroup(tp_inner, strides["tp"])
             if axis == "tp_inner"
-            else Group(layout.tp // tp_inner, strides["tp"] * tp_inner)
+            else RankGroup(layout.tp // tp_inner, strides["tp"] * tp_inner)
         )
     if axis == "stage":
-        return Group(layout.world // layout.pp, layout.pp if strides["pp"] == 1 else 1)
+        return RankGroup(layout.world // layout.pp, layout.pp if strides["pp"] == 1 else 1)
 
     def find_stride(*axes: str) -> int:
         return min((strides[name] for name in axes if getattr(layout, name) > 1), default=1)
 
     replicas, replica_stride = layout.dp * layout.cp, find_stride("dp", "cp")
     if axis == "shard":
-        return Group(layout.shards, replica_stride)
+        return RankGroup(layout.shards, replica_stride)
     if axis == "replica":
-        return Group(replicas // layout.shards, replica_stride * layout.shards)
+        return RankGroup(replicas // layout.shards, replica_stride * layout.shards)
     if axis == "etp":
-        return Group(layout.etp, strides["tp"])
+        return RankGroup(layout.etp, strides["tp"])
     # experts are sharded over tp too, unless etp covers all of it
     expert_stride = find_stride("tp", "dp", "cp") * layout.etp if layout.etp < layout.tp else replica_stride
     if axis == "ep":
-        return Group(layout.ep, expert_stride)
+        return RankGroup(layout.ep, expert_stride)
     if axis in ("expert_shard", "expert_replica"):
         expert_replica_stride, shards = expert_stride * layout.ep, layout.expert_shards
         if axis == "expert_shard":
-            return Group(shards, expert_replica_stride)
-        return Group(layout.expert_replicas // shards, expert_replica_stride * shards)
+            return RankGroup(shards, expert_replica_stride)
+        return RankGroup(layout.expert_replicas // shards, expert_replica_stride * shards)
     raise KeyError(axis)
 
 
@@ -83,7 +83,7 @@ def members(layout: Layout, axis: str, *, rank: int) -> tuple[int, ...]:
     return group(layout, axis).members(rank)
 
 
-def make_group(layout: Layout, name: str, ranks: int) -> Group:
+def make_group(layout: Layout, name: str, ranks: int) -> RankGroup:
     """Return the group ``name`` with ``ranks`` ranks, at the same stride."""
     default = group(layout, name)
-    return default if default.ranks == ranks else Group(ranks, default.stride)
+    return default if default.ranks == ranks else RankGroup(ranks, default.stride)

@@ -19,14 +19,14 @@ from fivefold.model.weights import Weight, block_weights, embedding_weights, hea
 from fivefold.units import ceil_div
 
 
-class Unit(NamedTuple):
+class FsdpUnit(NamedTuple):
     """An FSDP unit: weights gathered and reduced in one message. ``weights`` have their full names."""
 
     name: str
     weights: tuple[Weight, ...]
 
 
-def units(model: Model, adapter: Adapter | None = None) -> list[Unit]:
+def units(model: Model, adapter: Adapter | None = None) -> list[FsdpUnit]:
     """Return the units of the full model in the order of the forward pass, with the factors of ``adapter``."""
 
     def block(layer: int) -> Iterable[Weight]:
@@ -34,14 +34,14 @@ def units(model: Model, adapter: Adapter | None = None) -> list[Unit]:
         return every if adapter is None else with_adapters(every, adapter)
 
     blocks = [
-        Unit(
+        FsdpUnit(
             f"blocks.{layer}",
             tuple(weight._replace(name=f"blocks.{layer}.{weight.name}") for weight in block(layer)),
         )
         for layer in range(model.layers)
     ]
-    embedding = Unit("embed", tuple(embedding_weights(model)))
-    return [embedding, *blocks, Unit("head", tuple(head_weights(model)))]
+    embedding = FsdpUnit("embed", tuple(embedding_weights(model)))
+    return [embedding, *blocks, FsdpUnit("head", tuple(head_weights(model)))]
 
 
 class Policy(NamedTuple):
@@ -211,12 +211,12 @@ def is_gemm_weight(weight: Weight) -> bool:
     return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
 
 
-def padded_numel(unit: Unit, *, shards: int) -> int:
+def padded_numel(unit: FsdpUnit, *, shards: int) -> int:
     """Return the elements of a gathered unit, with padding: ``shards`` equal chunks of every weight."""
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards
 
 
-def select_trained(unit: Unit, job: Job) -> Unit:
+def select_trained(unit: FsdpUnit, job: Job) -> FsdpUnit:
     """Return the unit with its trained weights only: all, or the factors of adapters."""
     if job.adapter is None:
         return unit
@@ -226,14 +226,14 @@ def select_trained(unit: Unit, job: Job) -> Unit:
 class FrozenBytes(NamedTuple):
     """Bytes of frozen weights on one rank: gathered, its shard of them, and what is never sharded (scales of nf4)."""
 
-    whole: int
+    gathered: int
     shard: int
     scales: int
 
 
-def frozen_bytes(unit: Unit, *, shards: int, job: Job) -> FrozenBytes:
+def frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
     """Return the bytes of a unit's frozen weights as they are stored; ``shards``: of ZeRO-3, else 1."""
-    whole = shard = scales = 0
+    gathered = shard = scales = 0
     if job.adapter is None:
         return FrozenBytes(0, 0, 0)
     for weight in unit.weights:
@@ -246,5 +246,5 @@ def frozen_bytes(unit: Unit, *, shards: int, job: Job) -> FrozenBytes:
             scales += nf4_scales_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
         else:
             elements_bytes = elements * job.activation_bytes
-        whole, shard = whole + shards * elements_bytes, shard + elements_bytes
-    return FrozenBytes(whole, shard, scales)
+        gathered, shard = gathered + shards * elements_bytes, shard + elements_bytes
+    return FrozenBytes(gathered, shard, scales)

@@ -318,7 +318,7 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
         nearest_orders = sorted(moves, key=lambda order: sum(a != b for a, b in zip(order, layout.order, strict=True)))[
             :2
         ]
-        dp_cp_hint = ", dp beside cp" if layout.dp > 1 < layout.cp else ""
+        dp_cp_hint = ", dp next to cp" if layout.dp > 1 < layout.cp else ""
         axes, hint = ("tp, dp and cp", ", tp first" if partly else dp_cp_hint) if spread else ("dp and cp", "")
         fix = " or ".join(f"order={'-'.join(order)}" for order in nearest_orders)
         yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{hint}; try {fix}"

@@ -59,7 +59,7 @@ def _nic(gigabits: float, source: str) -> Fabric:
     return Fabric("NIC", gigabits * 1e9 / 8, 0.95, None, 4e-6, f"{gigabits:g} Gbit/s: {source}; {share}")
 
 
-class Row(NamedTuple):
+class ChipRow(NamedTuple):
     """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets, memory and kernel efficiency."""
 
     generation: str
@@ -130,8 +130,8 @@ DIE = f"one die of two per module, each a rank: half of the module in {SHEET}"
 GH200 = f"the 96 GB part, {SHEET}#L466"
 GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}"
 
-ROWS: dict[str, Row] = {
-    "v100": Row(
+ROWS: dict[str, ChipRow] = {
+    "v100": ChipRow(
         generation="volta",
         efficiency=measured.V100,
         memory=TotalMemory(32491 * MIB, f"{POSTED}: 31.73 GiB; 31.75 in deepspeedai/DeepSpeed issue 3312"),
@@ -142,7 +142,7 @@ ROWS: dict[str, Row] = {
         far=NIC_50,
         source=f"V100 SXM 32 GB: {RECALLED}",
     ),
-    "a100-40": Row(
+    "a100-40": ChipRow(
         generation="ampere",
         efficiency=measured.A100,
         memory=TotalMemory(
@@ -156,7 +156,7 @@ ROWS: dict[str, Row] = {
         source=f"A100 SXM 40 GB: {RECALLED}; peaks: {SHEET}",
         watts=400,
     ),
-    "a100": Row(
+    "a100": ChipRow(
         generation="ampere",
         efficiency=measured.A100,
         memory=TotalMemory(81152 * MIB, f"{POSTED}: 79.25 GiB; 79.14 to 79.33 with other drivers"),
@@ -168,7 +168,7 @@ ROWS: dict[str, Row] = {
         source=f"A100 SXM 80 GB: {SHEET}",
         watts=400,
     ),
-    "h100": Row(
+    "h100": ChipRow(
         generation="hopper",
         efficiency=measured.H100,
         memory=TotalMemory(
@@ -182,7 +182,7 @@ ROWS: dict[str, Row] = {
         source=f"H100 SXM 80 GB: {SHEET}",
         watts=700,
     ),
-    "h100-pcie": Row(
+    "h100-pcie": ChipRow(
         generation="hopper",
         efficiency=measured.H100_PCIE,
         memory=TotalMemory(81008 * MIB, f"{POSTED}: total_memory=81008MB"),
@@ -193,7 +193,7 @@ ROWS: dict[str, Row] = {
         far=NIC_100,
         source=f"H100 PCIe 80 GB: {SHEET}",
     ),
-    "h200": Row(
+    "h200": ChipRow(
         generation="hopper",
         efficiency=measured.H200,
         memory=TotalMemory(143156 * MIB, f"{POSTED}: total_memory=143156MB; 139.72 to 139.81 GiB with other drivers"),
@@ -205,7 +205,7 @@ ROWS: dict[str, Row] = {
         source=f"H200 SXM: {SHEET}",
         watts=700,
     ),
-    "h800": Row(
+    "h800": ChipRow(
         generation="hopper",
         efficiency=measured.H100,
         memory=TotalMemory(81089 * MIB, "memory as the H100's"),
@@ -216,7 +216,7 @@ ROWS: dict[str, Row] = {
         far=NIC_400_H800,
         source=f"H800 SXM, as H100: {RECALLED}",
     ),
-    "gh200": Row(
+    "gh200": ChipRow(
         generation="hopper",
         efficiency=measured.GH200,
         memory=TotalMemory(96768 * MIB, f"{POSTED}: 94.50 GiB of a 96 GB part"),
@@ -227,7 +227,7 @@ ROWS: dict[str, Row] = {
         far=NIC_200_GH200,
         source=GH200,
     ),
-    "b200": Row(
+    "b200": ChipRow(
         generation="blackwell",
         efficiency=measured.B200,
         memory=TotalMemory(
@@ -241,7 +241,7 @@ ROWS: dict[str, Row] = {
         source=f"B200 SXM: {SHEET}",
         watts=1000,
     ),
-    "gb200": Row(
+    "gb200": ChipRow(
         generation="blackwell",
         efficiency=measured.GB200,
         memory=TotalMemory(from_nvidia_smi(189471), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
@@ -253,7 +253,7 @@ ROWS: dict[str, Row] = {
         source=f"GB200 NVL72: {SHEET}",
         watts=1200,
     ),
-    "b300": Row(
+    "b300": ChipRow(
         generation="blackwell",
         efficiency=measured.B300,
         memory=TotalMemory(from_nvidia_smi(275040), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
@@ -265,7 +265,7 @@ ROWS: dict[str, Row] = {
         source=f"B300 SXM: {SHEET}",
         watts=1000,
     ),
-    "gb300": Row(
+    "gb300": ChipRow(
         generation="blackwell",
         efficiency=measured.GB200,
         memory=TotalMemory(from_nvidia_smi(284208), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
@@ -277,7 +277,7 @@ ROWS: dict[str, Row] = {
         source=f"GB300 NVL72, {GB300_SOURCE}",
         watts=1400,
     ),
-    "mi250x": Row(
+    "mi250x": ChipRow(
         generation="cdna",
         efficiency=measured.MI250X,
         memory=TotalMemory(68_702_699_520, "memory as rocm-smi shows it, which is torch's figure on MI300X"),
@@ -289,7 +289,7 @@ ROWS: dict[str, Row] = {
         source=f"MI250X, {DIE}",
         watts=280,
     ),
-    "mi300x": Row(
+    "mi300x": ChipRow(
         generation="cdna",
         efficiency=measured.MI300X,
         memory=TotalMemory(206_141_652_992, f"{POSTED}: 191.98 GiB, as rocm-smi shows it"),
@@ -301,7 +301,7 @@ ROWS: dict[str, Row] = {
         source=f"MI300X: {SHEET}",
         watts=750,
     ),
-    "mi325x": Row(
+    "mi325x": ChipRow(
         generation="cdna",
         efficiency=measured.MI325X,
         memory=TotalMemory(256 * 10**9, "memory of the data sheet"),
@@ -313,7 +313,7 @@ ROWS: dict[str, Row] = {
         source=f"MI325X: {SHEET}",
         watts=1000,
     ),
-    "mi355x": Row(
+    "mi355x": ChipRow(
         generation="cdna",
         efficiency=measured.MI355X,
         memory=TotalMemory(309_220_868_096, "memory as rocm-smi shows it, which is torch's figure on MI300X"),
@@ -325,7 +325,7 @@ ROWS: dict[str, Row] = {
         source=f"MI355X: {SHEET}",
         watts=1400,
     ),
-    "l40s": Row(
+    "l40s": ChipRow(
         generation="ada",
         efficiency=measured.L40S,
         memory=TotalMemory(45465 * MIB, f"{POSTED}: 44.40 GiB, vllm-project/vllm issue 38486"),
@@ -337,7 +337,7 @@ ROWS: dict[str, Row] = {
         source=f"L40S: {SHEET}",
         watts=350,
     ),
-    "l4": Row(
+    "l4": ChipRow(
         generation="ada",
         efficiency=measured.L4,
         memory=TotalMemory(22558 * MIB, f"{POSTED}: 22.03 GiB"),
@@ -348,7 +348,7 @@ ROWS: dict[str, Row] = {
         far=NIC_SHARED,
         source=f"L4: fp32 fpsbench.com, {RECALLED}",
     ),
-    "rtx4090": Row(
+    "rtx4090": ChipRow(
         generation="ada",
         efficiency=measured.RTX4090,
         memory=TotalMemory(24207 * MIB, f"{POSTED}: 23.64 GiB"),
@@ -359,7 +359,7 @@ ROWS: dict[str, Row] = {
         far=NIC_SHARED,
         source=f"RTX 4090: fp32 waredb.com, {RECALLED}",
     ),
-    "rtx3090": Row(
+    "rtx3090": ChipRow(
         generation="ampere",
         efficiency=measured.RTX3090,
         memory=TotalMemory(24248 * MIB, f"{POSTED}: 23.68 GiB, vllm-project/vllm issue 16343"),
@@ -419,10 +419,10 @@ def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[
     return apply_overrides(machine, overrides, text=text) if overrides else machine
 
 
-def locate_machine(text: str, *, beside: Path) -> str:
-    """Resolve a machine named in the file ``beside``: a path in it is relative to that file."""
+def locate_machine(text: str, *, named_in: Path) -> str:
+    """Resolve a machine named in the file ``named_in``: a path in it is relative to that file."""
     path = re.match(r"[^\s:]+\.(?:toml|json)", text)
-    return locate(path[0], beside=beside) + text[path.end() :] if path else text
+    return locate(path[0], named_in=named_in) + text[path.end() :] if path else text
 
 
 def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[str], Path]) -> Machine:
@@ -493,7 +493,7 @@ def _split(text: str) -> tuple[str, int | None]:
     return name, int(count)
 
 
-def _build(name: str, row: Row, count: int | None) -> Machine:
+def _build(name: str, row: ChipRow, count: int | None) -> Machine:
     ranks = count or row.ranks_per_node
     chip = Chip(
         name=name,

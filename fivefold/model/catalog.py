@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.record import UsageWarning, UserError, locate, make_unknown_name_error, read_file
 
 
-class Entry(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A published model: its source, the keys that its ``config.json`` sets, and where else these are written."""
 
     source: str
@@ -63,9 +63,9 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     return from_values(read_file(path), name=name, source=text)
 
 
-def locate_model(text: str, *, beside: Path) -> str:
-    """Resolve a model named in the file ``beside``: a catalog name stays, a path is relative to that file."""
-    return text if text in CATALOG else locate(text, beside=beside)
+def locate_model(text: str, *, named_in: Path) -> str:
+    """Resolve a model named in the file ``named_in``: a catalog name stays, a path is relative to that file."""
+    return text if text in CATALOG else locate(text, named_in=named_in)
 
 
 def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
@@ -181,13 +181,13 @@ def _lfm2(*, width: int, heads: int, ffn: int) -> dict[str, Any]:
     return shape | {"num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
 
 
-def _list_defaults() -> dict[str, Entry]:
+def _list_defaults() -> dict[str, CatalogEntry]:
     """Return the models whose keys are the defaults of their configuration class in transformers."""
     entries = {}
     for line in _DEFAULTS.strip().splitlines():
         name, model_type, folder, config_class = line.split()
         source = f"{config_class}, transformers 5.23:models/{folder}/configuration_{folder}.py"
-        entries[name] = Entry(source, {"model_type": model_type})
+        entries[name] = CatalogEntry(source, {"model_type": model_type})
     return entries
 
 
@@ -230,115 +230,123 @@ _GEMMA = "google-deepmind/gemma@7691fd4:gemma/gm/nn/_gemma.py"
 _SLIME = "THUDM/slime@624b824:scripts/models"
 _BRIDGE = "NVIDIA-NeMo/Megatron-Bridge@067f987:docs/models/glm/glm45.md"
 
-CATALOG: dict[str, Entry] = {
-    "nano": Entry(
+CATALOG: dict[str, CatalogEntry] = {
+    "nano": CatalogEntry(
         "Fivefold's tests: bytes through Llama blocks",
         _bytes(layers=2, width=64, heads=4, kv_heads=2, ffn=176, positions=512),
     ),
-    "tiny": Entry(
+    "tiny": CatalogEntry(
         "Fivefold's demo: bytes through Llama blocks",
         _bytes(layers=6, width=256, heads=8, kv_heads=4, ffn=768, positions=2048),
     ),
-    "llama2-7b": Entry("meta-llama/Llama-2-7b-hf", _llama2(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008)),
-    "llama2-13b": Entry("meta-llama/Llama-2-13b-hf", _llama2(layers=40, width=5120, heads=40, kv_heads=40, ffn=13_824)),
-    "llama2-70b": Entry("meta-llama/Llama-2-70b-hf", _llama2(layers=80, width=8192, heads=64, kv_heads=8, ffn=28_672)),
-    "llama3-8b": Entry("meta-llama/Meta-Llama-3-8B", _llama3(layers=32, width=4096, heads=32, ffn=14_336)),
-    "llama3-70b": Entry("meta-llama/Meta-Llama-3-70B", _llama3(layers=80, width=8192, heads=64, ffn=28_672)),
-    "llama3-405b": Entry(
+    "llama2-7b": CatalogEntry(
+        "meta-llama/Llama-2-7b-hf", _llama2(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008)
+    ),
+    "llama2-13b": CatalogEntry(
+        "meta-llama/Llama-2-13b-hf", _llama2(layers=40, width=5120, heads=40, kv_heads=40, ffn=13_824)
+    ),
+    "llama2-70b": CatalogEntry(
+        "meta-llama/Llama-2-70b-hf", _llama2(layers=80, width=8192, heads=64, kv_heads=8, ffn=28_672)
+    ),
+    "llama3-8b": CatalogEntry("meta-llama/Meta-Llama-3-8B", _llama3(layers=32, width=4096, heads=32, ffn=14_336)),
+    "llama3-70b": CatalogEntry("meta-llama/Meta-Llama-3-70B", _llama3(layers=80, width=8192, heads=64, ffn=28_672)),
+    "llama3-405b": CatalogEntry(
         "meta-llama/Llama-3.1-405B", _llama3(layers=126, width=16_384, heads=128, ffn=53_248) | _llama3_stretch(8.0)
     ),
-    "llama3.2-1b": Entry(
+    "llama3.2-1b": CatalogEntry(
         "meta-llama/Llama-3.2-1B", _llama3(layers=16, width=2048, heads=32, ffn=8192) | _llama3_stretch(32.0) | _TIED
     ),
-    "llama3.2-3b": Entry(
+    "llama3.2-3b": CatalogEntry(
         "meta-llama/Llama-3.2-3B", _llama3(layers=28, width=3072, heads=24, ffn=8192) | _llama3_stretch(32.0) | _TIED
     ),
-    "mistral-7b": Entry(
+    "mistral-7b": CatalogEntry(
         "mistralai/Mistral-7B-v0.1",
         _shape("mistral", layers=32, width=4096, heads=32, ffn=14_336, vocab=32_000, positions=32_768)
         | {"rms_norm_eps": 1e-5},
     ),
-    "mixtral-8x7b": Entry(
+    "mixtral-8x7b": CatalogEntry(
         "mistralai/Mixtral-8x7B-v0.1",
         _shape("mixtral", layers=32, width=4096, heads=32, ffn=14_336, vocab=32_000, positions=32_768)
         | {"router_aux_loss_coef": 0.02},
     ),
-    "qwen2-7b": Entry(
+    "qwen2-7b": CatalogEntry(
         "Qwen/Qwen2-7B",
         _shape("qwen2", layers=28, width=3584, heads=28, ffn=18_944, vocab=152_064, positions=131_072)
         | {"num_key_value_heads": 4, "rope_theta": 1e6},
     ),
-    "qwen3-0.6b": Entry("Qwen/Qwen3-0.6B", _qwen3(layers=28, width=1024, heads=16, ffn=3072) | _TIED),
-    "qwen3-1.7b": Entry("Qwen/Qwen3-1.7B", _qwen3(layers=28, width=2048, heads=16, ffn=6144) | _TIED),
-    "qwen3-4b": Entry("Qwen/Qwen3-4B", _qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED),
-    "qwen3-8b": Entry("Qwen/Qwen3-8B", _qwen3(layers=36, width=4096, heads=32, ffn=12_288)),
-    "qwen3-14b": Entry("Qwen/Qwen3-14B", _qwen3(layers=40, width=5120, heads=40, ffn=17_408)),
-    "qwen3-32b": Entry("Qwen/Qwen3-32B", _qwen3(layers=64, width=5120, heads=64, ffn=25_600)),
-    "qwen3-30b-a3b": Entry("Qwen/Qwen3-30B-A3B", _qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768)),
-    "qwen3-235b-a22b": Entry(
+    "qwen3-0.6b": CatalogEntry("Qwen/Qwen3-0.6B", _qwen3(layers=28, width=1024, heads=16, ffn=3072) | _TIED),
+    "qwen3-1.7b": CatalogEntry("Qwen/Qwen3-1.7B", _qwen3(layers=28, width=2048, heads=16, ffn=6144) | _TIED),
+    "qwen3-4b": CatalogEntry("Qwen/Qwen3-4B", _qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED),
+    "qwen3-8b": CatalogEntry("Qwen/Qwen3-8B", _qwen3(layers=36, width=4096, heads=32, ffn=12_288)),
+    "qwen3-14b": CatalogEntry("Qwen/Qwen3-14B", _qwen3(layers=40, width=5120, heads=40, ffn=17_408)),
+    "qwen3-32b": CatalogEntry("Qwen/Qwen3-32B", _qwen3(layers=64, width=5120, heads=64, ffn=25_600)),
+    "qwen3-30b-a3b": CatalogEntry(
+        "Qwen/Qwen3-30B-A3B", _qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768)
+    ),
+    "qwen3-235b-a22b": CatalogEntry(
         "Qwen/Qwen3-235B-A22B", _qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536)
     ),
-    "gemma2-9b": Entry(
+    "gemma2-9b": CatalogEntry(
         "google/gemma-2-9b",
         _shape("gemma2", layers=42, width=3584, heads=16, ffn=14_336, vocab=256_000, positions=8192)
         | {"num_key_value_heads": 8},
     ),
-    "gemma3-4b": Entry(
+    "gemma3-4b": CatalogEntry(
         "google/gemma-3-4b-pt",  # its text_config
         _shape("gemma3_text", layers=34, width=2560, heads=8, ffn=10_240, vocab=262_208, positions=131_072)
         | {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
-    "phi3-mini": Entry(
+    "phi3-mini": CatalogEntry(
         "microsoft/Phi-3-mini-4k-instruct",
         _shape("phi3", layers=32, width=3072, heads=32, ffn=8192, vocab=32_064, positions=4096)
         | {"sliding_window": 2047},
     ),
-    "olmo2-7b": Entry(
+    "olmo2-7b": CatalogEntry(
         "allenai/OLMo-2-1124-7B",
         _shape("olmo2", layers=32, width=4096, heads=32, ffn=11_008, vocab=100_352, positions=4096)
         | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
     ),
-    "olmo2-32b": Entry(
+    "olmo2-32b": CatalogEntry(
         "allenai/OLMo-2-0325-32B",
         _shape("olmo2", layers=64, width=5120, heads=40, ffn=27_648, vocab=100_352, positions=4096)
         | {"num_key_value_heads": 8, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
     ),
-    "gpt2": Entry(
+    "gpt2": CatalogEntry(
         "openai-community/gpt2",
         _shape("gpt2", layers=12, width=768, heads=12, ffn=3072, vocab=50_257, positions=1024),
     ),
-    "gpt3-175b": Entry(
+    "gpt3-175b": CatalogEntry(
         "Brown et al. 2020, arXiv:2005.14165, table 2.1; the vocabulary padded to 51200 and dropout 0.1 as NVIDIA "
         "trains it (dgxc-benchmarking v24.11.1, nemo_megatron/README_175b.md)",
         _shape("gpt2", layers=96, width=12_288, heads=96, ffn=49_152, vocab=51_200, positions=2048),
     ),
-    "gpt-neox-20b": Entry(
+    "gpt-neox-20b": CatalogEntry(
         "EleutherAI/gpt-neox-20b",
         _shape("gpt_neox", layers=44, width=6144, heads=64, ffn=24_576, vocab=50_432, positions=2048)
         | {"hidden_act": "gelu_fast"},
     ),
-    "nemotron4-15b": Entry(
+    "nemotron4-15b": CatalogEntry(
         "Parmar et al. 2024, arXiv:2402.16819, table 1", _nemotron4(layers=32, width=6144, heads=48, ffn=24_576)
     ),
-    "nemotron4-340b": Entry(
+    "nemotron4-340b": CatalogEntry(
         "Nemotron-4 340B report, arXiv:2406.11704, table 1", _nemotron4(layers=96, width=18_432, heads=96, ffn=73_728)
     ),
-    "deepseek-v2-lite": Entry(
+    "deepseek-v2-lite": CatalogEntry(
         "deepseek-ai/DeepSeek-V2-Lite",
         _shape("deepseek_v2", layers=27, width=2048, heads=16, ffn=10_944, vocab=102_400, positions=163_840)
         | {"moe_intermediate_size": 1408, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None}
         | _yarn(40.0, mscale=0.707),
     ),
-    "deepseek-v2": Entry(
+    "deepseek-v2": CatalogEntry(
         "deepseek-ai/DeepSeek-V2",
         _shape("deepseek_v2", layers=60, width=5120, heads=128, ffn=12_288, vocab=102_400, positions=163_840)
         | {"moe_intermediate_size": 1536, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "n_routed_experts": 160}
         | {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0}
         | _yarn(40.0, mscale=0.707),
     ),
-    "deepseek-v3": Entry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=0)),  # without multi-token prediction
-    "deepseek-v3-mtp": Entry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=1)),
-    "kimi-k2": Entry(
+    "deepseek-v3": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=0)),  # without multi-token prediction
+    "deepseek-v3-mtp": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(predicted=1)),
+    "kimi-k2": CatalogEntry(
         "moonshotai/Kimi-K2-Instruct",
         _shape("kimi_k2", layers=61, width=7168, heads=64, ffn=18_432, vocab=163_840, positions=131_072)
         | {"num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "aux_loss_alpha": 0.001}
@@ -346,12 +354,12 @@ CATALOG: dict[str, Entry] = {
         | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50_000.0}
         | _yarn(32.0, mscale=1.0, beta_fast=1.0),
     ),
-    "qwen3-next-80b-a3b": Entry(
+    "qwen3-next-80b-a3b": CatalogEntry(
         "Qwen/Qwen3-Next-80B-A3B-Instruct",
         _shape("qwen3_next", layers=48, width=2048, heads=16, ffn=5120, vocab=151_936, positions=262_144)
         | {"num_key_value_heads": 2, "rope_theta": 10_000_000.0},
     ),
-    "qwen3.5-35b-a3b": Entry(
+    "qwen3.5-35b-a3b": CatalogEntry(
         "defaults of Qwen3_5MoeTextConfig in transformers 5.23, which documents Qwen3.5-35B-A3B by them",
         {
             "model_type": "qwen3_5_moe_text",
@@ -368,7 +376,7 @@ CATALOG: dict[str, Entry] = {
             "shared_expert_intermediate_size": 512,
         },
     ),
-    "nemotron3-nano-30b-a3b": Entry(
+    "nemotron3-nano-30b-a3b": CatalogEntry(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
         _shape("nemotron_h", layers=52, width=2688, heads=32, ffn=1856, vocab=131_072, positions=262_144)
         | {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"}
@@ -377,84 +385,84 @@ CATALOG: dict[str, Entry] = {
         | {"routed_scaling_factor": 2.5},
         "basetenlabs/kingkong@2a53581:torchtitan/experiments/nemotron3/__init__.py, which quotes it",
     ),
-    "lfm2-1.2b": Entry(
+    "lfm2-1.2b": CatalogEntry(
         "LiquidAI/LFM2-1.2B",
         _shape("lfm2", layers=16, width=2048, heads=32, ffn=12_288, vocab=65_536, positions=128_000)
         | {"num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
     ),
-    "lfm2-8b-a1b": Entry(
+    "lfm2-8b-a1b": CatalogEntry(
         "LiquidAI/LFM2-8B-A1B",
         _shape("lfm2_moe", layers=24, width=2048, heads=32, ffn=7168, vocab=65_536, positions=128_000)
         | {"layer_types": ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]},
     ),
-    "gpt-oss-20b": Entry("openai/gpt-oss-20b", _gpt_oss(layers=24, experts=32)),
-    "gpt-oss-120b": Entry("openai/gpt-oss-120b", _gpt_oss(layers=36, experts=128)),
-    "gemma3-270m": Entry(
+    "gpt-oss-20b": CatalogEntry("openai/gpt-oss-20b", _gpt_oss(layers=24, experts=32)),
+    "gpt-oss-120b": CatalogEntry("openai/gpt-oss-120b", _gpt_oss(layers=36, experts=128)),
+    "gemma3-270m": CatalogEntry(
         "google/gemma-3-270m",
         _small_gemma3(layers=18, width=640, ffn=2048),
         f"{_GEMMA}, and config.json of Codingstark/gemma3-270m-leetcode, a finetune",
     ),
-    "gemma3-1b": Entry(
+    "gemma3-1b": CatalogEntry(
         "google/gemma-3-1b-pt",
         _small_gemma3(layers=26, width=1152, ffn=6912),
         f"{_GEMMA}, and config.json of mlx-community/gemma-3-1b-pt-6bit, a copy",
     ),
-    "gemma3-12b": Entry(
+    "gemma3-12b": CatalogEntry(
         "google/gemma-3-12b-pt",  # its text_config
         _gemma3(layers=48, width=3840, heads=16, kv_heads=8, head_dim=256, ffn=15_360),
         f"{_GEMMA}, and config.json of OpenPipe/gemma-3-12b-it-text-only",
     ),
-    "gemma3-27b": Entry(
+    "gemma3-27b": CatalogEntry(
         "google/gemma-3-27b-pt",  # its text_config
         _gemma3(layers=62, width=5376, heads=32, kv_heads=16, head_dim=128, ffn=21_504)
         | {"query_pre_attn_scalar": 168},
         f"{_GEMMA}, and Lightning-AI/litgpt@2685705:litgpt/config.py; "
         "the vocabulary of Gemma3TextConfig, transformers 5.23:models/gemma3/configuration_gemma3.py",
     ),
-    "olmo2-1b": Entry(
+    "olmo2-1b": CatalogEntry(
         "allenai/OLMo-2-0425-1B",
         _shape("olmo2", layers=16, width=2048, heads=16, ffn=8192, vocab=100_352, positions=4096)
         | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
         "allenai/OLMo@59a53e3:configs/official-0425/OLMo2-1B-stage1.yaml",
     ),
-    "mistral-small-24b": Entry(
+    "mistral-small-24b": CatalogEntry(
         "mistralai/Mistral-Small-24B-Base-2501",
         _shape("mistral", layers=40, width=5120, heads=32, ffn=32_768, vocab=131_072, positions=32_768)
         | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e8, "sliding_window": None},
         "config.json of estrogen/Mistral-Small-24b-Sertraline-0304-eval-template@d89dfd8, a finetune",
     ),
-    "lfm2-350m": Entry(
+    "lfm2-350m": CatalogEntry(
         "LiquidAI/LFM2-350M",
         _lfm2(width=1024, heads=16, ffn=6656),
         "Models/350M/config.json of Thorge-AI/lfm2-web-runtime-weights, a copy",
     ),
-    "lfm2-700m": Entry("LiquidAI/LFM2-700M", _lfm2(width=1536, heads=24, ffn=10_240)),  # read at refs/pr/8
-    "qwen3-coder-480b-a35b": Entry(
+    "lfm2-700m": CatalogEntry("LiquidAI/LFM2-700M", _lfm2(width=1536, heads=24, ffn=10_240)),  # read at refs/pr/8
+    "qwen3-coder-480b-a35b": CatalogEntry(
         "Qwen/Qwen3-Coder-480B-A35B-Instruct",
         _qwen3_moe(layers=62, width=6144, heads=96, ffn=8192, expert_ffn=2560)
         | {"num_experts": 160, "num_key_value_heads": 8, "rope_theta": 1e7, "max_position_embeddings": 262_144}
         | {"router_aux_loss_coef": 0.0},
         "ai-dynamo/aiconfigurator@095f58a:aic-core/src/aiconfigurator_core/model_configs, a copy",
     ),
-    "glm4.5-air": Entry(
+    "glm4.5-air": CatalogEntry(
         "zai-org/GLM-4.5-Air",
         _glm45(layers=46, width=4096, ffn=10_944, expert_ffn=1408, experts=128, dense=1),
         f"{_SLIME}/glm4.5-106B-A12B.sh, and {_BRIDGE}",
     ),
-    "glm4.5": Entry(
+    "glm4.5": CatalogEntry(
         "zai-org/GLM-4.5",
         _glm45(layers=92, width=5120, ffn=12_288, expert_ffn=1536, experts=160, dense=3)
         | {"use_qk_norm": True, "routed_scaling_factor": 2.5},
         f"{_SLIME}/glm4.5-355B-A32B.sh, and {_BRIDGE}",
     ),
-    "seed-oss-36b": Entry(
+    "seed-oss-36b": CatalogEntry(
         "ByteDance-Seed/Seed-OSS-36B-Base",
         _shape("seed_oss", layers=64, width=5120, heads=80, ffn=27_648, vocab=155_136, positions=524_288)
         | {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e7},
         "ByteDance-Seed/seed-oss@98e12be:README.md; the feed-forward, the vocabulary and dropout "
         "of SeedOssConfig, transformers 5.23:models/seed_oss/configuration_seed_oss.py",
     ),
-    "dots1": Entry(
+    "dots1": CatalogEntry(
         "rednote-hilab/dots.llm1.base",  # read at refs/pr/4
         _shape("dots1", layers=62, width=4096, heads=32, ffn=10_944, vocab=152_064, positions=32_768)
         | {"num_key_value_heads": 32, "moe_intermediate_size": 1408, "n_routed_experts": 128}

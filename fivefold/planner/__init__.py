@@ -5,5 +5,5 @@ search/          the best of all legal layouts    time/     roofline, network, u
 questions · compare      what people ask; side by side      context_length   sequences
 time_breakdown           the time of a step, part by part
 batch · playbook · run_file   how large a batch; step by step to a run file
-ratios/          largest useful degree of axes      whole_run  days, money, energy, with failures
+ratios/          largest useful degree of axes      run_estimate  days, money, energy, with failures
 """

@@ -32,7 +32,7 @@ TIME_PARTS = ("bubble", "optimizer", "data", "host")
 LARGE = 1e12  # tokens to which hours and dollars are stated
 
 
-class Case(NamedTuple):
+class ComparedCase(NamedTuple):
     """The inputs of one predicted step: model, machine, job and layout."""
 
     model: Model
@@ -41,7 +41,7 @@ class Case(NamedTuple):
     job: Job
 
 
-def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
+def compare(cases: Sequence[ComparedCase], *, risk: float = FITS_RISK) -> Comparison:
     """Predict every case. A case that cannot run is kept with its reason; ``UserError`` if none can, or one is left."""
     distinct = list(dict.fromkeys(cases))
     if not 2 <= len(distinct) <= MAX_VARIANTS:
@@ -59,7 +59,7 @@ def compare(cases: Sequence[Case], *, risk: float = FITS_RISK) -> Comparison:
     )
 
 
-def _ratios(cases: Sequence[Case], variants: Sequence[Variant]) -> Iterator[VariantRatio]:
+def _ratios(cases: Sequence[ComparedCase], variants: Sequence[Variant]) -> Iterator[VariantRatio]:
     """Yield the ratio of every two variants on GPUs whose difference is of a kind with published pairs."""
     described = [
         (variant.name, variant.step, describe_run(*case))
@@ -87,7 +87,7 @@ def with_precision(job: Job, name: str) -> Job:
     return job.replace(precision=recipe(name).with_reduce_dtype(in_fp32=job.stack.reduce_in_fp32))
 
 
-def _variant(name: str, case: Case, facts: Sequence[str]) -> Variant:
+def _variant(name: str, case: ComparedCase, facts: Sequence[str]) -> Variant:
     step, error = None, ""
     try:
         step = predict(model=case.model, machine=case.machine, layout=case.layout, job=case.job)
@@ -97,7 +97,7 @@ def _variant(name: str, case: Case, facts: Sequence[str]) -> Variant:
     return Variant(name=name, facts=tuple(facts), step=step, error=error, dollars_per_rank_hour=price)
 
 
-def _facts(cases: Sequence[Case]) -> list[list[str]]:
+def _facts(cases: Sequence[ComparedCase]) -> list[list[str]]:
     """Return the keywords of each case: model, machine, software, job and layout.
 
     Other fields of the jobs are listed where they differ.
@@ -131,7 +131,7 @@ def _flatten(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
     return flat
 
 
-def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
+def _rows(told: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
     steps = [step for _, step in told]
 
     def row(name: str, unit: Unit, better: Any, of: Callable[[Step], float | str | None]) -> Quantity:
@@ -176,7 +176,7 @@ def _rows(told: Sequence[tuple[Case, Step]]) -> Iterator[Quantity]:
         yield row(f"sent over axis {axis}", "bytes", "less", lambda step, axis=axis: _sum_sent_bytes(step, axis))  # type: ignore[misc]
 
 
-def _free_bytes(case: Case, step: Step) -> int:
+def _free_bytes(case: ComparedCase, step: Step) -> int:
     """Return what the peak and the driver leave of the device's memory."""
     layout = Layout.parse(step.layout)
     return case.machine.chip.memory_bytes - driver_bytes(case.machine, layout) - step.memory.peak_bytes

@@ -23,7 +23,7 @@ from fivefold.units import show_bytes, show_seconds
 
 RECOMPUTATIONS = ("none", "selective", "full")
 SHORTEST, TARGET = 2**12, 2**20
-MOST_CP = 64
+MAX_CP = 64
 
 
 def lengths(
@@ -70,7 +70,7 @@ def lengths(
 def _vary_layout(layout: Layout) -> Iterator[Layout]:
     """Yield the layout with every recomputation and every cp that its data-parallel ranks allow."""
     ranks = layout.dp * layout.cp
-    for cp in (2**power for power in range(MOST_CP.bit_length()) if ranks % 2**power == 0):
+    for cp in (2**power for power in range(MAX_CP.bit_length()) if ranks % 2**power == 0):
         for ac in dict.fromkeys((layout.ac, *RECOMPUTATIONS)):
             if other := change(layout, cp=cp, dp=ranks // cp, ac=ac):
                 yield other

@@ -57,11 +57,11 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         if why is not None:
             tried.append(Attempt(layout=str(layout), why=why, fits=False))
             continue
-        rung = _describe_attempt(planner, layout, fits=f"{words}: fits", else_=f"{words}: ")
-        assert rung.peak_bytes is not None
-        least = min(least or (rung.peak_bytes, layout), (rung.peak_bytes, layout), key=lambda candidate: candidate[0])
-        tried.append(rung.replace(chosen=rung.fits and chosen is None))
-        chosen = layout if rung.fits and chosen is None else chosen
+        candidate = _describe_attempt(planner, layout, fits=f"{words}: fits", else_=f"{words}: ")
+        assert candidate.peak_bytes is not None
+        least = min(least or (candidate.peak_bytes, layout), (candidate.peak_bytes, layout), key=lambda pair: pair[0])
+        tried.append(candidate.replace(chosen=candidate.fits and chosen is None))
+        chosen = layout if candidate.fits and chosen is None else chosen
         after += chosen is not None
         if after > AFTER:
             break
@@ -88,28 +88,28 @@ def list_candidates(planner: Planner, world: int) -> Iterator[tuple[str, Layout]
     eps = [1]
     if model.moe:  # a node's worth of experts' ranks first
         eps = [ep for ep in (8, 16, 32, 64, 4, 2, 1) if model.moe.experts % ep == 0 and world % ep == 0]
-    rungs: list[tuple[str, dict[str, object]]] = []
+    candidates: list[tuple[str, dict[str, object]]] = []
     for ep in eps:
         with_experts = {"ep": ep} if ep > 1 else {}
-        beside = f", ep{ep}" if ep > 1 else ""
-        rungs += [(f"zero{zero}{beside}", {"zero": zero, **with_experts}) for zero in range(4)]
+        ep_suffix = f", ep{ep}" if ep > 1 else ""
+        candidates += [(f"zero{zero}{ep_suffix}", {"zero": zero, **with_experts}) for zero in range(4)]
         for tp in (tp for tp in (2, 4, 8) if tp <= node):
-            rungs.append((f"tp{tp} within a node{beside}", {"tp": tp, "zero": 1, **with_experts}))
+            candidates.append((f"tp{tp} within a node{ep_suffix}", {"tp": tp, "zero": 1, **with_experts}))
         for pp in (2, 4, 8, 16, 32):
             for tp in (1, min(8, node)):
-                rungs.append((f"pp{pp}{beside}", {"tp": tp, "pp": pp, "zero": 1, **with_experts}))
-        rungs += [
-            (f"cp{cp}{beside}", {"tp": min(8, node), "cp": cp, "zero": 1, **with_experts}) for cp in (2, 4, 8, 16)
+                candidates.append((f"pp{pp}{ep_suffix}", {"tp": tp, "pp": pp, "zero": 1, **with_experts}))
+        candidates += [
+            (f"cp{cp}{ep_suffix}", {"tp": min(8, node), "cp": cp, "zero": 1, **with_experts}) for cp in (2, 4, 8, 16)
         ]
-        rungs.append((f"zero3 and full recomputation{beside}", {"zero": 3, "ac": "full", **with_experts}))
-        rungs += [
+        candidates.append((f"zero3 and full recomputation{ep_suffix}", {"zero": 3, "ac": "full", **with_experts}))
+        candidates += [
             (
-                f"pp{pp} and full recomputation{beside}",
+                f"pp{pp} and full recomputation{ep_suffix}",
                 {"tp": min(8, node), "pp": pp, "zero": 1, "ac": "full", **with_experts},
             )
             for pp in (4, 16)
         ]
-    for words, fields in rungs:
+    for words, fields in candidates:
         layout = _spread(fields, world=world, batch=batch)
         if layout is not None and layout not in seen:
             seen.add(layout)
@@ -148,11 +148,11 @@ def batch_size_stage(planner: Planner, layout: Layout) -> tuple[Stage, Layout]:
             continue
         times = job.global_batch // (other.dp * size)
         count = _count_micro_batches(times)
-        rung = _describe_attempt(planner, other, fits=count, else_=f"{count}, ")
-        assert rung.step_seconds is not None
-        fitting += [(rung.step_seconds, other)] if rung.fits else []
-        tried.append(rung)
-    _, best = min(fitting, key=lambda candidate: candidate[0])
+        candidate = _describe_attempt(planner, other, fits=count, else_=f"{count}, ")
+        assert candidate.step_seconds is not None
+        fitting += [(candidate.step_seconds, other)] if candidate.fits else []
+        tried.append(candidate)
+    _, best = min(fitting, key=lambda pair: pair[0])
     rows = tuple(attempt.replace(chosen=attempt.layout == str(best)) for attempt in tried)
     times = job.global_batch // (best.dp * best.mbs)
     reason = (

@@ -23,11 +23,11 @@ from fivefold.model.spec import Model
 from fivefold.planner.batch import find_nearby_advice, laws
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.predict import Planner
+from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, has_fitting_layout, search
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.search.neighbours import climb
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
-from fivefold.planner.whole_run import validate_tokens
 from fivefold.record import UserError
 from fivefold.results.search_result import Answer, Batch, Change, FineTune
 from fivefold.step import FITS_RISK

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from fivefold.job import Job
-from fivefold.results.whole_run import WholeRun
+from fivefold.results.run_estimate import RunEstimate
 
 WARMUP = 2000  # steps of Llama 2 (arXiv:2307.09288 §2.2); of short runs a fiftieth
 
@@ -17,7 +17,7 @@ def plan_run_job(job: Job, *, tokens: float) -> Job:
     return job.replace(steps=steps, learning_rate=job.learning_rate.replace(warmup_steps=min(warmup, steps)))
 
 
-def write_run_file(content: str, job: Job, *, run: WholeRun, command: str) -> str:
+def write_run_file(content: str, job: Job, *, run: RunEstimate, command: str) -> str:
     """Return the run file ``content`` with the command that made it and its data.
 
     Checkpoints are as frequent as loses the least time.

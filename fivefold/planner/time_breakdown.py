@@ -26,15 +26,15 @@ def parts(units: Units, layout: Layout, time: StepTime) -> dict[str, float]:
     for held in dict.fromkeys(map(tuple, stages_held(layout))):
         number = operations.number(held)
         ranks.append((sum(times * operations.seconds(key) for key, times in number.items()), held, number))
-    whole, held, number = min(ranks, key=lambda rank: abs(rank[0] - time.compute))
-    share = time.compute / whole if whole else 1.0
+    busy_seconds, held, number = min(ranks, key=lambda rank: abs(rank[0] - time.compute))
+    share = time.compute / busy_seconds if busy_seconds else 1.0
     if units.profiled is None:  # else the units were measured as wholes, which their operations share
         share = min(1.0, share)
     total: dict[str, float] = defaultdict(float)
     for key, times in number.items():
         for name, seconds in operations.parts(key).items():
             total[name] += share * times * seconds
-    total["other compute"] = time.compute - share * whole
+    total["other compute"] = time.compute - share * busy_seconds
     total.update(_messages(units, layout, time.exposed, held=held))
     total.update({"bubble": time.bubble, "optimizer": time.optimizer})
     return {name: seconds for name, seconds in total.items() if seconds > 0}
@@ -77,14 +77,14 @@ class _OperationTimes:
 
 def _messages(units: Units, layout: Layout, exposed: dict[str, float], *, held: tuple[int, ...]) -> dict[str, float]:
     """Return the ``exposed`` seconds of each axis, split by collective in proportion to the seconds of its messages."""
-    whole: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
+    seconds_by_collective: dict[str, dict[str, float]] = {axis: defaultdict(float) for axis in exposed}
     for message in messages(units.counts, layout, chunks=held) if exposed else ():
         if message.axis in exposed and message.ranks > 1:
             place = make_group(layout, message.group, message.ranks)
             seconds = units.network.seconds(message.collective, message.payload, place)
-            whole[message.axis][message.collective] += message.times * seconds
+            seconds_by_collective[message.axis][message.collective] += message.times * seconds
     shares_by_name: dict[str, float] = {}
-    for axis, axis_messages in whole.items():
+    for axis, axis_messages in seconds_by_collective.items():
         total = sum(axis_messages.values())
         shares = (
             {collective: seconds / total for collective, seconds in axis_messages.items()}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from fivefold.results.spans import ACTIONS, Message, RankStep, RankTrace, Span
+from fivefold.results.spans import ACTIONS, RankStep, RankTrace, Span, TracedMessage
 from fivefold.step import Time
 
 WAYS = {"weight": "backward"}  # the planner's backward includes dgrad and wgrad
@@ -36,11 +36,11 @@ class StepSummary(NamedTuple):
     begin: float
     seconds: float
     items: tuple[Item, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[TracedMessage, ...]
     places: tuple[str, ...]  # operation and action in which each message was waited for
 
 
-class RankSummary(NamedTuple):
+class RankAttribution(NamedTuple):
     """The summarized steps of one rank."""
 
     rank: int
@@ -48,11 +48,11 @@ class RankSummary(NamedTuple):
     steps: tuple[StepSummary, ...]
 
 
-class Exchange(NamedTuple):
+class MatchedMessage(NamedTuple):
     """A message of one rank matched with those of the other ranks, in seconds."""
 
     rank: int
-    message: Message
+    message: TracedMessage
     place: str
     idle: float  # the part of the wait until the last rank has posted
     exposed: float  # seconds to post it, and the rest of the wait
@@ -60,14 +60,14 @@ class Exchange(NamedTuple):
     late: int  # the rank that posted last
 
 
-class RankTime(NamedTuple):
+class RankBreakdown(NamedTuple):
     """The mean seconds per step of one rank."""
 
     rank: int
     stage: int
     step: float
     items: tuple[Item, ...]
-    exchanges: tuple[Exchange, ...]  # of all steps
+    exchanges: tuple[MatchedMessage, ...]  # of all steps
     steps: int
 
     def seconds_of(self, category: str) -> float:
@@ -79,19 +79,19 @@ class RankTime(NamedTuple):
         """Return the seconds of waits for another rank to post."""
         return sum(exchange.idle for exchange in self.exchanges) / self.steps
 
-    def messages(self, seconds: str, *, whole: bool = False) -> dict[str, float]:
-        """Return ``exposed`` or ``travel`` seconds by axis, or (``whole``) by axis and collective."""
+    def messages(self, seconds: str, *, by_collective: bool = False) -> dict[str, float]:
+        """Return ``exposed`` or ``travel`` seconds by axis, or (``by_collective``) by axis and collective."""
         seconds_by_name: dict[str, float] = defaultdict(float)
         for exchange in self.exchanges:
-            seconds_by_name[exchange.message.name if whole else exchange.message.axis] += (
+            seconds_by_name[exchange.message.name if by_collective else exchange.message.axis] += (
                 getattr(exchange, seconds) / self.steps
             )
         return dict(seconds_by_name)
 
 
-def summary(trace: RankTrace) -> RankSummary:
+def summary(trace: RankTrace) -> RankAttribution:
     """Add up the work of a rank, step by step."""
-    return RankSummary(trace.rank, trace.stage, tuple(_step(step) for step in trace.steps))
+    return RankAttribution(trace.rank, trace.stage, tuple(_step(step) for step in trace.steps))
 
 
 def _step(step: RankStep) -> StepSummary:
@@ -126,23 +126,23 @@ def _category(span: Span, action: str) -> tuple[str, str]:
     return "host", f"host in {action}" if action else "host between actions"
 
 
-def _place(spans: Sequence[Span], message: Message) -> str:
+def _place(spans: Sequence[Span], message: TracedMessage) -> str:
     outer_spans = list(iterate_enclosing(spans, spans[message.span]))[1:]
     inner = next((f"{outer.name} {outer.way}".strip() for outer in outer_spans if outer.kind in ("op", "call")), "")
     action = next((outer.name for outer in outer_spans if outer.kind in ACTIONS), "")
     return " in ".join(filter(None, (inner, action)))
 
 
-def rank_times(summaries: Sequence[RankSummary]) -> list[RankTime]:
+def rank_times(summaries: Sequence[RankAttribution]) -> list[RankBreakdown]:
     """Return the seconds of every rank, with its messages matched with those of the other ranks."""
     count = min(len(rank_summary.steps) for rank_summary in summaries)
-    exchanges_by_rank: dict[int, list[Exchange]] = {rank_summary.rank: [] for rank_summary in summaries}
+    exchanges_by_rank: dict[int, list[MatchedMessage]] = {rank_summary.rank: [] for rank_summary in summaries}
     for index in range(count):
         steps = {rank_summary.rank: rank_summary.steps[index] for rank_summary in summaries}
         for rank, exchange in _exchanges(steps):
             exchanges_by_rank[rank].append(exchange)
     return [
-        RankTime(
+        RankBreakdown(
             rank_summary.rank,
             rank_summary.stage,
             sum(step.seconds for step in rank_summary.steps[:count]) / count,
@@ -167,7 +167,7 @@ def _mean(steps: Iterable[Sequence[Item]]) -> Iterator[Item]:
         yield Item(*key, seconds / number, round(count / number))
 
 
-def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, Exchange]]:
+def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, MatchedMessage]]:
     """Match the messages of one step over the ranks; ranks without a trace are assumed to have posted in time."""
     posted: dict[Key, list[tuple[float, int]]] = defaultdict(list)  # by message: when each rank has posted
     ended: dict[Key, list[float]] = defaultdict(list)
@@ -185,10 +185,13 @@ def _exchanges(steps: Mapping[int, StepSummary]) -> Iterator[tuple[int, Exchange
             wait = message.done - message.waits
             idle = min(wait, max(0.0, last - step.begin - message.waits))
             exposed = message.posted - message.begun + wait - idle
-            yield rank, Exchange(rank, message, where, idle, exposed, max(0.0, end - max(last, own_post)), late_rank)
+            yield (
+                rank,
+                MatchedMessage(rank, message, where, idle, exposed, max(0.0, end - max(last, own_post)), late_rank),
+            )
 
 
-def _keys(messages: Sequence[Message], rank: int) -> list[tuple[tuple[Key, bool], ...]]:
+def _keys(messages: Sequence[TracedMessage], rank: int) -> list[tuple[tuple[Key, bool], ...]]:
     """Return for each message the keys that all its ranks agree on, and whether others wait for this rank's post."""
     numbers: dict[Key, int] = defaultdict(int)
     keys_of_messages = []
@@ -203,7 +206,7 @@ def _keys(messages: Sequence[Message], rank: int) -> list[tuple[tuple[Key, bool]
     return keys_of_messages
 
 
-def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
+def split(times: Sequence[RankBreakdown], *, step_seconds: float) -> Time:
     """Return the time breakdown of the rank that waits least, scaled to ``step_seconds``."""
     chosen = min(times, key=lambda rank_time: rank_time.bubble)
     scale = step_seconds / chosen.step if chosen.step else 1.0
@@ -211,7 +214,7 @@ def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
     for item in chosen.items:
         parts[item.name] += item.seconds
     exposed, travel = chosen.messages("exposed"), measure_overlap(times, chosen)
-    parts |= chosen.messages("exposed", whole=True) | {"bubble": chosen.bubble}
+    parts |= chosen.messages("exposed", by_collective=True) | {"bubble": chosen.bubble}
     shares = {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
     by_category = {name: chosen.seconds_of(name) * scale for name in ("compute", "optimizer", "data", "host")}
     bubble, exposed_by_axis = chosen.bubble * scale, {axis: seconds * scale for axis, seconds in exposed.items()}
@@ -232,7 +235,7 @@ def split(times: Sequence[RankTime], *, step_seconds: float) -> Time:
     )
 
 
-def measure_overlap(times: Sequence[RankTime], one: RankTime) -> dict[str, float]:
+def measure_overlap(times: Sequence[RankBreakdown], one: RankBreakdown) -> dict[str, float]:
     """Return by axis the seconds in which messages of rank ``one`` travelled while it worked.
 
     The travel time of a message that had ended before all its ranks waited is at most the usual one for its size.
@@ -250,5 +253,5 @@ def measure_overlap(times: Sequence[RankTime], one: RankTime) -> dict[str, float
     return {axis: seconds for axis, seconds in seconds_by_axis.items() if seconds > 0}
 
 
-def _size(message: Message) -> Key:
+def _size(message: TracedMessage) -> Key:
     return message.group, message.ranks, message.collective, message.bytes

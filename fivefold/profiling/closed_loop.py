@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fivefold.atomic_file import replace_file
-from fivefold.layout.mesh import Group, group
+from fivefold.layout.mesh import RankGroup, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -26,13 +26,13 @@ from fivefold.profiling.findings import findings
 from fivefold.record import RunFailure, UserError
 from fivefold.results import trace_file
 from fivefold.results.run_folder import PREDICTED
-from fivefold.results.spans import Message, RankTrace
+from fivefold.results.spans import RankTrace, TracedMessage
 from fivefold.step import Memory, StageMemory, Step, Time, Traffic, build_step
 from fivefold.trainer.build import build
 from fivefold.trainer.generate.sample import sample_run
 from fivefold.trainer.logs.run_log import Logs, NoLogs, Report, note
 from fivefold.trainer.loop import Loop, Outcome
-from fivefold.trainer.measure.measured_step import Measured
+from fivefold.trainer.measure.measured_step import MeasuredStep
 from fivefold.trainer.measure.meter import resident_bytes
 from fivefold.trainer.process import Process
 from fivefold.trainer.run import Run
@@ -161,9 +161,9 @@ def _break_down_time(
     if summaries is not None and all(rank_summary.steps for rank_summary in summaries):
         times, network = rank_times(summaries), Network(machine)
 
-        def predict_seconds(message: Message) -> float:
+        def predict_seconds(message: TracedMessage) -> float:
             ranks = message.ranks
-            return network.seconds(message.collective, message.payload, Group(len(ranks), ranks[1] - ranks[0]))
+            return network.seconds(message.collective, message.payload, RankGroup(len(ranks), ranks[1] - ranks[0]))
 
         lines = findings(times, predicted=predicted.time, expected=predict_seconds) if predicted is not None else []
         time_and_findings = [split(times, step_seconds=seconds), lines]
@@ -171,7 +171,7 @@ def _break_down_time(
     return time_and_findings[0], time_and_findings[1]
 
 
-def average_traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
+def average_traffic(ranks: list[MeasuredStep]) -> tuple[Traffic, ...]:
     """Return the traffic of the first stage, averaged over ``ranks``, because with experts it depends on routing."""
     sent_bytes: Counter[tuple[str, str]] = Counter()
     for measured in ranks:
@@ -182,7 +182,7 @@ def average_traffic(ranks: list[Measured]) -> tuple[Traffic, ...]:
     )
 
 
-def stage_memory(stage: int, ranks: list[Measured]) -> StageMemory:
+def stage_memory(stage: int, ranks: list[MeasuredStep]) -> StageMemory:
     """Return a stage's memory: states of the largest shards among its ``ranks``, the rest of the highest peak."""
     fullest = max(ranks, key=lambda measured: measured.peak_bytes)
     parameters, gradients, moments = (

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from statistics import mean, median
 
-from fivefold.profiling.attribution import Exchange, RankTime
-from fivefold.results.spans import Message
+from fivefold.profiling.attribution import MatchedMessage, RankBreakdown
+from fivefold.results.spans import TracedMessage
 from fivefold.step import Time
 from fivefold.units import show_bytes, show_seconds
 
@@ -17,7 +17,7 @@ LINK = 3.0  # a link is slow from this many times the seconds of the machine, or
 
 
 def findings(
-    times: Sequence[RankTime], *, predicted: Time, expected: Callable[[Message], float] | None = None
+    times: Sequence[RankBreakdown], *, predicted: Time, expected: Callable[[TracedMessage], float] | None = None
 ) -> list[str]:
     """Return one line for each problem. ``expected``: seconds of a message on the machine."""
     stalls = [*_loader(times)]
@@ -34,12 +34,12 @@ def findings(
     return lines
 
 
-def busy_seconds(one: RankTime) -> float:
+def busy_seconds(one: RankBreakdown) -> float:
     """Return the seconds of a rank's own work."""
     return one.seconds_of("compute") + one.seconds_of("host") + one.seconds_of("optimizer")
 
 
-def _loader(times: Sequence[RankTime]) -> Iterator[tuple[int, str]]:
+def _loader(times: Sequence[RankBreakdown]) -> Iterator[tuple[int, str]]:
     """Yield the rank that waits longest for its batch, with the line that reports it."""
     worst = max(times, key=lambda rank_time: rank_time.seconds_of("data"))
     seconds = worst.seconds_of("data")
@@ -50,7 +50,7 @@ def _loader(times: Sequence[RankTime]) -> Iterator[tuple[int, str]]:
         yield worst.rank, f"stalled loader: rank {worst.rank} waits {share} of each step for its batch{others_text}"
 
 
-def _stragglers(times: Sequence[RankTime]) -> Iterator[str]:
+def _stragglers(times: Sequence[RankBreakdown]) -> Iterator[str]:
     """Yield a line for each rank that takes longer than its peers, which wait for it."""
     for stage in sorted({rank_time.stage for rank_time in times}):
         peers = [rank_time for rank_time in times if rank_time.stage == stage]
@@ -70,11 +70,11 @@ def _stragglers(times: Sequence[RankTime]) -> Iterator[str]:
             )
 
 
-def _waited_seconds(one: RankTime, other: int) -> float:
+def _waited_seconds(one: RankBreakdown, other: int) -> float:
     return sum(exchange.idle for exchange in one.exchanges if exchange.late == other) / one.steps
 
 
-def _name_excess(slowest: RankTime, others: Sequence[RankTime]) -> str:
+def _name_excess(slowest: RankBreakdown, others: Sequence[RankBreakdown]) -> str:
     """Name the work of ``slowest`` that exceeds that of ``others`` most."""
     usual: dict[tuple[str, str], list[float]] = defaultdict(list)
     for item in (item for rank_time in others for item in rank_time.items):
@@ -87,9 +87,9 @@ def _name_excess(slowest: RankTime, others: Sequence[RankTime]) -> str:
     return f"{name} of {action}" if action and not name.startswith("host") else name
 
 
-def _links(times: Sequence[RankTime], expected: Callable[[Message], float] | None) -> Iterator[str]:
+def _links(times: Sequence[RankBreakdown], expected: Callable[[TracedMessage], float] | None) -> Iterator[str]:
     """Report the group whose messages take much longer than they should, if that costs time: only the worst one."""
-    travels: dict[tuple[str, int, tuple[int, ...]], list[Exchange]] = defaultdict(list)
+    travels: dict[tuple[str, int, tuple[int, ...]], list[MatchedMessage]] = defaultdict(list)
     for exchange in (exchange for rank_time in times for exchange in rank_time.exchanges if exchange.message.number):
         message = exchange.message
         travels[message.name, message.payload, _members(message, exchange)].append(exchange)
@@ -118,7 +118,7 @@ def _links(times: Sequence[RankTime], expected: Callable[[Message], float] | Non
     yield from (line for _, line in sorted(slow_links, reverse=True)[:1])
 
 
-def _members(message: Message, exchange: Exchange) -> tuple[int, ...]:
+def _members(message: TracedMessage, exchange: MatchedMessage) -> tuple[int, ...]:
     """Return the ranks that exchange a message."""
     return (
         message.ranks if message.collective != "p2p" else tuple(sorted({*message.to, *message.source, exchange.rank}))
@@ -130,7 +130,7 @@ def _format_ranks(members: tuple[int, ...]) -> str:
     return ", ".join(ranks if len(ranks) <= 6 else [*ranks[:3], "…", *ranks[-2:]])
 
 
-def _bubble(times: Sequence[RankTime], predicted: Time) -> Iterator[str]:
+def _bubble(times: Sequence[RankBreakdown], predicted: Time) -> Iterator[str]:
     """Report a bubble larger than planned, with the slow stage, or the rank that is waited for."""
     worst = max(times, key=lambda rank_time: rank_time.bubble)
     extra = worst.bubble - predicted.bubble_seconds

@@ -32,7 +32,7 @@ from fivefold.record import UserError
 from fivefold.step import Memory, Step, Time, Work, utilisation
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock
 from fivefold.trainer.measure.loop_meter import LoopMeter
-from fivefold.trainer.measure.measured_step import Measured
+from fivefold.trainer.measure.measured_step import MeasuredStep
 from fivefold.trainer.measure.meter import resident_bytes
 
 METERED = (
@@ -61,7 +61,7 @@ class Watched:
         self.model, self.optimizers, self.stage, self.tokens = model, optimizers, stage, tokens
         self.described, self.machine, self.predicted, self._fake = described, machine, predicted, fake
         self._axes = _axis_names(mesh)
-        self.measured: Measured | None = None  # of this rank
+        self.measured: MeasuredStep | None = None  # of this rank
         self._step: Step | None = None
         self._ends: list[Any] = []
         self._updates: list[Any] = []
@@ -138,10 +138,10 @@ class Watched:
         else:
             self._stop()
 
-    def _measure(self, meter: LoopMeter) -> Measured:
+    def _measure(self, meter: LoopMeter) -> MeasuredStep:
         moments = [*_iterate_unique(_to_local(t) for t in self._moments())]
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return Measured(
+        return MeasuredStep(
             parameters=sum(p.numel() for p in self.model.parameters()),
             parameters_bytes=_bytes(self.model.parameters()),
             gradients_bytes=_bytes(gradients),

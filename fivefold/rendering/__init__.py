@@ -2,7 +2,7 @@
 
 step_view · grid · table                   columns and sections of a table as data; what a terminal prints of them
 compare · comparison · search · robust · ratios · numerics · doctor · dry_run · stages · question · reading
-budget · interval · verdict · whole_run · playbook · lengths · catalogs      pages of text, one for each result
+budget · interval · verdict · run_estimate · playbook · lengths · catalogs      pages of text, one for each result
 palette · charts · losses · pipeline · memory · trace · figures/             colours; pictures as files; Perfetto traces
 html · rows · elements · drawing/ · point_charts · report  HTML for notebooks; pictures in pages; reports
 trace_report · trace_advice · explanation · sweep/   profiler traces, advice; failures; a sweep's rows: pages, pictures

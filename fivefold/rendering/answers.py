@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fivefold.rendering import lengths, whole_run
+from fivefold.rendering import lengths, run_estimate
 from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.search import ANSWERS, BATCHES, CHANGES, FINE_TUNES
 from fivefold.rendering.sections import Section
@@ -16,7 +16,7 @@ COLUMNS: dict[str, tuple[Column[Any], ...]] = {"batch": BATCHES, "changes": CHAN
 def list_sections(question: str, replies: Sequence[Any]) -> list[Section]:
     """Return the answers to ``question`` as sections."""
     if question == "run":
-        return whole_run.list_sections(replies[0])
+        return run_estimate.list_sections(replies[0])
     if question == "sequence":
         return lengths.list_sections(replies[0])
     return [Section((make_grid(COLUMNS.get(question, ANSWERS), replies),))]

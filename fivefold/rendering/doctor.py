@@ -19,7 +19,7 @@ from fivefold.rendering.table import heading, show_bars
 from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, Part, generalize_path
 from fivefold.units import show_bytes, show_count
 
-MOST_ROWS = 16  # maximum rows of the module table, which limit its depth
+MAX_ROWS = 16  # maximum rows of the module table, which limit its depth
 LISTS = ("ModuleList", "ModuleDict")  # containers without work of their own
 
 
@@ -42,7 +42,7 @@ def page(diagnosis: Diagnosis) -> RenderableType:
         ]
     if diagnosis.costs:
         parts += [
-            heading("What it would cost", "a rank; weights gathered before use and let go, unless said"),
+            heading("What it would cost", "a rank; weights are gathered before use and then freed, unless said"),
             _costs(diagnosis),
         ]
     if diagnosis.remarks:
@@ -147,7 +147,7 @@ def _modules(parts: Sequence[Part]) -> Grid:
         if part.kind not in LISTS and (part.parameters or part.forward_flops or part.kept_bytes):
             groups[generalize_path(part.module)].append(part)
     depth = 1 + max((name.count(".") for name in groups), default=0)
-    while depth > 1 and sum(name.count(".") < depth for name in groups) > MOST_ROWS:
+    while depth > 1 and sum(name.count(".") < depth for name in groups) > MAX_ROWS:
         depth -= 1
     rows = tuple(
         (

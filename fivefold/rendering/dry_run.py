@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.stages import Stages
+from fivefold.rendering.stages import StageTable
 from fivefold.rendering.step_view import Parts, split_bytes, view_step
 from fivefold.rendering.table import heading, show_bars, show_headline, show_section
 from fivefold.results.step_comparison import compare
@@ -23,7 +23,7 @@ from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes
 
 
-class Holding(NamedTuple):
+class PeakTensors(NamedTuple):
     """Tensors live at the peak that one line has allocated, in modules of one kind (``blocks.*.mlp``)."""
 
     bytes: int  # total
@@ -35,19 +35,19 @@ class Holding(NamedTuple):
     line: str  # file:line function
 
 
-class Moment(NamedTuple):
+class RankPeak(NamedTuple):
     """The memory peak of a rank's step."""
 
     rank: int
     parts: Mapping[str, int]  # bytes by category; they add up to the peak
-    largest: Sequence[Holding]
+    largest: Sequence[PeakTensors]
 
 
 def page(
     step: Step,
     *,
     findings: Sequence[str],
-    moment: Moment,
+    moment: RankPeak,
     first: StageMemory,
     predicted: Step | None = None,
     assumed: Sequence[str] = (),
@@ -64,7 +64,7 @@ def page(
     parts += [heading(f"Memory of rank {moment.rank} at its peak", fullest.peak_cause)]
     parts += [show_bars(Parts(split_bytes(moment.parts), fullest.peak_bytes))]
     if len(stages) > 1:
-        by_stage = Stages(stages)
+        by_stage = StageTable(stages)
         parts += [heading("Memory by pipeline rank", by_stage.unit), by_stage]
     parts += [heading("First step and later steps", "the optimizer allocates its states in the first step")]
     parts += [_make_steps_grid(first, fullest)]
@@ -94,18 +94,18 @@ def _make_steps_grid(first: StageMemory, later: StageMemory) -> Grid:
     return Grid(("step", "peak memory", "reached in"), rows, words=("step", "reached in"))
 
 
-def _make_largest_grid(largest: Sequence[Holding]) -> Grid:
+def _make_largest_grid(largest: Sequence[PeakTensors]) -> Grid:
     rows = tuple((show_bytes(holding.bytes), _tensors(holding), _describe_holding(holding)) for holding in largest)
     return Grid(("size", "tensors", "allocated by"), rows, words=("allocated by",))
 
 
-def _tensors(holding: Holding) -> str:
+def _tensors(holding: PeakTensors) -> str:
     if holding.number * holding.largest_bytes == holding.bytes:
         return f"{holding.number:,} × {show_bytes(holding.largest_bytes)}"
     return f"{holding.number:,} of up to {show_bytes(holding.largest_bytes)}"
 
 
-def _describe_holding(holding: Holding) -> str:
+def _describe_holding(holding: PeakTensors) -> str:
     origin = f"{holding.category} allocated in {holding.allocated_in}" if holding.allocated_in else holding.category
     location = " ".join(filter(None, (holding.module, f"({holding.line})" if holding.line else "")))
     return f"{origin}: {location}" if location else origin

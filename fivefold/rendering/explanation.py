@@ -18,7 +18,7 @@ from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMem
 from fivefold.units import show_bytes
 
 
-def page(explanations: Sequence[Explanation], *, beside: AgainstPrediction | None = None) -> RenderableType:
+def page(explanations: Sequence[Explanation], *, comparison: AgainstPrediction | None = None) -> RenderableType:
     """Return all explanations, one after another, then the prediction."""
     parts: list[RenderableType] = []
     for explanation in explanations:
@@ -40,8 +40,8 @@ def page(explanations: Sequence[Explanation], *, beside: AgainstPrediction | Non
                 *(Text(f"· {event.line}", overflow="fold") for event in explanation.losses),
             ]
         parts.append(Text(""))
-    if beside is not None:
-        parts += _prediction(beside)
+    if comparison is not None:
+        parts += _prediction(comparison)
     return Group(*parts)
 
 
@@ -66,8 +66,8 @@ def _memory(memory: HeldMemory) -> list[RenderableType]:
     return parts
 
 
-def _prediction(beside: AgainstPrediction) -> list[RenderableType]:
-    step = beside.predicted
+def _prediction(comparison: AgainstPrediction) -> list[RenderableType]:
+    step = comparison.predicted
     rows = tuple(
         (
             row.part,
@@ -75,12 +75,12 @@ def _prediction(beside: AgainstPrediction) -> list[RenderableType]:
             "–" if row.predicted_bytes is None else show_bytes(row.predicted_bytes),
             _difference(row.actual_bytes, row.predicted_bytes),
         )
-        for row in beside.rows
+        for row in comparison.rows
     )
     about = f"{step.model} on {step.machine} · {step.layout}" + (f" · {step.stack}" if step.stack != "fivefold" else "")
     grid = Grid(("memory", "found", "predicted", "difference"), rows, words=("memory",))
-    lines = [Text(f"· {line}", overflow="fold") for line in beside.findings]
-    return [heading("Compared with the prediction", about), grid, *lines, _change(beside)]
+    lines = [Text(f"· {line}", overflow="fold") for line in comparison.findings]
+    return [heading("Compared with the prediction", about), grid, *lines, _change(comparison)]
 
 
 def _difference(measured: int | None, predicted: int | None) -> str:
@@ -89,21 +89,21 @@ def _difference(measured: int | None, predicted: int | None) -> str:
     return "exact" if measured == predicted else f"{measured / predicted - 1:+.1%}"
 
 
-def _change(beside: AgainstPrediction) -> Text:
-    capacity = f"the {show_bytes(beside.available_bytes)} that tensors can have"
-    if beside.change is not None:
-        needed = show_bytes(beside.change.memory_bytes + beside.excess_bytes)
-        slower = f"{beside.slower:.1%} slower" if beside.slower else "not slower"
+def _change(comparison: AgainstPrediction) -> Text:
+    capacity = f"the {show_bytes(comparison.available_bytes)} that tensors can have"
+    if comparison.change is not None:
+        needed = show_bytes(comparison.change.memory_bytes + comparison.excess_bytes)
+        slower = f"{comparison.slower:.1%} slower" if comparison.slower else "not slower"
         return Text.assemble(
             "least change that fits: ",
-            (beside.change.change, "bold green"),
-            f", {needed} of {capacity}, {slower}: {beside.change.layout}",
+            (comparison.change.change, "bold green"),
+            f", {needed} of {capacity}, {slower}: {comparison.change.layout}",
             overflow="fold",
         )
-    if beside.layout:
+    if comparison.layout:
         return Text.assemble(
-            "no single change fits; the fastest layout that does: ", (beside.layout, "bold green"), overflow="fold"
+            "no single change fits; the fastest layout that does: ", (comparison.layout, "bold green"), overflow="fold"
         )
-    if max(row.actual_bytes or 0 for row in beside.rows) <= beside.available_bytes:
+    if max(row.actual_bytes or 0 for row in comparison.rows) <= comparison.available_bytes:
         return Text(f"it fits in {capacity}", style="green")
     return Text("no layout over these ranks fits: take more of them, or a machine with more memory", style="bold red")

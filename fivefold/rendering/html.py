@@ -47,10 +47,10 @@ from fivefold.units import show_bytes, show_seconds
 if TYPE_CHECKING:
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
+    from fivefold.results.run_estimate import Offers
     from fivefold.results.run_folder import RunFolder
     from fivefold.results.search_result import Proposal, Robustness, SearchResult, Walk
     from fivefold.results.traced import Traced
-    from fivefold.results.whole_run import Offers
     from fivefold.step import Step
 
 MAX_ROWS = 60  # maximum rows of a table
@@ -204,7 +204,7 @@ def walk(what: Walk) -> str:
 
 def offers(what: Offers) -> str:
     """Return the terminal's page of one run on several machines."""
-    from fivefold.rendering import whole_run as page
+    from fivefold.rendering import run_estimate as page
 
     return block(terminal(page.offers(what)))
 
@@ -253,7 +253,7 @@ def compare_html(predicted: Step, steps: Sequence[Step]) -> list[str]:
     """Return predicted next to measured, quantity by quantity; time by cause; the parts of the error."""
     measured = steps[-1]
     parts = [
-        heading("Predicted beside measured", describe_assumption(predicted)),
+        heading("Predicted next to measured", describe_assumption(predicted)),
         grid(compare_table(compare(predicted, measured))),
     ]
     if not measured.time.parts:
@@ -310,5 +310,5 @@ def render_traced(what: Traced) -> str:
     headings = ("rank", "step", "window", "compute", "exposed", "copies alone", "idle")
     parts = [paragraph(what.line(), kind="soft"), table(headings, rows, left=("step",))]
     if what.against:
-        parts += [heading("Predicted beside traced"), grid(compare_table(what.against))]
+        parts += [heading("Predicted next to traced"), grid(compare_table(what.against))]
     return block(*parts, *(paragraph(line, kind="soft") for line in what.remarks))

@@ -56,7 +56,7 @@ def finding(levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> str:
     return f"Rank {rank} peaks at {show_bytes(top.live_bytes)}, which {remainder} of {show_bytes(capacity_bytes)}"
 
 
-class Picture:
+class MemoryPicture:
     """Memory over time for a terminal: a column shows the fullest level of its time interval, in eighths of a line."""
 
     def __init__(self, levels: Sequence[Level], *, rank: int, capacity_bytes: int) -> None:

@@ -40,7 +40,7 @@ LOOKS = {
 SAME = 0.99  # share of the step's time above which a drawing shows the full step
 
 
-class Block(NamedTuple):
+class PipelineRectangle(NamedTuple):
     """A rectangle of one kind, in seconds; ``top`` and ``bottom`` in rows, relative to the middle of the rank's row."""
 
     kind: str
@@ -52,22 +52,22 @@ class Block(NamedTuple):
     bottom: float = 0.44
 
 
-def blocks(span: Span, *, pp: int) -> Iterator[Block]:
+def blocks(span: Span, *, pp: int) -> Iterator[PipelineRectangle]:
     """Split a span into rectangles of compute and of exposed messages."""
     compute_end = span.end - span.messages
     chunk = max(0, span.stage // pp)
     if span.kind == "reduce":  # it consists of messages
-        yield Block(span.kind, span.start, span.end)
+        yield PipelineRectangle(span.kind, span.start, span.end)
         return
     if span.kind == "FB":
-        yield Block("F", span.start, compute_end, str(span.micro_batch), chunk, -0.44, 0.0)
+        yield PipelineRectangle("F", span.start, compute_end, str(span.micro_batch), chunk, -0.44, 0.0)
         text, backward_chunk = str(span.backward_micro_batch), span.backward_stage // pp
-        yield Block("BW", span.start, compute_end, text, backward_chunk, 0.0, 0.44)
+        yield PipelineRectangle("BW", span.start, compute_end, text, backward_chunk, 0.0, 0.44)
     else:
         text = str(span.micro_batch) if span.micro_batch >= 0 else ""
-        yield Block(span.kind, span.start, compute_end, text, chunk)
+        yield PipelineRectangle(span.kind, span.start, compute_end, text, chunk)
     if span.messages:
-        yield Block("messages", compute_end, span.end)
+        yield PipelineRectangle("messages", compute_end, span.end)
 
 
 def remark(shown: int, micro_batches: int) -> str:
@@ -99,7 +99,7 @@ def finding(time: Time, rows: Rows = ()) -> str:
     return f"{sentence}.\nDrawn are fewer micro-batches: {show_seconds(drawn_seconds)}, of which ranks idle {idle:.0%}"
 
 
-class Picture:
+class PipelinePicture:
     """The schedule for a terminal: a line per rank, in colours if there are any, else in characters."""
 
     def __init__(self, rows: Rows, *, drawn: str = "") -> None:
@@ -126,7 +126,7 @@ class Picture:
             yield Text(self.drawn, style="dim", overflow="fold")
 
 
-def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[str, str]]:
+def _cells(drawn: Sequence[PipelineRectangle], *, width: int, scale: float) -> list[tuple[str, str]]:
     """Return (kind, text) for each column.
 
     The kind is the one that fills most of it ("" if it is nearly idle); the text is a digit of the micro-batch, or "·"
@@ -150,7 +150,7 @@ def _cells(drawn: Sequence[Block], *, width: int, scale: float) -> list[tuple[st
     return cells
 
 
-def _to_columns(block: Block, scale: float) -> tuple[float, float]:
+def _to_columns(block: PipelineRectangle, scale: float) -> tuple[float, float]:
     start, end = block.start * scale, block.end * scale
     if block.bottom - block.top > 0.5:
         return start, end

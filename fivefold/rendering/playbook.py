@@ -8,8 +8,8 @@ from rich.text import Text
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import expectation
 from fivefold.rendering.question import describe_step
+from fivefold.rendering.run_estimate import summarize_run
 from fivefold.rendering.table import heading
-from fivefold.rendering.whole_run import summarize_run
 from fivefold.results.playbook import Playbook, Stage
 from fivefold.units import show_bytes, show_count, show_seconds
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import time_unit
-from fivefold.rendering.drawing.scatter import HEIGHT, Point, picture
+from fivefold.rendering.drawing.scatter import HEIGHT, ScatterPoint, picture
 from fivefold.rendering.drawing.svg import add_titles, image
 from fivefold.rendering.elements import Raw, heading
 from fivefold.units import byte_unit, show_bytes, show_seconds
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fivefold.results.sweep_row import Row
 
 Page = Literal["report", "notebook"]
-MOST_POINTS = 1500
-MOST_NAMES = 8  # maximum number of points with names in a file
+MAX_POINTS = 1500
+MAX_NAMES = 8  # maximum number of points with names in a file
 MEMORY = "peak memory per rank"
 
 
@@ -32,11 +32,11 @@ def render_front(result: SearchResult, *, within: Page) -> list[str]:
     return [heading("Memory against time", remark), _place_picture(picture_svg, "memory against time", within)]
 
 
-def list_front(result: SearchResult, *, named: bool = False) -> list[Point]:
+def list_front(result: SearchResult, *, named: bool = False) -> list[ScatterPoint]:
     """Return the points of the front, in bytes and seconds; ``named``: with their layouts if there are few."""
-    shows_names = named and len(result.front) <= MOST_NAMES
+    shows_names = named and len(result.front) <= MAX_NAMES
     return [
-        Point(
+        ScatterPoint(
             point.memory_bytes,
             point.step_seconds,
             f"{point.layout}: {show_seconds(point.step_seconds)}, {show_bytes(point.memory_bytes)}",
@@ -46,7 +46,7 @@ def list_front(result: SearchResult, *, named: bool = False) -> list[Point]:
     ]
 
 
-def draw_front(points: Sequence[Point]) -> Raw:
+def draw_front(points: Sequence[ScatterPoint]) -> Raw:
     """Draw memory against time of points in bytes and seconds, with a line through those of the front."""
     size, unit = byte_unit(max(point.x for point in points))
     units_per_second, time_name = time_unit(max(point.y for point in points))
@@ -74,12 +74,12 @@ def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
     if len(fitting) < 2:
         return []
     dots = [
-        Point(
+        ScatterPoint(
             row.peak_bytes or 0,
             row.tokens_per_second_per_gpu or 0.0,
             f"{row.model} on {row.ranks} {row.machine}, {row.layout}",
         )
-        for row in fitting[:: -(-len(fitting) // MOST_POINTS)]
+        for row in fitting[:: -(-len(fitting) // MAX_POINTS)]
     ]
     label = "throughput against memory"
     picture_svg = draw_rows(dots, label=label)
@@ -87,7 +87,7 @@ def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
     return [title, _place_picture(picture_svg, label, within)]
 
 
-def draw_rows(points: Sequence[Point], *, label: str, zero: bool = False) -> Raw:
+def draw_rows(points: Sequence[ScatterPoint], *, label: str, zero: bool = False) -> Raw:
     """Draw throughput against memory of points in tokens per second and bytes."""
     size, unit = byte_unit(round(max(point.x for point in points)))
     scaled = [point._replace(x=point.x / size) for point in points]

@@ -23,7 +23,7 @@ from fivefold.step import Step
 NAMED = ("sequence", "global_batch", "precision", "stack")  # fields that the line writes without their name
 
 
-class Setting(NamedTuple):
+class ShownField(NamedTuple):
     """A field of a job as text, and whether it has its default value."""
 
     field: str
@@ -60,18 +60,18 @@ def count_ranks(ranks: int) -> str:
     return f"{ranks:,} rank{'s' if ranks != 1 else ''}"
 
 
-def _settings(job: Job) -> Iterator[Setting]:
+def _settings(job: Job) -> Iterator[ShownField]:
     default_job, stack = Job(), job.stack
     optimizer = find_cost(job.optimizer.kind).title
     precision = RECIPES[default_job.precision.name].with_reduce_dtype(in_fp32=stack.reduce_in_fp32)
-    yield Setting("sequence", f"seq {job.sequence}", job.sequence == default_job.sequence)
-    yield Setting("global_batch", f"global batch {job.global_batch}", job.global_batch == default_job.global_batch)
-    yield Setting("precision", job.precision.name, job.precision == precision)
-    yield Setting("optimizer.kind", optimizer, job.optimizer.kind == default_job.optimizer.kind)
-    yield Setting("stack", f"software {stack.name}", stack.name == default_job.stack.name)
+    yield ShownField("sequence", f"seq {job.sequence}", job.sequence == default_job.sequence)
+    yield ShownField("global_batch", f"global batch {job.global_batch}", job.global_batch == default_job.global_batch)
+    yield ShownField("precision", job.precision.name, job.precision == precision)
+    yield ShownField("optimizer.kind", optimizer, job.optimizer.kind == default_job.optimizer.kind)
+    yield ShownField("stack", f"software {stack.name}", stack.name == default_job.stack.name)
     for name, text in changed_settings(job):
         if name != "optimizer.kind" and not _follows_from_machine(job, name):
-            yield Setting(name, f"{name}={text}")
+            yield ShownField(name, f"{name}={text}")
 
 
 def _follows_from_machine(job: Job, name: str) -> bool:

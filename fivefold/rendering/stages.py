@@ -25,7 +25,7 @@ NEEDED = ("stage", "peak", "states", "activations", "temporary", "", "cause")  #
 ORDER = ("stage", "states", "activations", "temporary", "peak", "", "cause")  # from left to right
 
 
-class Stages:
+class StageTable:
     """A rich renderable of the table, for any width of terminal. ``unit``: GiB or MiB, by the highest peak."""
 
     def __init__(self, stages: Sequence[StageMemory]) -> None:
@@ -36,13 +36,17 @@ class Stages:
     def _numbers(self, stage: StageMemory) -> dict[str, str]:
         return {name: f"{getattr(stage, f'{name}_bytes') / self.size:.2f}" for name in (*MEMORY_PARTS, "peak")}
 
-    def _row(self, alike: list[StageMemory]) -> dict[str, Text]:
-        first, last = alike[0].stage, alike[-1].stage
-        cause = alike[0].peak_cause or "–"
+    def _row(self, equal_stages: list[StageMemory]) -> dict[str, Text]:
+        first, last = equal_stages[0].stage, equal_stages[-1].stage
+        cause = equal_stages[0].peak_cause or "–"
         if first != last:
             cause = re.sub(r"block \d+", "block", cause)  # each of these stages has a different block
-        cells = {"stage": str(first) if first == last else f"{first}–{last}", **self._numbers(alike[0]), "cause": cause}
-        return {**{name: Text(cell) for name, cell in cells.items()}, "": self._bar(alike[0])}
+        cells = {
+            "stage": str(first) if first == last else f"{first}–{last}",
+            **self._numbers(equal_stages[0]),
+            "cause": cause,
+        }
+        return {**{name: Text(cell) for name, cell in cells.items()}, "": self._bar(equal_stages[0])}
 
     def _bar(self, stage: StageMemory) -> Text:
         bar, total = Text(), 0

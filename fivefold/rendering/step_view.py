@@ -39,7 +39,7 @@ OPERATIONS: tuple[Column[Operation], ...] = (
 )
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """One part of a total. ``look``: the class that colours it; ``text``: its size in its unit."""
 
     name: str
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 class Parts(NamedTuple):
     """Parts that add up to ``total``, each drawn as a bar."""
 
-    parts: Sequence[Part]
+    parts: Sequence[BarPart]
     total: float
 
 
@@ -123,17 +123,17 @@ def find_verdict_tone(memory: Memory) -> str:
     return VERDICT_TONES[memory.verdict] if memory.verdict else ""
 
 
-def list_memory_parts(stage: StageMemory) -> list[Part]:
+def list_memory_parts(stage: StageMemory) -> list[BarPart]:
     """Return the parts of a stage's peak."""
     return split_bytes({part: getattr(stage, f"{part}_bytes") for part in MEMORY_PARTS})
 
 
-def split_bytes(sizes: Mapping[str, float]) -> list[Part]:
+def split_bytes(sizes: Mapping[str, float]) -> list[BarPart]:
     """Return bytes by category as parts, each in the colour of its category."""
-    return [Part(name, name, size, show_bytes(size)) for name, size in sizes.items()]
+    return [BarPart(name, name, size, show_bytes(size)) for name, size in sizes.items()]
 
 
-def list_time_parts(time: Time, *, zeros: bool = False) -> list[Part]:
+def list_time_parts(time: Time, *, zeros: bool = False) -> list[BarPart]:
     """Return the parts of a step on the slowest rank: compute, and the others that are not zero, or all."""
     exposed = [(f"exposed {axis} communication", "messages", seconds) for axis, seconds in time.exposed_seconds.items()]
     sizes = [
@@ -145,7 +145,9 @@ def list_time_parts(time: Time, *, zeros: bool = False) -> list[Part]:
         ("host", "host", time.host_seconds),
     ]
     return [
-        Part(name, look, size, show_seconds(size)) for name, look, size in sizes if size or zeros or name == "compute"
+        BarPart(name, look, size, show_seconds(size))
+        for name, look, size in sizes
+        if size or zeros or name == "compute"
     ]
 
 

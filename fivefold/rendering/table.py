@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import expectation
 from fivefold.rendering.question import count_ranks, describe_step
-from fivefold.rendering.stages import Stages
+from fivefold.rendering.stages import StageTable
 from fivefold.rendering.step_view import Parts, Section, view_step
 from fivefold.rendering.verdict import STYLES, judgement
 from fivefold.step import Kind, Memory, Mfu, Step
@@ -33,7 +33,7 @@ def step(step: Step) -> RenderableType:
     page: list[RenderableType] = [show_headline(step)]
     page += [show_section(view.memory)] if view.memory else []
     if len(stages) > 1:
-        by_stage = Stages(stages)
+        by_stage = StageTable(stages)
         page += [heading("Memory by pipeline stage", by_stage.unit), by_stage]
     return Group(*page, show_section(view.time), show_section(view.traffic), show_section(view.work))
 

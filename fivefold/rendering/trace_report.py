@@ -26,9 +26,9 @@ from fivefold.results.trace_report import Activity, Breakdown, KernelLine, Messa
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 
-MOST_RANKS = 64  # maximum number of ranks listed or drawn one by one
+MAX_RANKS = 64  # maximum number of ranks listed or drawn one by one
 SLOTS = 1280  # time slots of the critical path's picture: two for each of its pixels
-LONGEST_NAME = 72  # maximum characters of a kernel's name
+MAX_NAME_CHARACTERS = 72  # maximum characters of a kernel's name
 TIME_PARTS = {
     "compute_seconds": ("compute", BLUE), "exposed_seconds": ("exposed communication", RED),
     "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
@@ -37,7 +37,7 @@ TIME_PARTS = {
 ACTIVITY_COLOURS = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANGE, "host": GREY}
 
 
-class Piece(NamedTuple):
+class PathPiece(NamedTuple):
     """A piece of the critical path, in seconds from the start of its step."""
 
     rank: int
@@ -55,8 +55,8 @@ def page(
     parts += [Text(f"! {line}", style="yellow", overflow="fold") for line in report.remarks]
     averaged = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
     parts += [heading("Where the time goes", f"by rank, {averaged}; shares of the step"), _breakdown(ranks)]
-    if len(ranks) > MOST_RANKS:
-        parts.append(Text(f"and {len(ranks) - MOST_RANKS} more ranks (--json has all)", style="dim"))
+    if len(ranks) > MAX_RANKS:
+        parts.append(Text(f"and {len(ranks) - MAX_RANKS} more ranks (--json has all)", style="dim"))
     parts += [
         heading("What runs", "by category, of a rank and step; kernels side by side count each"),
         _kernels(report.categories, named=False),
@@ -130,7 +130,7 @@ def _breakdown(ranks: Sequence[Breakdown]) -> Grid:
         "host-bound idle",
         "queued idle",
     )
-    return Grid(headings, tuple(_breakdown_row(breakdown) for breakdown in ranks[:MOST_RANKS]), words=())
+    return Grid(headings, tuple(_breakdown_row(breakdown) for breakdown in ranks[:MAX_RANKS]), words=())
 
 
 def _breakdown_row(breakdown: Breakdown) -> tuple[str, ...]:
@@ -172,12 +172,12 @@ def _kernels(lines: Sequence[KernelLine], *, named: bool) -> Grid:
 
 
 def shorten_name(name: str) -> str:
-    """Return a kernel's name without its return type, in at most ``LONGEST_NAME`` characters that keep both ends."""
+    """Return a kernel's name without its return type, in at most ``MAX_NAME_CHARACTERS`` that keep both ends."""
     name = name.removeprefix("void ")
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= MAX_NAME_CHARACTERS:
         return name
-    end = LONGEST_NAME // 3
-    return f"{name[: LONGEST_NAME - end - 1]}…{name[-end:]}"
+    end = MAX_NAME_CHARACTERS // 3
+    return f"{name[: MAX_NAME_CHARACTERS - end - 1]}…{name[-end:]}"
 
 
 def _messages(lines: Sequence[MessageLine]) -> Grid:
@@ -238,7 +238,7 @@ def _path(report: TraceReport) -> RenderableType:
     return Group(*tables)
 
 
-def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
+def _path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
     named = any(part.name for part in parts)
     rows = tuple(
         (
@@ -246,7 +246,7 @@ def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
             part.activity,
             *((shorten_name(part.name),) if named else ()),
             show_seconds(part.seconds),
-            f"{part.seconds / whole:.1%}" if whole else "–",
+            f"{part.seconds / total_seconds:.1%}" if total_seconds else "–",
         )
         for part in parts
     )
@@ -256,7 +256,7 @@ def _path_grid(parts: Sequence[PathPart], whole: float) -> Grid:
 def breakdown_chart(report: TraceReport) -> charts.Chart:
     """Return a bar per rank: where the time of its mean step goes."""
     alt = charts._altair()
-    ranks = _average_steps(report)[:MOST_RANKS]
+    ranks = _average_steps(report)[:MAX_RANKS]
     values = [
         {"rank": f"rank {breakdown.rank}", "part": name, "order": order, "ms": getattr(breakdown, field) * 1e3}
         for breakdown in ranks
@@ -278,7 +278,7 @@ def breakdown_chart(report: TraceReport) -> charts.Chart:
     return charts._finish(picture, title=finding(ranks), subtitle=subtitle, height=max(60, 30 * len(ranks)))
 
 
-def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
+def path_chart(report: TraceReport, path: Sequence[PathPiece]) -> charts.Chart:
     """Return the critical path of the last step, on the line of the rank that it runs over."""
     alt = charts._altair()
     if not path:
@@ -306,7 +306,7 @@ def path_chart(report: TraceReport, path: Sequence[Piece]) -> charts.Chart:
     return charts._finish(picture, title=title, subtitle=subtitle, height=max(60, 30 * len(order)))
 
 
-def _coarsen(path: Sequence[Piece]) -> list[Piece]:
+def _coarsen(path: Sequence[PathPiece]) -> list[PathPiece]:
     """Return the path in ``SLOTS`` slots, each with what takes most of it; equal neighbours are one piece."""
     path_seconds = path[-1].end
     slots: list[dict[tuple[int, Activity], float]] = [{} for _ in range(SLOTS)]
@@ -315,17 +315,17 @@ def _coarsen(path: Sequence[Piece]) -> list[Piece]:
         for slot in range(int(first), min(SLOTS, int(last) + 1)):
             key = (piece.rank, piece.activity)
             slots[slot][key] = slots[slot].get(key, 0.0) + min(last, slot + 1) - max(first, slot)
-    pieces: list[Piece] = []
+    pieces: list[PathPiece] = []
     for slot, sums in enumerate(slots):
         rank, activity = max(sums, key=lambda key: sums[key])
         if pieces and (pieces[-1].rank, pieces[-1].activity) == (rank, activity):
             pieces[-1] = pieces[-1]._replace(end=(slot + 1) / SLOTS * path_seconds)
         else:
-            pieces.append(Piece(rank, activity, slot / SLOTS * path_seconds, (slot + 1) / SLOTS * path_seconds))
+            pieces.append(PathPiece(rank, activity, slot / SLOTS * path_seconds, (slot + 1) / SLOTS * path_seconds))
     return pieces
 
 
-def save_charts(report: TraceReport, path: Sequence[Piece], folder: Path) -> None:
+def save_charts(report: TraceReport, path: Sequence[PathPiece], folder: Path) -> None:
     """Write breakdown and path as .svg and .html into ``folder``."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--charts {folder} is a file; name a folder")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
 
-MOST_GPUS = 16_384
+MAX_SEARCHED_GPUS = 16_384
 QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order of the page
     "micro-batch": "Largest micro-batch that fits",
     "sequence": "Longest sequence that fits",
@@ -58,18 +58,18 @@ def answers(
     """Return the answers to one question; without a layout, for the fastest that fits.
 
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
-    ranks, without which the fewest GPUs are searched up to ``MOST_GPUS``.
+    ranks, without which the fewest GPUs are searched up to ``MAX_SEARCHED_GPUS``.
     """
     from fivefold.layout.validity import describe_idle
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
     from fivefold.planner.context_length import lengths
     from fivefold.planner.predict import predict as predicted
+    from fivefold.planner.run_estimate import predict_full_run
     from fivefold.planner.search import search as searched
-    from fivefold.planner.whole_run import predict_full_run
 
     if question == "gpus":
-        largest_machine = machine if counted else with_ranks(machine, MOST_GPUS)
+        largest_machine = machine if counted else with_ranks(machine, MAX_SEARCHED_GPUS)
         return [questions.fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk)]
     if question == "model":
         return [questions.largest_model(model=model, machine=machine, job=job, risk=risk)[0]]

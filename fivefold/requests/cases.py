@@ -14,7 +14,7 @@ from fivefold.step import FITS_RISK
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
-    from fivefold.planner.compare import Case
+    from fivefold.planner.compare import ComparedCase
 
 FILES = (".toml", ".json")
 
@@ -27,7 +27,7 @@ def cases(
     precisions: Sequence[str],
     machine: Callable[[str], Machine],
     risk: float = FITS_RISK,
-) -> list[Case]:
+) -> list[ComparedCase]:
     """Return the cases of a comparison: run files, or every combination of the given names.
 
     ``machine``: resolves a machine's name. ``risk``: the highest probability of running out of memory at which a run
@@ -40,12 +40,12 @@ def cases(
 
 def _cases(
     words: Sequence[str], job: Job, stacks: Sequence[str], precisions: Sequence[str], machine: Callable[[str], Machine]
-) -> list[Case]:
+) -> list[ComparedCase]:
     """Return every combination of the machines, layouts, stacks and precisions."""
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
     from fivefold.model.catalog import resolve
-    from fivefold.planner.compare import Case
+    from fivefold.planner.compare import ComparedCase
 
     if not words:
         raise UserError(
@@ -61,7 +61,10 @@ def _cases(
     model, machines = resolve(words[0]), [machine(name) for name in names]
     layouts = [Layout.parse(text) for text in texts]
     jobs = list_jobs(job, stacks, precisions)
-    return [Case(model, ranks, layout, job_variant) for job_variant, ranks, layout in product(jobs, machines, layouts)]
+    return [
+        ComparedCase(model, ranks, layout, job_variant)
+        for job_variant, ranks, layout in product(jobs, machines, layouts)
+    ]
 
 
 def list_jobs(job: Job, stacks: Sequence[str], precisions: Sequence[str]) -> list[Job]:
@@ -74,12 +77,12 @@ def list_jobs(job: Job, stacks: Sequence[str], precisions: Sequence[str]) -> lis
 
 def _run_files(
     words: Sequence[str], job: Job, others: bool, machine: Callable[[str], Machine], risk: float
-) -> list[Case]:
+) -> list[ComparedCase]:
     """Return the cases of run files, if all words are such files; ``layout = "auto"`` is the fastest that fits."""
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.planner.compare import Case
+    from fivefold.planner.compare import ComparedCase
     from fivefold.trainer.run import Run
 
     if not words or not all(Path(word).suffix in FILES for word in words):
@@ -90,5 +93,5 @@ def _run_files(
     for run in (Run.load(Path(word)) for word in words):
         model, ranks = resolve(run.model), machine(run.machine)
         layout = find_fastest(model, ranks, run.job, risk=risk) if run.layout == "auto" else Layout.parse(run.layout)
-        run_cases.append(Case(model, ranks, layout, run.job))
+        run_cases.append(ComparedCase(model, ranks, layout, run.job))
     return run_cases

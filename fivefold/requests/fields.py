@@ -13,7 +13,7 @@ from fivefold.stack.spec import Attention
 
 MAX_LENGTH = 2000  # characters of a name or a line
 MAX_LINES = 32  # entries of a list
-MOST_SHOWN = 10_000  # largest number of layouts in a table, and of memory limits of a front
+MAX_SHOWN_LAYOUTS = 10_000  # largest number of layouts in a table, and of memory limits of a front
 
 Line = Annotated[str, Field(max_length=MAX_LENGTH)]
 Lines = Annotated[tuple[Line, ...], Field(max_length=MAX_LINES)]
@@ -72,9 +72,10 @@ Assumptions = Annotated[
     Lines, Field(description="Assumptions on the run: failures=, restart=, checkpoint=, storage=, pue=, grid=, …")
 ]
 
-ShownLayouts = Annotated[int, Field(ge=1, le=MOST_SHOWN, description="Number of layouts to show.")]
+ShownLayouts = Annotated[int, Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of layouts to show.")]
 FrontLevels = Annotated[
-    int, Field(ge=1, le=MOST_SHOWN, description="Number of memory limits for the Pareto front of memory and time.")
+    int,
+    Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of memory limits for the Pareto front of memory and time."),
 ]
 
 StackNames = Annotated[

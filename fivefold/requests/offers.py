@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.results.objectives import Goal
-    from fivefold.results.whole_run import Offers
+    from fivefold.results.run_estimate import Offers
 
 TOKENS = 1e12
 
@@ -51,7 +51,7 @@ def list_offers(
 ) -> Offers:
     """Return the run on each machine, from the arguments of the command line."""
     from fivefold.machine.datacenter import apply_assumptions
-    from fivefold.planner.search.multi_machine import Choice, list_sizes, search_machines
+    from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
 
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
     if by not in goal:
@@ -63,7 +63,7 @@ def list_offers(
             min(machine.ranks_per_node, machine.ranks) if deadline else machine.ranks,
             machine.ranks,
         )
-        choices.append(Choice(machine, list_sizes(low, high, node=machine.ranks_per_node)))
+        choices.append(MachineChoice(machine, list_sizes(low, high, node=machine.ranks_per_node)))
     return search_machines(
         model=model,
         choices=choices,

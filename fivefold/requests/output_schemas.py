@@ -30,7 +30,7 @@ _RESULTS = "fivefold.results"
 OUTPUTS: Mapping[str, Output] = {
     "predict": Output(["fivefold.step:Step"], version=2),
     "search": Output(
-        [f"{_RESULTS}.search_result:SearchResult", f"{_RESULTS}.search_result:Walk", f"{_RESULTS}.whole_run:Offers"],
+        [f"{_RESULTS}.search_result:SearchResult", f"{_RESULTS}.search_result:Walk", f"{_RESULTS}.run_estimate:Offers"],
         version=2,
     ),
     "plan": Output([f"{_RESULTS}.playbook:Playbook"], version=2),
@@ -39,7 +39,7 @@ OUTPUTS: Mapping[str, Output] = {
     "ask": Output(
         entries=[
             *(f"{_RESULTS}.search_result:{name}" for name in ("Answer", "Batch", "Change", "FineTune", "Lengths")),
-            f"{_RESULTS}.whole_run:WholeRun",
+            f"{_RESULTS}.run_estimate:RunEstimate",
         ],
         version=2,
     ),

@@ -13,14 +13,14 @@ from fivefold.step import FITS_RISK
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fivefold.interop.format import Plan, Written
+    from fivefold.interop.format import ConfigPlan, Written
     from fivefold.job import Job
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.results.playbook import Playbook
     from fivefold.results.search_result import Proposal
 
-OTHERS = ("torchtitan", "megatron-core")  # stacks for which our plans list the commands too
+OTHER_STACKS = ("torchtitan", "megatron-core")  # stacks for which our plans list the commands too
 
 
 def playbook(
@@ -36,16 +36,16 @@ def playbook(
     risk: float = FITS_RISK,
 ) -> Playbook:
     """Return the full plan; ``write``: the name of its run file."""
-    from fivefold.interop.format import Plan
+    from fivefold.interop.format import ConfigPlan
     from fivefold.interop.launch import run_file
     from fivefold.job import Job as Default
     from fivefold.layout.spec import Layout
     from fivefold.layout.where import Where
     from fivefold.machine.datacenter import apply_assumptions
     from fivefold.planner.playbook import stages
+    from fivefold.planner.run_estimate import predict_full_run, validate_tokens
     from fivefold.planner.run_file import plan_run_job, write_run_file
     from fivefold.planner.search.neighbours import walk
-    from fivefold.planner.whole_run import predict_full_run, validate_tokens
     from fivefold.results.playbook import Playbook as Record
 
     site, constraints, default_job = apply_assumptions(assume), Where.parse(where), Default()
@@ -65,7 +65,7 @@ def playbook(
     run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     chip, *words = machine.name.split()
     machine_text, file = " ".join([f"{chip}:{machine.ranks}", *words]), write or Path("run.toml")
-    planned = Plan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
+    planned = ConfigPlan(model, Layout.parse(step.layout), job, machine.ranks_per_node, machine_text)
     content = write_run_file(
         run_file.text(planned, model=model_word(planned, file)),
         job,
@@ -86,7 +86,7 @@ def playbook(
     )
 
 
-def model_word(planned: Plan, file: Path) -> str:
+def model_word(planned: ConfigPlan, file: Path) -> str:
     """Return the name of the model in the run file: its catalog name, or the file next to it."""
     from fivefold.interop.launch import run_file
 
@@ -117,7 +117,7 @@ def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]
     return (f"{first}   # {hosts_text} of {ranks_per_host} {machine.chip.name}", *other_lines)
 
 
-def _list_commands(plan: Plan, machine: Machine, *, file: Path) -> dict[str, tuple[str, ...]]:
+def _list_commands(plan: ConfigPlan, machine: Machine, *, file: Path) -> dict[str, tuple[str, ...]]:
     """Return the commands to type, by software: the job's own, or ours and those that ``write`` supports."""
     from fivefold.interop.registry import FORMATS
 
@@ -126,7 +126,7 @@ def _list_commands(plan: Plan, machine: Machine, *, file: Path) -> dict[str, tup
         {"fivefold": _start_lines(file, machine, world=layout.world)} if own == "fivefold" else {}
     )
     writers = {form.stack: form.name for form in reversed(FORMATS) if form.emit}  # the first of several wins
-    for software in OTHERS if own == "fivefold" else (own,):
+    for software in OTHER_STACKS if own == "fivefold" else (own,):
         if (form := writers.get(software)) is None:
             continue
         lines: tuple[str, ...]
@@ -144,7 +144,7 @@ def _list_commands(plan: Plan, machine: Machine, *, file: Path) -> dict[str, tup
     return lines_by_software
 
 
-def _list_configs(plan: Plan) -> dict[str, str]:
+def _list_configs(plan: ConfigPlan) -> dict[str, str]:
     """Return the files with which the job's software runs the plan; empty for Fivefold's, and where it cannot."""
     from fivefold.interop.registry import find_stack_format
 
@@ -156,7 +156,7 @@ def _list_configs(plan: Plan) -> dict[str, str]:
         return {}
 
 
-def _write(plan: Plan, form: str) -> Written:
+def _write(plan: ConfigPlan, form: str) -> Written:
     from fivefold.interop.write import write
 
     return write(plan, to=form)

@@ -5,7 +5,7 @@ URL and lists them in its OpenAPI. The functions of the Python API, whose signat
 take their documentation from them, and a test compares the two.
 
     class SearchRequest(MachineRequest):
-        top: Annotated[int, Field(ge=1, le=MOST_SHOWN, description="Number of layouts to show.")] = 10
+        top: Annotated[int, Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of layouts to show.")] = 10
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ def default_path(file: Path) -> Path:
 def trials(path: Path, *, steps: int, timeout: float, submit: Submit | None = None) -> Trials:
     """Return how the rows of ``path`` are measured: each in a folder next to it."""
     from fivefold.sweeps.sweep import Trials
-    from fivefold.sweeps.trial import FEWEST_STEPS
+    from fivefold.sweeps.trial import MIN_STEPS
 
-    if steps < FEWEST_STEPS:
-        raise UserError(f"--steps {steps} is too few to time one; take {FEWEST_STEPS} or more")
+    if steps < MIN_STEPS:
+        raise UserError(f"--steps {steps} is too few to time one; take {MIN_STEPS} or more")
     folder = path.with_name(f"{path.name}.trials").absolute()
     return Trials(folder, steps=steps, timeout_seconds=timeout, submit=submit)

@@ -2,7 +2,7 @@
 
 objectives · search_result                 what a search minimizes; the layouts that it found
 comparison · ratio · difference            layouts compared; the uncertainty of a ratio; a difference by cause
-playbook · whole_run                       a plan from tokens to a run file; days, cost and energy of a run
+playbook · run_estimate                       a plan from tokens to a run file; days, cost and energy of a run
 spans · trace_file · trace_report          a step over time; traces as files; a trace's time broken down
 explanation · diagnosis · numerics         why a run failed; memory and FLOPs of a module; precision error
 step_comparison · run_folder · traced      predicted next to measured; a run; a trace and its prediction

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fivefold.units import show_seconds
 
 Parts = Mapping[str, float]
-TOLD = 0.1  # differences below this share of the largest are not named
+MIN_NAMED_RATIO = 0.1  # differences below this share of the largest are not named
 
 
 def differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
@@ -32,7 +32,7 @@ def name_largest_part(before: Parts, after: Parts) -> str:
 def break_down(before: Parts, after: Parts) -> str:
     """List every part that contributes notably to the difference: ``bubble +322 ms, compute −120 ms``."""
     changes = differences(before, after)
-    threshold = TOLD * abs(changes[0][1]) if changes else 0.0
+    threshold = MIN_NAMED_RATIO * abs(changes[0][1]) if changes else 0.0
     return ", ".join(_word(part, difference) for part, difference in changes if abs(difference) >= threshold)
 
 

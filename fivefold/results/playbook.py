@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.display import Shown, flatten
 from fivefold.record import Record
-from fivefold.results.whole_run import WholeRun
+from fivefold.results.run_estimate import RunEstimate
 from fivefold.step import Step
 
 
@@ -46,7 +46,7 @@ class Playbook(Shown):
     tokens: NonNegativeFloat
     stages: tuple[Stage, ...]
     step: Step
-    run: WholeRun
+    run: RunEstimate
     run_file: str  # as TOML, for ``train``
     commands: dict[str, tuple[str, ...]]
     configs: dict[str, str] = {}  # files of the job's software by name, if it is not Fivefold's and can run the plan

@@ -47,7 +47,7 @@ class Span(NamedTuple):
         return self.end - self.start
 
 
-class Message(NamedTuple):
+class TracedMessage(NamedTuple):
     """One message of a traced rank, or several point-to-point messages that start together. Seconds as in ``Span``."""
 
     axis: str  # the axis to which its traffic is attributed
@@ -78,7 +78,7 @@ class RankStep(NamedTuple):
     step: int
     begin: float  # on the clock of rank 0, in seconds; spans count from here
     spans: tuple[Span, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[TracedMessage, ...]
 
     @property
     def seconds(self) -> float:

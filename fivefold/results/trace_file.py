@@ -13,10 +13,10 @@ from typing import Any
 from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import ROWS_BYTES, read_bytes
 from fivefold.record import UserError
-from fivefold.results.spans import Message, RankStep, RankTrace, Span
+from fivefold.results.spans import RankStep, RankTrace, Span, TracedMessage
 
 FOLDER, PLANNED = "trace", "planned.json"  # in the run's folder
-AGAIN = "train again with --trace"
+RETRACE_ADVICE = "train again with --trace"
 
 
 def write(trace: RankTrace, folder: Path) -> Path:
@@ -40,7 +40,7 @@ def read_planned(folder: Path) -> dict[str, list[list[Span]]]:
         rows_by_kind = json.loads(_read_text(path)) if path.exists() else {}
         return {kind: [_spans(row) for row in rows] for kind, rows in rows_by_kind.items()}
     except (OSError, AttributeError, IndexError, RecursionError, TypeError, ValueError):
-        raise UserError(f"{path}: is damaged; {AGAIN}") from None
+        raise UserError(f"{path}: is damaged; {RETRACE_ADVICE}") from None
 
 
 def read(folder: Path) -> list[RankTrace]:
@@ -50,7 +50,7 @@ def read(folder: Path) -> list[RankTrace]:
     """
     first = folder / FOLDER / "rank0.json"
     if not first.exists():
-        raise UserError(f"{first.parent}: there is no trace; {AGAIN}")
+        raise UserError(f"{first.parent}: there is no trace; {RETRACE_ADVICE}")
     traces = [_read(first)]
     paths = [folder / FOLDER / f"rank{rank}.json" for rank in range(1, traces[0].world)]
     missing = [path.stem[4:] for path in paths if not path.exists()]
@@ -58,12 +58,12 @@ def read(folder: Path) -> list[RankTrace]:
         names = ", ".join(missing[:8]) + (" …" if len(missing) > 8 else "")
         raise UserError(
             f"{first.parent}: of {traces[0].world} ranks {len(missing)} have no file here ({names}); copy them from "
-            f"their hosts, or {AGAIN}"
+            f"their hosts, or {RETRACE_ADVICE}"
         )
     traces += map(_read, paths)
     for path, trace in zip(paths, traces[1:], strict=True):
         if [step.step for step in trace.steps] != [step.step for step in traces[0].steps]:
-            raise UserError(f"{path}: has different steps from rank 0, so it belongs to another run; {AGAIN}")
+            raise UserError(f"{path}: has different steps from rank 0, so it belongs to another run; {RETRACE_ADVICE}")
     return traces
 
 
@@ -76,9 +76,9 @@ def _read(path: Path) -> RankTrace:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}: is cut off or damaged at character {error.pos}; {AGAIN}") from None
+        raise UserError(f"{path}: is cut off or damaged at character {error.pos}; {RETRACE_ADVICE}") from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        raise UserError(f"{path}: is not a trace of a rank; {AGAIN}") from None
+        raise UserError(f"{path}: is not a trace of a rank; {RETRACE_ADVICE}") from None
 
 
 def _read_text(path: Path) -> str:
@@ -95,6 +95,6 @@ def _spans(rows: Sequence[Sequence[Any]]) -> list[Span]:
     return [Span(*row)._replace(axes=tuple(row[5])) for row in rows]
 
 
-def _message(row: Sequence[Any]) -> Message:
-    message = Message(*row)
+def _message(row: Sequence[Any]) -> TracedMessage:
+    message = TracedMessage(*row)
     return message._replace(ranks=tuple(message.ranks), to=tuple(message.to), source=tuple(message.source))

@@ -10,11 +10,11 @@ from types import MappingProxyType
 
 from fivefold.record import UserError, make_unknown_name_error
 from fivefold.stack import megatron, other_software, pytorch
-from fivefold.stack.entry import Entry
+from fivefold.stack.entry import StackEntry
 from fivefold.stack.spec import Stack
 
-OURS = Entry(name="fivefold", version="", family="fivefold", facts={}, runs={})
-ENTRIES = (OURS, *megatron.ENTRIES, *pytorch.ENTRIES, *other_software.ENTRIES)
+FIVEFOLD = StackEntry(name="fivefold", version="", family="fivefold", facts={}, runs={})
+ENTRIES = (FIVEFOLD, *megatron.ENTRIES, *pytorch.ENTRIES, *other_software.ENTRIES)
 
 STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for entry in ENTRIES})
 SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})

@@ -15,7 +15,7 @@ class Fact(NamedTuple):
     source: str
 
 
-class Entry(NamedTuple):
+class StackEntry(NamedTuple):
     """A named framework: ``facts`` are fields of ``Stack``, ``runs`` fields of ``Runs``."""
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.stack.entry import Entry, Fact
+from fivefold.stack.entry import Fact, StackEntry
 
 LAYERS = "NVIDIA/Megatron-LM@960c06b:megatron/core/tensor_parallel/layers.py"
 SCHEDULES = "NVIDIA/Megatron-LM@00611e6:megatron/core/pipeline_parallel/schedules.py"
@@ -44,12 +44,12 @@ PLAIN = COMMON | {
 }
 PLAIN_AXES = Fact(("dp", "tp", "pp"), f"{PTD_P} §2: pipeline, tensor and data parallelism")
 
-MEGATRON_LM = Entry(
+MEGATRON_LM = StackEntry(
     name="megatron-lm",
     version="2022",
     family="megatron",
     facts=PLAIN
-    | {"async_tp": Fact(True, f"{SP} §4.2.2: the gather of a layer's input beside a product of its backward")},
+    | {"async_tp": Fact(True, f"{SP} §4.2.2: the gather of a layer's input during a product of its backward")},
     runs={
         "axes": PLAIN_AXES,
         "schedules": Fact(("1f1b", "interleaved"), f"{PTD_P} §2.2"),
@@ -70,7 +70,7 @@ ZERO_BUBBLE = MEGATRON_LM._replace(
     },
 )
 
-MEGATRON_DEEPSPEED = Entry(
+MEGATRON_DEEPSPEED = StackEntry(
     name="megatron-deepspeed",
     version="2022",
     family="megatron-deepspeed",
@@ -102,7 +102,7 @@ CORE_PARALLEL_STATE = "NVIDIA/Megatron-LM@core_v0.16.1:megatron/training/initial
 CORE_RUNS = {
     "schedules": Fact(("1f1b", "interleaved"), f"{SCHEDULES}, get_forward_backward_func"),
     "zero": Fact((0, 1), "NVIDIA/Megatron-LM@d08b402:megatron/core/optimizer/distrib_optimizer.py"),
-    "orders": Fact(("tp-cp-pp-dp",), f"{CORE_PARALLEL_STATE}, use_tp_pp_dp_mapping beside tp-cp-ep-dp-pp"),
+    "orders": Fact(("tp-cp-pp-dp",), f"{CORE_PARALLEL_STATE}, use_tp_pp_dp_mapping instead of tp-cp-ep-dp-pp"),
     "recomputes": Fact(
         ("full", "core", "norm", "mlp", "up", "rope", "latent"),
         f"{CORE_RECOMPUTES}; moe_act without experts is refused",
@@ -111,7 +111,7 @@ CORE_RUNS = {
 }
 CORE_CONFIG = "NVIDIA/Megatron-LM@02aa3ee:megatron/core/model_parallel_config.py"
 
-MEGATRON_CORE = Entry(
+MEGATRON_CORE = StackEntry(
     name="megatron-core",
     version="00611e6",
     family="megatron",
@@ -127,19 +127,19 @@ MEGATRON_CORE = Entry(
 )
 
 # Userbuffers overlap the messages of tensor parallelism; the loss is Transformer Engine's.
-MEGATRON_BRIDGE = Entry(
+MEGATRON_BRIDGE = StackEntry(
     name="megatron-bridge",
     version="25.09 to 26.08",
     family="megatron",
     facts=TRANSFORMER_ENGINE
     | {
-        "overlap": Fact(("dp", "cp", "pp", "tp"), f"{RECIPES}; llama3_llm_pretrain.py beside: userbuffers"),
+        "overlap": Fact(("dp", "cp", "pp", "tp"), f"{RECIPES}; llama3_llm_pretrain.py: userbuffers"),
         "reduce_in_fp32": Fact(False, f"{RECIPES}: grad_reduce_in_fp32 is off"),
     },
     runs=CORE_RUNS,
 )
 
-NEMO = Entry(
+NEMO = StackEntry(
     name="nemo",
     version="24.07 to 25.05",
     family="megatron",
@@ -153,7 +153,7 @@ NEMO = Entry(
 
 # The framework that trained DeepSeek-V3. Not published, so assumed: kernels and saved tensors as in Megatron-Core.
 DEEPSEEK_V3 = "arXiv:2412.19437"
-DEEPSEEK = Entry(
+DEEPSEEK = StackEntry(
     name="deepseek",
     version="2024",
     family="megatron",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.stack.entry import Entry, Fact
+from fivefold.stack.entry import Fact, StackEntry
 
 ENGINE = "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py"
 ZERO_CONFIG = "deepspeedai/DeepSpeed@1b88ac3:deepspeed/runtime/zero/config.py"
@@ -13,7 +13,7 @@ INTERNEVO_REPOSITORY = "InternLM/InternEvo@c628a8c"
 PADDLE_REPOSITORY = "PaddlePaddle/PaddleNLP"
 INTERNEVO_CONFIG = "InternLM/InternEvo@00de613:configs/7B_sft.py"
 
-DEEPSPEED = Entry(
+DEEPSPEED = StackEntry(
     name="deepspeed",
     version="03f6f75",
     family="deepspeed",
@@ -52,7 +52,7 @@ DEEPSPEED = Entry(
     },
 )
 
-NANOTRON = Entry(
+NANOTRON = StackEntry(
     name="nanotron",
     version="19f88fb",
     family="nanotron",
@@ -68,7 +68,7 @@ NANOTRON = Entry(
         "merged_projections": Fact(
             True, f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: qkv_proj, gate_up_proj"
         ),
-        "early_stop": Fact(False, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel: layers are run again whole"),
+        "early_stop": Fact(False, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel: full layers are run again"),
         "wgrad_accumulation": Fact(
             "deferred", f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim: gradient accumulator"
         ),
@@ -106,7 +106,7 @@ NANOTRON = Entry(
     },
 )
 
-INTERNEVO = Entry(
+INTERNEVO = StackEntry(
     name="internevo",
     version="c628a8c",
     family="internevo",
@@ -118,7 +118,7 @@ INTERNEVO = Entry(
         "early_stop": Fact(False, "InternLM/InternEvo@108e1a5:internlm/solver/activation_checkpoint.py, use_reentrant"),
         "overlap": Fact(("dp",), f"{INTERNEVO_CONFIG}: overlap_sync_grad, not overlap_sync_param"),
         "param_all_gather": Fact(
-            "broadcast", f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: each owner's whole tensors"
+            "broadcast", f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: each owner's full tensors"
         ),
         "reduce_in_fp32": Fact(False, f"{INTERNEVO_REPOSITORY}:internlm/solver/optimizer: 16-bit gradients"),
     },
@@ -130,7 +130,7 @@ INTERNEVO = Entry(
 
 PADDLE_LLAMA = f"{PADDLE_REPOSITORY}@5dd0f5d:paddlenlp/transformers/llama/modeling.py"
 PADDLE_CONFIG = f"{PADDLE_REPOSITORY}@1392867:llm/llama/pretrain-llama2_7b-tp2sd4_stage2.json"
-PADDLENLP = Entry(
+PADDLENLP = StackEntry(
     name="paddlenlp",
     version="74569c0",
     family="paddle",
@@ -139,7 +139,7 @@ PADDLENLP = Entry(
         "loss": Fact("upcast", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
         "kernels": Fact("plain", f"{PADDLE_CONFIG}: use_fused_rms_norm is off (use_fused_rope is on)"),
         "linears": Fact("separate", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),
-        "early_stop": Fact(False, f"{PADDLE_LLAMA}: recompute runs whole layers again"),
+        "early_stop": Fact(False, f"{PADDLE_LLAMA}: recompute runs full layers again"),
         "overlap": Fact((), f"{PADDLE_CONFIG}: no sharding_parallel_config, so nothing is hidden"),
         "reduce_in_fp32": Fact(False, f"{PADDLE_CONFIG}: amp_master_grad is off"),
         "param_all_gather": Fact(

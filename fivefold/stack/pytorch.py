@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.stack.entry import Entry, Fact
+from fivefold.stack.entry import Fact, StackEntry
 
 FULLY_SHARD = "pytorch/pytorch@0257dd1:torch/distributed/fsdp/_fully_shard/_fully_shard.py"
 STAGE = "pytorch/pytorch@cf30153:torch/distributed/pipelining/stage.py, backward_maybe_with_nosync"
@@ -29,14 +29,12 @@ FULLY_SHARDED = AUTOGRAD | {
     ),
 }
 DTENSOR = {
-    "column_inputs": Fact(
-        "saved", "PyTorch: PrepareModuleInput makes the input whole for torch.nn.Linear, which keeps it"
-    )
+    "column_inputs": Fact("saved", "PyTorch: PrepareModuleInput gathers the input of torch.nn.Linear, which keeps it")
 }
 DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothing else")
 
 PLANS = "huggingface/accelerate@1.15.0:src/accelerate/parallelism_config.py"
-FSDP2 = Entry(
+FSDP2 = StackEntry(
     name="fsdp2",
     version="0257dd1",
     family="torch",
@@ -51,7 +49,7 @@ FSDP2 = Entry(
         "overlap": Fact(("dp",), f"{FULLY_SHARD}: gathers and reductions by unit, on streams of their own"),
     },
     runs={
-        "axes": Fact(("dp", "tp", "cp"), f"{FULLY_SHARD}: beside DTensor's tp and context_parallel's ring; {PLANS}"),
+        "axes": Fact(("dp", "tp", "cp"), f"{FULLY_SHARD}: next to DTensor's tp and context_parallel's ring; {PLANS}"),
         "config_axes": Fact(("dp", "cp"), f"{PLANS}: tp as transformers' models plan it, which is counted otherwise"),
         "cp_shards": Fact(True, f"{PLANS}, dp_shard_cp_dim_names"),
         "cp_kinds": Fact(("ring",), f"{PLANS}, cp_backend: torch"),
@@ -60,13 +58,13 @@ FSDP2 = Entry(
         # reshard_after_forward=False gathers for every micro-batch: zero3 with reshard=backward
         "config_zero": Fact((3,), "huggingface/accelerate@1.15.0:src/accelerate/utils/dataclasses.py: of every module"),
         "recomputes": Fact(
-            ("full",), "huggingface/accelerate@1.15.0:src/accelerate/utils/fsdp_utils.py, fsdp2_apply_ac: whole blocks"
+            ("full",), "huggingface/accelerate@1.15.0:src/accelerate/utils/fsdp_utils.py, fsdp2_apply_ac: full blocks"
         ),
     },
 )
 
 REDUCER = "pytorch/pytorch@v2.13.0:torch/csrc/distributed/c10d/reducer.cpp"
-DDP = Entry(
+DDP = StackEntry(
     name="ddp",
     version="2.13.0",
     family="torch",
@@ -82,11 +80,11 @@ DDP = Entry(
     },
     runs={
         "axes": Fact(("dp",), f"{REDUCER}: one process group, of replicas"),
-        "zero": Fact((0,), f"{REDUCER}: all-reduce of whole gradients"),
+        "zero": Fact((0,), f"{REDUCER}: all-reduce of full gradients"),
     },
 )
 
-TORCHTITAN = Entry(
+TORCHTITAN = StackEntry(
     name="torchtitan",
     version="018740b",
     family="torch",
@@ -129,14 +127,14 @@ TORCHTITAN = Entry(
             ("full",),
             "pytorch/torchtitan@0.3.0:torchtitan/distributed/activation_checkpoint.py: FullAC, or by operation",
         ),
-        "experts_as_mlp": Fact(True, "pytorch/torchtitan@0.3.0:torchtitan/models/common/moe.py: no etp beside ep"),
+        "experts_as_mlp": Fact(True, "pytorch/torchtitan@0.3.0:torchtitan/models/common/moe.py: no etp with ep"),
         "cp_kinds": Fact(("ring",), f"{PARALLEL_DIMS}, seq_len_divisor: two parts of a sequence per rank"),
         "no_sp": Fact(False, f"{PARALLELIZE}, apply_tp: SequenceParallel in every plan"),
         "orders": Fact(False, f"{PARALLEL_DIMS}, build_mesh: pp, dp, cp, tp"),
     },
 )
 
-KEMPNERFORGE = Entry(
+KEMPNERFORGE = StackEntry(
     name="kempnerforge",
     version="01b461a",
     family="torch",
@@ -152,7 +150,7 @@ KEMPNERFORGE = Entry(
     },
 )
 
-LLM_FOUNDRY = Entry(
+LLM_FOUNDRY = StackEntry(
     name="llm-foundry",
     version="8c8dd48",
     family="torch",
@@ -174,7 +172,7 @@ LLM_FOUNDRY = Entry(
     },
 )
 
-TORCHTUNE = Entry(
+TORCHTUNE = StackEntry(
     name="torchtune",
     version="bd2a0fc",
     family="torch",
@@ -186,7 +184,7 @@ TORCHTUNE = Entry(
     runs={},
 )
 
-FMS_FSDP = Entry(
+FMS_FSDP = StackEntry(
     name="fms-fsdp",
     version="5a296af",
     family="torch",
@@ -206,7 +204,7 @@ FMS_FSDP = Entry(
 
 AUTOMODEL = "NVIDIA-NeMo/Automodel@0565679:nemo_automodel/components/distributed/fsdp2.py"
 AUTOMODEL_RECIPE = "NVIDIA-NeMo/Automodel@51d4df5: qwen3_moe_30b_te_deepep.yaml"
-NEMO_AUTOMODEL = Entry(
+NEMO_AUTOMODEL = StackEntry(
     name="nemo-automodel",
     version="0565679",
     family="torch",

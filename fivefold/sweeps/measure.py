@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
-from fivefold.sweeps.spec import Setting
+from fivefold.sweeps.spec import SweepSetting
 from fivefold.sweeps.trial import Trial, outcome, prepare, trial
 from fivefold.trainer.run import Run
 
@@ -24,10 +24,10 @@ SAID_BYTES = 2**16  # bytes read from the end of a Slurm job's output, to find i
 Submit = Callable[[Run, Path, Layout, Machine], str]  # run, its file, layout, machine → the output of sbatch
 
 
-class Case(NamedTuple):
+class PredictedRow(NamedTuple):
     """A predicted row and the setting it was predicted for."""
 
-    setting: Setting
+    setting: SweepSetting
     row: Row
 
 
@@ -38,7 +38,7 @@ def add_measurement(row: Row, result: Trial) -> Row:
     return row.replace(measured=result.ended, measured_why=result.why)
 
 
-def run_locally(case: Case, *, steps: int, timeout_seconds: float, within: Path) -> Trial:
+def run_locally(case: PredictedRow, *, steps: int, timeout_seconds: float, within: Path) -> Trial:
     """Run the trial of a row in processes of this computer."""
     setting = case.setting
     assert setting.job is not None
@@ -54,7 +54,7 @@ def run_locally(case: Case, *, steps: int, timeout_seconds: float, within: Path)
     )
 
 
-def check_here(settings: list[Setting]) -> None:
+def check_here(settings: list[SweepSetting]) -> None:
     """Raise ``UserError`` if a machine's kind is not this computer's: CPU measurements do not stand for a GPU."""
     import torch
 
@@ -70,7 +70,7 @@ def check_here(settings: list[Setting]) -> None:
             )
 
 
-def submit_trial(case: Case, folder: Path, *, steps: int, submit: Submit) -> str:
+def submit_trial(case: PredictedRow, folder: Path, *, steps: int, submit: Submit) -> str:
     """Submit the trial of a row as a Slurm job that runs in ``folder``; return its job number."""
     setting = case.setting
     assert setting.job is not None

@@ -13,7 +13,7 @@ from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.sweep_row import Row, Status, columns_from_layout, columns_from_step
 from fivefold.step import FITS_RISK, Step
-from fivefold.sweeps.spec import Setting, parse_best
+from fivefold.sweeps.spec import SweepSetting, parse_best
 from fivefold.units import show_bytes, show_risk
 from fivefold.version import __version__
 
@@ -26,11 +26,11 @@ class Predictor:
 
     def __init__(self, risk: float = FITS_RISK) -> None:
         self.risk = risk
-        self._setting: Setting | None = None
+        self._setting: SweepSetting | None = None
         self._planner: Planner | None = None
         self._counts: tuple[object, Counts] | None = None
 
-    def rows(self, setting: Setting, request: str) -> list[Row]:
+    def rows(self, setting: SweepSetting, request: str) -> list[Row]:
         """Return the row of a layout (a text without an open degree), or the rows of ``best K``."""
         machine, job = setting.machine, setting.job
         if job is None:
@@ -56,7 +56,7 @@ class Predictor:
             return [_make_invalid_row(setting, request, why or "no layout fits or comes close", status="memory")]
         return [_row(setting, ranked.step, risk=self.risk) for ranked in result.best]
 
-    def _planner_of(self, setting: Setting) -> Planner:
+    def _planner_of(self, setting: SweepSetting) -> Planner:
         if self._planner is None or setting is not self._setting:
             assert setting.job is not None
             counts_key = (id(setting.model), id(setting.job), setting.machine.backend)
@@ -68,7 +68,7 @@ class Predictor:
         return self._planner
 
 
-def digest(setting: Setting, *, calibrated: bool = True, risk: float | None = None) -> str:
+def digest(setting: SweepSetting, *, calibrated: bool = True, risk: float | None = None) -> str:
     """Return a hash of everything except the layout that a setting's rows depend on.
 
     Predictions depend on the machine with its calibration (``calibrated``), measurements only on its name. ``risk``:
@@ -80,7 +80,7 @@ def digest(setting: Setting, *, calibrated: bool = True, risk: float | None = No
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
-def _setting_fields(setting: Setting) -> dict[str, Any]:
+def _setting_fields(setting: SweepSetting) -> dict[str, Any]:
     return {
         "model": setting.model.name,
         "machine": setting.machine_name,
@@ -92,7 +92,7 @@ def _setting_fields(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _row(setting: Setting, step: Step, *, risk: float) -> Row:
+def _row(setting: SweepSetting, step: Step, *, risk: float) -> Row:
     columns = _setting_fields(setting) | columns_from_layout(Layout.parse(step.layout)) | columns_from_step(step)
     capacity, peak, probability = (
         setting.machine.chip.memory_bytes,
@@ -108,7 +108,7 @@ def _describe_shortage(needs: int, has: int, risk: float) -> str:
     return f"needs {show_bytes(needs)} of {show_bytes(has)}: {show_risk(risk)} risk of running out"
 
 
-def _make_invalid_row(setting: Setting, request: str, why: str, *, status: Status = "invalid") -> Row:
+def _make_invalid_row(setting: SweepSetting, request: str, why: str, *, status: Status = "invalid") -> Row:
     """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
         columns = columns_from_layout(Layout.parse(request))

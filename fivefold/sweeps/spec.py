@@ -68,8 +68,8 @@ class Sweep(Record):
         """
         sweep = cls.from_values(read_file(path), origin=str(path))
         return sweep.replace(
-            models=tuple(locate_model(name, beside=path) for name in sweep.models),
-            machines=tuple(locate_machine(name, beside=path) for name in sweep.machines),
+            models=tuple(locate_model(name, named_in=path) for name in sweep.models),
+            machines=tuple(locate_machine(name, named_in=path) for name in sweep.machines),
         )
 
     @classmethod
@@ -112,7 +112,7 @@ def fill_request(request: str, *, ranks: int) -> str | None:
     return request if parse_best(request) else fill_degree(request, ranks=ranks)
 
 
-class Setting(NamedTuple):
+class SweepSetting(NamedTuple):
     """Everything but the layout. ``job`` is None if the job is invalid, with the reason in ``why``."""
 
     model: Model
@@ -127,7 +127,7 @@ class Setting(NamedTuple):
     why: str
 
 
-def settings(sweep: Sweep, *, local: Path) -> Iterator[Setting]:
+def settings(sweep: Sweep, *, local: Path) -> Iterator[SweepSetting]:
     """Yield every setting; those of one model and job are consecutive, so that they can share counts."""
     models = [resolve_model(name) for name in sweep.models]
     machines = [
@@ -136,7 +136,7 @@ def settings(sweep: Sweep, *, local: Path) -> Iterator[Setting]:
         for ranks in sweep.ranks or (None,)
     ]
     for model, (values, job, why), (name, machine) in product(models, list(_jobs(sweep)), machines):
-        yield Setting(model, name, machine.ranks, *values, machine=machine, job=job, why=why)
+        yield SweepSetting(model, name, machine.ranks, *values, machine=machine, job=job, why=why)
 
 
 def _jobs(sweep: Sweep) -> Iterator[tuple[tuple[int, int, str, str], Job | None, str]]:

@@ -11,9 +11,17 @@ from fivefold.record import UserError
 from fivefold.results.sweep_row import Row
 from fivefold.step import FITS_RISK
 from fivefold.sweeps.journal import Journal
-from fivefold.sweeps.measure import Case, Submit, add_measurement, check_here, collect_trial, run_locally, submit_trial
+from fivefold.sweeps.measure import (
+    PredictedRow,
+    Submit,
+    add_measurement,
+    check_here,
+    collect_trial,
+    run_locally,
+    submit_trial,
+)
 from fivefold.sweeps.predict import Predictor, digest
-from fivefold.sweeps.spec import Setting, Sweep, fill_request, parse_best, settings
+from fivefold.sweeps.spec import Sweep, SweepSetting, fill_request, parse_best, settings
 from fivefold.sweeps.trial import STEPS, Trial
 
 Report = Callable[[str, int, int], None]  # what is counted, done, total
@@ -28,13 +36,13 @@ class Trials(NamedTuple):
     submit: Submit | None = None
 
 
-class Plan(NamedTuple):
+class SweepPlan(NamedTuple):
     """An expanded sweep: every setting with its layouts."""
 
-    parts: list[tuple[Setting, list[str]]]
+    parts: list[tuple[SweepSetting, list[str]]]
 
     @classmethod
-    def from_sweep(cls, sweep: Sweep, *, local: Path) -> Plan:
+    def from_sweep(cls, sweep: Sweep, *, local: Path) -> SweepPlan:
         """Expand a sweep; raises ``UserError`` if a layout matches none of the sweep's numbers of ranks."""
         requests, setting_list = sweep.requests(), list(settings(sweep, local=local))
         ranks = sorted({setting.ranks for setting in setting_list})
@@ -54,7 +62,9 @@ class Plan(NamedTuple):
         return sum((parse_best(request) or (1,))[0] for _, requests in self.parts for request in requests)
 
 
-def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, risk: float = FITS_RISK) -> list[Row]:
+def run(
+    plan: SweepPlan, journal: Journal, *, trials: Trials | None, report: Report, risk: float = FITS_RISK
+) -> list[Row]:
     """Return all rows in the order of the sweep; work that is in the journal is not repeated.
 
     ``risk``: the highest probability of running out of memory at which a row counts as fitting.
@@ -67,7 +77,7 @@ def run(plan: Plan, journal: Journal, *, trials: Trials | None, report: Report, 
     return list(_measure_rows(cases, journal, trials, report))
 
 
-def _predict_rows(plan: Plan, journal: Journal, report: Report, *, risk: float) -> Iterator[Case]:
+def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: float) -> Iterator[PredictedRow]:
     predictor, done, total = Predictor(risk), 0, sum(len(requests) for _, requests in plan.parts)
     for setting, requests in plan.parts:
         setting_digest, seen_names = digest(setting, risk=risk), set()
@@ -82,10 +92,10 @@ def _predict_rows(plan: Plan, journal: Journal, report: Report, *, risk: float) 
             for row in rows:
                 if row.name not in seen_names:  # two texts may name one layout
                     seen_names.add(row.name)
-                    yield Case(setting, row)
+                    yield PredictedRow(setting, row)
 
 
-def _measure_rows(cases: list[Case], journal: Journal, trials: Trials, report: Report) -> Iterator[Row]:
+def _measure_rows(cases: list[PredictedRow], journal: Journal, trials: Trials, report: Report) -> Iterator[Row]:
     if trials.submit is None:
         shutil.rmtree(trials.folder, ignore_errors=True)  # left by a sweep that was killed
     for number, case in enumerate(cases, 1):
@@ -104,7 +114,7 @@ def _measure_rows(cases: list[Case], journal: Journal, trials: Trials, report: R
         shutil.rmtree(trials.folder, ignore_errors=True)
 
 
-def _get_outcome(case: Case, journal: Journal, trials: Trials, *, key: str) -> Trial | None:
+def _get_outcome(case: PredictedRow, journal: Journal, trials: Trials, *, key: str) -> Trial | None:
     """Return the outcome of a trial; None while it waits for Slurm."""
     if trials.submit is None:
         return run_locally(case, steps=trials.steps, timeout_seconds=trials.timeout_seconds, within=trials.folder)

@@ -32,7 +32,7 @@ from fivefold.trainer.run import Run
 from fivefold.units import ceil_div
 
 STEPS = 8  # two to warm up, one to measure memory and messages, five timed
-FEWEST_STEPS = 4
+MIN_STEPS = 4
 DOCUMENT = 4096  # characters per document of the corpus, unless a sequence is longer
 SPARE = 1.25  # factor on the number of documents needed, because some are held out
 
@@ -68,8 +68,8 @@ def trial(
     for
     temporary files. The child processes end with this process, however it ends.
     """
-    if steps < FEWEST_STEPS:
-        raise UserError(f"a trial of {steps} steps is too few to time one; take {FEWEST_STEPS} or more")
+    if steps < MIN_STEPS:
+        raise UserError(f"a trial of {steps} steps is too few to time one; take {MIN_STEPS} or more")
     with TemporaryDirectory(prefix="fivefold-trial-", dir=within, ignore_cleanup_errors=True) as name:
         file = prepare(Path(name), model=model, machine=machine, layout=layout, job=job, steps=steps)
         command = [

@@ -27,7 +27,7 @@ from fivefold.trainer.parallel.apply import apply
 from fivefold.trainer.parallel.gradients import InFlightReduction
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.mesh import ranks as make_ranks
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
 from fivefold.trainer.parameter_check import check_parameter_table, check_placement
 from fivefold.trainer.supported import check_supported
@@ -47,12 +47,12 @@ class Built:
     scaler: LossScaler | None = None  # dynamic loss scaling, for fp16
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[WeightShard]:
         """Return this rank's shard of every trained weight of its stages, in module order."""
         return [shard for unit in self.units for shard in unit.shards]
 
     @property
-    def base_shards(self) -> list[Shard]:
+    def base_shards(self) -> list[WeightShard]:
         """Return this rank's shard of every weight of the model, trained or frozen, without those of adapters."""
         every = (shard for unit in self.units for shard in (*unit.shards, *unit.frozen))
         return [shard for shard in every if not shard.local_weight.weight.is_adapter]

@@ -27,7 +27,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.build import Built
 from fivefold.trainer.data.packing import LAST
 from fivefold.trainer.measure.meter import StepObserver
-from fivefold.trainer.measure.noise_scale import Noise, NoiseScale
+from fivefold.trainer.measure.noise_scale import GradientNoise, NoiseScale
 from fivefold.trainer.model.dropout import sequence_keys
 from fivefold.trainer.model.lora import disable_adapters
 from fivefold.trainer.model.mtp import MTPTargets
@@ -59,7 +59,7 @@ class StepResult(NamedTuple):
     stop: bool
     skipped: bool = False
     loss_scale: float = 1.0  # scale of the loss in this step (fp16)
-    noise: Noise | None = None  # None if it was not measured in this step
+    noise: GradientNoise | None = None  # None if it was not measured in this step
     further: tuple[float, ...] = ()  # mean losses of the modules of multi-token prediction, without their weight
     rewards: Rewards | None = None  # of DPO alone
 
@@ -176,7 +176,7 @@ class Engine:
             noise=self._noise(sums[: len(squares)], scale),
         )
 
-    def _noise(self, sums: list[Tensor], scale: float) -> Noise | None:
+    def _noise(self, sums: list[Tensor], scale: float) -> GradientNoise | None:
         return None if self.noise is None else self.noise.take(sums, sequences=self.sequences, scale=scale)
 
     def sum_norm(self, *numbers: float | Tensor) -> tuple[Tensor, list[Tensor]]:

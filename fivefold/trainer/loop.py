@@ -37,7 +37,7 @@ from fivefold.trainer.faults.spikes import BadLoss, LossGuard
 from fivefold.trainer.faults.watchdog import Watchdog
 from fivefold.trainer.logs.run_log import NoLogs
 from fivefold.trainer.logs.step_line import step_line
-from fivefold.trainer.measure.measured_step import Measured, live_tensors, measure
+from fivefold.trainer.measure.measured_step import MeasuredStep, live_tensors, measure
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.measure.noise_scale import NoiseScale
 from fivefold.trainer.measure.tracer import ALWAYS, Tracer
@@ -53,7 +53,7 @@ class Outcome:
     """The result of ``Loop.train``. ``stopped`` names the signal that ended it early, or is empty."""
 
     step: int
-    measured: Measured | None  # None: too few steps
+    measured: MeasuredStep | None  # None: too few steps
     step_seconds: float | None  # median of the untraced steps; None: too few steps
     trace: RankTrace
     checkpoint: Path | None
@@ -103,7 +103,7 @@ class Loop:
             seconds=run.faults.watchdog_seconds,
             report=lambda step, text: logs.event(step, text),
         )
-        self.measured: Measured | None = None
+        self.measured: MeasuredStep | None = None
         self.engine = Engine(built, model=model, layout=layout, job=run.job, end=shards.tokenizer.end)
         self.engine.noise = NoiseScale.from_built(built, layout) if run.noise_scale else None
         self.tracer = Tracer(self.engine, data=self.prefetcher, steps=run.trace_steps or ALWAYS)
@@ -187,7 +187,7 @@ class Loop:
         self.logs.event(step, f"{bad_loss.what}: {action}, and {skipped}")
         return next_step
 
-    def _roll_back(self, bad_loss: BadLoss, step: int) -> tuple[checkpoint.Progress, str]:
+    def _roll_back(self, bad_loss: BadLoss, step: int) -> tuple[checkpoint.RunProgress, str]:
         """Load the newest checkpoint, or the one before it if the last rollback loaded that one already.
 
         Raises ``RunFailure`` if the fault rules say stop or there is no checkpoint. Returns its progress and a log
@@ -269,7 +269,7 @@ class Loop:
         with self.tracer.record_evaluation(step):
             return self.evaluator.evaluate(step)
 
-    def _log_step(self, step: int, done: StepResult, seconds: float, *, measured: Measured | None) -> None:
+    def _log_step(self, step: int, done: StepResult, seconds: float, *, measured: MeasuredStep | None) -> None:
         self.logs.write(
             step_line(
                 step,
@@ -312,14 +312,14 @@ class Loop:
             peft_adapter.start(folder, base=base, built=self.built, model=self.model, job=self.job)
         return 0, events
 
-    def _load(self, path: Path) -> checkpoint.Progress:
+    def _load(self, path: Path) -> checkpoint.RunProgress:
         return checkpoint.load(path, built=self.built, model=self.model, job=self.job, index=self.shards.index)
 
     def _save(self, step: int) -> None:
         """Start to save a checkpoint of ``step`` steps; written in the background if the run is asynchronous."""
         self.watchdog.enter_phase(step, "a save")
         facts, base = self.guard.facts() | checkpoint.origin(self.shards.index), self.run.start.weights
-        progress = checkpoint.Progress(
+        progress = checkpoint.RunProgress(
             step=step, samples=self.samples, tokens=self.samples * self.job.sequence, facts=facts
         )
         self.saver.save(

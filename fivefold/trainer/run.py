@@ -18,10 +18,10 @@ from fivefold.record import Record, UserError, locate, read_file
 from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.packing import Excess, PackedLoader, Packing, PairLoader
 from fivefold.trainer.data.shards import Shards, Split
-from fivefold.trainer.data.supervised import Format, LossOn, SampleFormat, sample_format
+from fivefold.trainer.data.supervised import DataFormat, LossOn, SampleFormat, sample_format
 from fivefold.trainer.faults.spikes import Faults
 
-OBJECTIVES: dict[Format, Objective] = {"text": "pretrain", "preferences": "dpo"}  # of [data] format; others: sft
+OBJECTIVES: dict[DataFormat, Objective] = {"text": "pretrain", "preferences": "dpo"}  # of [data] format; others: sft
 KEYWORDS = ("stdlib", "bytes")  # values in [data] that are not paths: a corpus and a tokenizer
 
 
@@ -33,7 +33,7 @@ class Data(Record):
     # text; messages: conversations as a list of role and content, or ShareGPT's from and value; completions: a prompt
     # and a completion. These two need [job] objective = "sft". preferences: a prompt, a chosen and a rejected
     # completion, for objective = "dpo"
-    format: Format = "text"
+    format: DataFormat = "text"
     # field of .jsonl, column of .parquet. Default: text; messages or conversations; prompt,completion;
     # prompt,chosen,rejected
     key: str = ""
@@ -107,14 +107,14 @@ class Run(Record):
         run = cls.read(read_file(path), origin=str(path))
         data = {name: getattr(run.data, name) for name in ("corpus", "tokenizer")}
         for name, value in data.items():  # working directory first: a run's folder has a ``data`` too
-            data[name] = value if value in KEYWORDS or Path(value).exists() else locate(value, beside=path)
+            data[name] = value if value in KEYWORDS or Path(value).exists() else locate(value, named_in=path)
         weights, adapter, schedule, template = (
-            Path(locate(str(file), beside=path)) if file else None
+            Path(locate(str(file), named_in=path)) if file else None
             for file in (run.start.weights, run.start.adapter, run.schedule, run.data.chat_template)
         )
         return run.replace(
-            model=locate_model(run.model, beside=path),
-            machine=locate_machine(run.machine, beside=path),
+            model=locate_model(run.model, named_in=path),
+            machine=locate_machine(run.machine, named_in=path),
             schedule=schedule,
             start=run.start.replace(weights=weights, adapter=adapter),
             data=run.data.replace(**data, chat_template=template),

@@ -14,7 +14,7 @@ from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED
 from fivefold.trainer.model.precision import check_trainable
 
 # Fields of the stack that the planner can vary, as other software does, and the one value that the engine supports.
-OURS = {
+ENGINE_BEHAVIOUR = {
     "merged_projections": False, "wgrad_accumulation": "separate",
     "recv_buffers": "freed", "flat_copies": (), "zero2_shards": "view", "zero3_gather": "units", "reduce_bucket": 0,
     "comm_buffers": "freed", "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,
@@ -56,7 +56,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
             f"job: the engine is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
             "(--stack fivefold); `predict` plans it as it is"
         )
-    for field, ours in OURS.items():
+    for field, ours in ENGINE_BEHAVIOUR.items():
         if getattr(job.stack, field) != ours:
             raise UserError(
                 f"job: the engine has {field}={ours}, not {getattr(job.stack, field)}; `predict` plans both"

@@ -19,18 +19,18 @@ from fivefold.requests.answers import answers, read_noise_scale
 from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.offers import apply_prices, list_offers, refuse_of_one
 from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
+from fivefold.results.run_estimate import Offers, RunEstimate
 from fivefold.results.search_result import Answer, Batch, Change, FineTune, Lengths, SearchResult, Walk
 from fivefold.results.spans import Level
-from fivefold.results.whole_run import Offers, WholeRun
 from fivefold.step import Step
-from fivefold.web.folder import Folder
+from fivefold.web.folder import ServedFolder
 from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion
 
 DRAWN = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
 Fitted = Callable[[EvaluatedLayout], None]
 Found = SearchResult | Walk | Offers
-Reply = Answer | Batch | Change | FineTune | Lengths | WholeRun  # to ask
+Reply = Answer | Batch | Change | FineTune | Lengths | RunEstimate  # to ask
 
 
 class Planned(NamedTuple):
@@ -65,7 +65,9 @@ def _describe_limit(using: Planner, layout: Layout, limit: int) -> str:
     return remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
 
 
-def answer_question(about: AskedQuestion, question: AskQuestion, noun: ResolvedRequest, *, folder: Folder) -> list[Any]:
+def answer_question(
+    about: AskedQuestion, question: AskQuestion, noun: ResolvedRequest, *, folder: ServedFolder
+) -> list[Any]:
     """Answer a question: the data of ``fivefold ask --json``."""
     (machine,) = apply_prices([noun.machine], question.price)
     return answers(

@@ -24,17 +24,17 @@ from fivefold.step import Step
 from fivefold.web import answers, runs
 from fivefold.web.answers import Found, Reply
 from fivefold.web.question import (
-    About,
     AskQuestion,
     CompareQuestion,
     DryrunQuestion,
+    JobQuestion,
     PlaybookQuestion,
-    Question,
+    PredictQuestion,
     RatiosQuestion,
     SearchQuestion,
 )
 from fivefold.web.runs import RunSummary
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 
 SEARCH_QUESTIONS = ("gpus", "model")  # questions that need a search
 
@@ -46,7 +46,7 @@ class Catalog(Record):
     machines: tuple[str, ...]
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes below ``/api``."""
     api = APIRouter(prefix="/api", tags=["fivefold"])
     _add_short_routes(api, site)
@@ -54,7 +54,7 @@ def router(site: Site) -> APIRouter:
     return api
 
 
-def _add_short_routes(api: APIRouter, site: Site) -> None:
+def _add_short_routes(api: APIRouter, site: WebServer) -> None:
     """Add the routes of questions that are answered in a thread."""
 
     @api.get("/catalog")
@@ -63,12 +63,12 @@ def _add_short_routes(api: APIRouter, site: Site) -> None:
         return Catalog(models=tuple(model_names()), machines=tuple(machine_names()))
 
     @api.get("/predict")
-    async def predict(asked: Annotated[Question, Query()]) -> Step:
+    async def predict(asked: Annotated[PredictQuestion, Query()]) -> Step:
         """Estimate memory, FLOPs, communication and time of one training step: ``fivefold predict --json``."""
         return await site.answer(asked, lambda noun: answers.step(noun, asked.parsed_layout()))
 
     @api.post("/predict")
-    async def predict_posted(asked: Annotated[Question, Body()]) -> Step:
+    async def predict_posted(asked: Annotated[PredictQuestion, Body()]) -> Step:
         """Answer the same question with a body, for a question that is too long for a URL."""
         return await site.answer(asked, lambda noun: answers.step(noun, asked.parsed_layout()))
 
@@ -80,7 +80,7 @@ def _add_short_routes(api: APIRouter, site: Site) -> None:
         )
 
 
-def _add_process_routes(api: APIRouter, site: Site) -> None:
+def _add_process_routes(api: APIRouter, site: WebServer) -> None:
     """Add the routes of questions that need a process, and of the runs in the folder."""
 
     @api.get("/search", response_model=Found)
@@ -123,7 +123,7 @@ def _add_process_routes(api: APIRouter, site: Site) -> None:
         return await site.work.run_soon(lambda: list(run_folder.read(site.folder.path(folder)).comparison))
 
 
-async def _answer_long(site: Site, verb: str, asked: About) -> Any:
+async def _answer_long(site: WebServer, verb: str, asked: JobQuestion) -> Any:
     event = await site.run_long(verb, asked)
     if "mistake" in event:
         raise UserError(event["mistake"])

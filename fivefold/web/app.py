@@ -22,9 +22,9 @@ from fivefold.web import api
 from fivefold.web.guard import Guard
 from fivefold.web.pages import ask, compare, dryrun, learn, plan, runs, search, sweep
 from fivefold.web.pages.render import page
-from fivefold.web.question import About
-from fivefold.web.site import Site
-from fivefold.web.work import Busy, Work
+from fivefold.web.question import JobQuestion
+from fivefold.web.site import WebServer
+from fivefold.web.work import Busy, WorkQueue
 
 FIRST = "/plan?seq=8192&gbs=64"  # the page shown first
 COLLECTED = 50_000  # allocations between garbage collections: a plan makes 100,000 objects, hardly any in cycles
@@ -45,9 +45,9 @@ async def collect_garbage_less(_: FastAPI) -> AsyncIterator[None]:
     gc.unfreeze()
 
 
-def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
+def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI:
     """Build the application for the files below ``root``; ``local``: the machine file that ``local`` stands for."""
-    site = Site(root, local=local, work=work)
+    site = WebServer(root, local=local, work=work)
     app = FastAPI(
         title="Fivefold",
         version=fivefold.__version__,
@@ -80,7 +80,7 @@ def create(root: Path, *, local: Path, work: Work | None = None) -> FastAPI:
         line = site.folder.strip_root(line)
         if request.url.path.startswith(("/api/", "/static/")):
             return JSONResponse({"detail": line}, status_code=code)
-        return page("mistake.html", request, asked=About(), mistake=line, code=code)
+        return page("mistake.html", request, asked=JobQuestion(), mistake=line, code=code)
 
     @app.exception_handler(UserError)
     @app.exception_handler(RunFailure)

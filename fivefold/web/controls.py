@@ -28,7 +28,7 @@ from fivefold.web.question import ResolvedRequest
 MAX_BUTTONS = 8  # largest number of choices in a row
 
 
-class Option(NamedTuple):
+class LayoutOption(NamedTuple):
     """One choice. ``layout``: the layout with it; ``reason``: one line why it is not valid, or empty."""
 
     text: str
@@ -43,7 +43,7 @@ class Control(NamedTuple):
     word: str
     label: str
     help: str
-    options: tuple[Option, ...]
+    options: tuple[LayoutOption, ...]
 
 
 HELP = {
@@ -69,17 +69,17 @@ def controls(noun: ResolvedRequest, layout: Layout) -> list[Control]:
     return [Control(field, *HELP[field], tuple(options)) for field, options in rows.items() if len(options) > 1]
 
 
-def choices(noun: ResolvedRequest, layout: Layout, field: str) -> Iterator[Option]:
+def choices(noun: ResolvedRequest, layout: Layout, field: str) -> Iterator[LayoutOption]:
     """Yield the choices of one keyword."""
     for value in _values(noun, layout, field):
         text = _text(value)
         try:
             other = change_keyword(noun, layout, **{field: value})
         except UserError as mistake:
-            yield Option(text, "", False, str(mistake).removeprefix("layout: "))
+            yield LayoutOption(text, "", False, str(mistake).removeprefix("layout: "))
             continue
         why = next(reasons(other, model=noun.model, job=noun.job, machine=noun.machine), "")
-        yield Option(text, str(other), getattr(layout, field) == value, why)
+        yield LayoutOption(text, str(other), getattr(layout, field) == value, why)
 
 
 def _text(value: object) -> str:

@@ -27,7 +27,14 @@ from fivefold.requests.commands import (
 from fivefold.requests.job import FIELDS, collect_fields
 from fivefold.requests.schema import Option, Request
 from fivefold.requests.settings import load_settings
-from fivefold.web.question import About, ChosenQuestion, CompareQuestion, Question, SearchQuestion, spell_value
+from fivefold.web.question import (
+    ChosenQuestion,
+    CompareQuestion,
+    JobQuestion,
+    PredictQuestion,
+    SearchQuestion,
+    spell_value,
+)
 
 MODEL_FILE = "model.toml"  # the model of a page that has no name
 LINE = 100  # characters of a line of Python
@@ -49,27 +56,27 @@ class Copies(NamedTuple):
     file: str
 
 
-def write_copies(asked: About, command: str) -> Copies:
+def write_copies(asked: JobQuestion, command: str) -> Copies:
     """Return the question as text; raises ``UserError`` if its job gives a field twice."""
     file = MODEL_FILE if _needs_file(asked) else ""
     return Copies(_write_command(asked, command), _write_python(asked, command), file)
 
 
-def _needs_file(asked: About) -> bool:
+def _needs_file(asked: JobQuestion) -> bool:
     return bool(asked.config) or any(getattr(asked, name) is not None for name in asked.shape)
 
 
-def _model(asked: About) -> str:
+def _model(asked: JobQuestion) -> str:
     return MODEL_FILE if _needs_file(asked) else asked.model
 
 
-def _write_command(asked: About, command: str) -> str:
+def _write_command(asked: JobQuestion, command: str) -> str:
     words = [_model(asked), asked.machine]
     if isinstance(asked, CompareQuestion):
         words += [*asked.machines, *asked.layout]
     elif isinstance(asked, SearchQuestion):
         words += asked.machines
-    elif isinstance(asked, Question):
+    elif isinstance(asked, PredictQuestion):
         words.append(asked.layout)
     elif isinstance(asked, ChosenQuestion):
         words = [asked.question, *words, *_list_layout(asked)]
@@ -84,7 +91,7 @@ def _list_layout(asked: ChosenQuestion) -> list[str]:
     return [asked.layout] if asked.layout and asked.question in OF_LAYOUT else []
 
 
-def _list_options(asked: About, schema: type[Request]) -> Iterator[tuple[str, Any]]:
+def _list_options(asked: JobQuestion, schema: type[Request]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of ``schema`` that are options and differ from its defaults, without those of ``--set``."""
     for name, field in schema.model_fields.items():
         if name not in type(asked).model_fields or name in POSITIONAL:
@@ -107,14 +114,14 @@ def _spell_option(schema: type[Request], name: str, value: Any) -> list[str]:
     return [flag, spell_value(value)]
 
 
-def _write_python(asked: About, command: str) -> str:
+def _write_python(asked: JobQuestion, command: str) -> str:
     arguments: list[Any] = [_model(asked), asked.machine]
     function, keywords = command, dict(_list_options(asked, COMMANDS[command]))
     if isinstance(asked, CompareQuestion):
         arguments += [*asked.machines, *asked.layout]
     elif isinstance(asked, SearchQuestion):
         function, arguments, keywords = _name_search(asked, arguments, keywords)
-    elif isinstance(asked, Question):
+    elif isinstance(asked, PredictQuestion):
         arguments.append(asked.layout)
     elif isinstance(asked, ChosenQuestion):
         arguments = [asked.question, *arguments, *_list_layout(asked)]

@@ -14,10 +14,10 @@ import numpy as np
 from fivefold.dry_run import DryRun
 from fivefold.dry_run.memory.breakdown import levels as every_level
 from fivefold.dry_run.memory.living import list_live_groups
-from fivefold.dry_run.record.tape import KERNEL, START, Message, Tape
+from fivefold.dry_run.record.tape import KERNEL, START, Tape, TapeMessage
 from fivefold.dry_run.report import describe_peak
 from fivefold.dry_run.time.pictures import levels, spans
-from fivefold.dry_run.time.play import Played, TimedSpan
+from fivefold.dry_run.time.play import SimulatedTapes, TimedSpan
 from fivefold.machine.spec import Machine
 from fivefold.rendering import memory as shown
 from fivefold.rendering.drawing import memory, pipeline, streams
@@ -29,55 +29,55 @@ from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web.pages.render import fragment
 
-TOLD = 240  # points in time at which live tensors are listed
+LIVE_TENSOR_INTERVALS = 240  # points in time at which live tensors are listed
 
 
-def html(rehearsal: DryRun, *, machine: Machine, predicted: Step | None) -> str:
+def html(dry_run: DryRun, *, machine: Machine, predicted: Step | None) -> str:
     """Return the full answer as HTML."""
-    if rehearsal.step is None or rehearsal.played is None or rehearsal.table is None:
-        return fragment("dryrun_result.html", found=rehearsal)
-    rank, chip = rehearsal.peak_rank.rank, machine.chip.memory_bytes
-    tape, at_peak = rehearsal.steady_tapes[rank], describe_peak(rehearsal.tapes[rank])
-    memory_levels = levels(rehearsal.played, tape)
+    if dry_run.step is None or dry_run.played is None or dry_run.table is None:
+        return fragment("dryrun_result.html", dry_run=dry_run)
+    rank, chip = dry_run.peak_rank.rank, machine.chip.memory_bytes
+    tape, at_peak = dry_run.steady_tapes[rank], describe_peak(dry_run.tapes[rank])
+    memory_levels = levels(dry_run.played, tape)
     rows = tuple(
-        spans(rehearsal.played, rehearsal.steady_tapes[shown_rank], row)
-        for shown_rank, row in zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
+        spans(dry_run.played, dry_run.steady_tapes[shown_rank], row)
+        for shown_rank, row in zip(dry_run.ranks, dry_run.table.rows, strict=True)
     )
     parts = split_bytes(at_peak.parts)
-    stream_rows = stream_lines(rehearsal.played, tape)
+    stream_rows = stream_lines(dry_run.played, tape)
     scale_bytes, limit = scale(sum(at_peak.parts.values()), chip)
     return fragment(
         "dryrun_result.html",
-        found=rehearsal,
-        step=rehearsal.step,
-        view=view_step(rehearsal.step),
+        dry_run=dry_run,
+        step=dry_run.step,
+        view=view_step(dry_run.step),
         predicted=predicted,
         rank=rank,
         chip=chip,
         peak=at_peak,
         parts=parts,
-        bar=draw_stacked(parts, whole=scale_bytes, label="memory at the peak", limit=limit),
+        bar=draw_stacked(parts, total=scale_bytes, label="memory at the peak", limit=limit),
         memory=memory.picture(
-            memory_levels, rank=rank, capacity_bytes=chip, told=list_live_tensors(rehearsal.played, tape)
+            memory_levels, rank=rank, capacity_bytes=chip, told=list_live_tensors(dry_run.played, tape)
         ),
         memory_looks=[(name, name) for name in memory.list_looks(memory_levels)],
         memory_finding=shown.finding(memory_levels, rank=rank, capacity_bytes=chip),
-        pipeline=pipeline.picture(rows, label=finding(rehearsal.step.time)),
+        pipeline=pipeline.picture(rows, label=finding(dry_run.step.time)),
         pipeline_looks=pipeline.list_looks(rows),
-        pipeline_finding=finding(rehearsal.step.time),
-        streams=streams.picture(stream_rows, last=rehearsal.played.step_seconds, label=f"streams of rank {rank}"),
+        pipeline_finding=finding(dry_run.step.time),
+        streams=streams.picture(stream_rows, last=dry_run.played.step_seconds, label=f"streams of rank {rank}"),
     )
 
 
-def list_live_tensors(played: Played, tape: Tape) -> list[tuple[float, float, str]]:
+def list_live_tensors(played: SimulatedTapes, tape: Tape) -> list[tuple[float, float, str]]:
     """Return intervals of the step, in seconds, with the live tensors at the fullest moment of each."""
     event_levels = every_level(tape)  # ``seconds`` of these levels are indices of events
     seconds = played.seconds_at(tape.rank)
     times = seconds[[int(level.seconds) for level in event_levels]]
-    edges = np.linspace(0.0, played.step_seconds, TOLD + 1)
+    edges = np.linspace(0.0, played.step_seconds, LIVE_TENSOR_INTERVALS + 1)
     bounds = np.searchsorted(times, edges)
     intervals, last = [], 0
-    for index in range(TOLD):
+    for index in range(LIVE_TENSOR_INTERVALS):
         stretch = event_levels[bounds[index] : bounds[index + 1]] or [event_levels[last]]
         last = max(last, int(bounds[index + 1]) - 1)
         intervals.append((edges[index], edges[index + 1], shown.peak(stretch)))
@@ -97,7 +97,7 @@ def _words(level: Level, group: Any, seconds: float) -> str:
     return "\n".join(lines)
 
 
-def stream_lines(played: Played, tape: Tape) -> list[tuple[str, list[streams.Piece]]]:
+def stream_lines(played: SimulatedTapes, tape: Tape) -> list[tuple[str, list[streams.StreamPiece]]]:
     """Return the compute stream, then one line per communicator."""
     timed = list(played.spans(tape.rank))
     lines = {"compute": list(_compute(tape, [span for span in timed if span.kind == KERNEL]))}
@@ -108,19 +108,19 @@ def stream_lines(played: Played, tape: Tape) -> list[tuple[str, list[streams.Pie
             same_axis = sum(name.split()[0] == message.axis for name in axes.values())
             axes[message.group] = f"{message.axis} {same_axis + 1}" if same_axis else message.axis
         lines.setdefault(axes[message.group], []).append(
-            streams.Piece(span.start, span.end, "k-messages", _message(message, tape))
+            streams.StreamPiece(span.start, span.end, "k-messages", _message(message, tape))
         )
     return [(name, sorted(pieces)) for name, pieces in lines.items()]
 
 
-def _compute(tape: Tape, kernels: list[TimedSpan]) -> Iterator[streams.Piece]:
+def _compute(tape: Tape, kernels: list[TimedSpan]) -> Iterator[streams.StreamPiece]:
     for span in kernels:
         kernel = tape.kernels[span.place]
         site = tape.sites[kernel.site]
         look = "k-F" if kernel.kind == "matmul" else "k-BW" if kernel.kind.startswith("attention") else "k-update"
-        yield streams.Piece(span.start, span.end, look, f"{kernel.kind}: {site}")
+        yield streams.StreamPiece(span.start, span.end, look, f"{kernel.kind}: {site}")
 
 
-def _message(message: Message, tape: Tape) -> str:
+def _message(message: TapeMessage, tape: Tape) -> str:
     way = ("receive from" if message.receives else "send to") + f" {message.peer}" if message.peer >= 0 else ""
     return f"{message.axis} {way or message.collective}, {show_bytes(message.payload)}\n{tape.sites[message.site]}"

@@ -9,7 +9,7 @@ from fivefold.record import UserError
 FILE_BYTES = 2**26  # largest file that a request may name
 
 
-class Folder:
+class ServedFolder:
     """A folder whose files a request may read."""
 
     def __init__(self, root: Path) -> None:

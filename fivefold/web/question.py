@@ -22,7 +22,7 @@ from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
-from fivefold.planner.compare import Case, with_precision, with_stack
+from fivefold.planner.compare import ComparedCase, with_precision, with_stack
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskRequest,
@@ -37,11 +37,11 @@ from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
-from fivefold.web.folder import Folder
+from fivefold.web.folder import ServedFolder
 
 CONFIG = 60_000  # largest pasted config.json, in characters
-MOST_LAYOUTS, MOST_LEVELS = 200, 64  # layouts in a table, and points of a front, that a page draws
-Asked = TypeVar("Asked", bound="About")
+MAX_LAYOUTS, MAX_LEVELS = 200, 64  # layouts in a table, and points of a front, that a page draws
+Asked = TypeVar("Asked", bound="JobQuestion")
 
 
 class ResolvedRequest(NamedTuple):
@@ -58,7 +58,7 @@ class ResolvedRequest(NamedTuple):
     settings: str = ""
 
 
-class About(MachineRequest, defer_build=False):
+class JobQuestion(MachineRequest, defer_build=False):
     """Model, machine and job. ``config``: a pasted config.json, or fields of a model, instead of ``model``."""
 
     reads_settings: ClassVar[bool] = True
@@ -93,7 +93,7 @@ class About(MachineRequest, defer_build=False):
         lists = {k: [entry for entry in v if entry] for k, v in values.items() if isinstance(v, list | tuple)}
         return {k: lists.get(k, v) for k, v in values.items() if v != ""}
 
-    def resolve(self, *, folder: Folder, local: Path) -> ResolvedRequest:
+    def resolve(self, *, folder: ServedFolder, local: Path) -> ResolvedRequest:
         """Resolve the records that the question names; raises ``UserError`` in one line."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UsageWarning)
@@ -119,7 +119,7 @@ class About(MachineRequest, defer_build=False):
         chosen = ((key, getattr(self, name)) for name, key in self.choices.items())
         return (*self.set, *(f"{key}={value}" for key, value in chosen if value is not None))
 
-    def _model(self, folder: Folder) -> Model:
+    def _model(self, folder: ServedFolder) -> Model:
         if self.config:
             name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
             model = models.from_values(_table(self.config), name=name, source="pasted config")
@@ -131,9 +131,9 @@ class About(MachineRequest, defer_build=False):
         name = " ".join([model.name, *(f"{field}={value}" for field, value in changes.items())])
         return Model.read(model.model_dump() | changes | {"name": name}, origin=name)
 
-    def to_shared(self) -> About:
+    def to_shared(self) -> JobQuestion:
         """Return the question without the fields of single pages, to carry it from page to page."""
-        return self.convert(About)
+        return self.convert(JobQuestion)
 
     def convert(self, kind: type[Asked]) -> Asked:
         """Return the fields of ``kind``, from a question with more fields."""
@@ -160,7 +160,7 @@ class About(MachineRequest, defer_build=False):
         return f"{path}?{urlencode(parameters, doseq=True, quote_via=quote, safe=':=,/')}" if parameters else path
 
 
-class Question(About, LayoutRequest, defer_build=False):
+class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):
     """A question about one layout, for ``predict``."""
 
     layout: LayoutText = "dp8 zero3 mbs1"
@@ -170,26 +170,26 @@ class Question(About, LayoutRequest, defer_build=False):
         return Layout.parse(self.layout)
 
 
-class DryrunQuestion(Question, defer_build=False):
+class DryrunQuestion(PredictQuestion, defer_build=False):
     """A question to ``dryrun``, which reads no user settings."""
 
     reads_settings: ClassVar[bool] = False
 
 
-class RatiosQuestion(About, RatiosRequest, defer_build=False):
+class RatiosQuestion(JobQuestion, RatiosRequest, defer_build=False):
     """A question to ``ratios``."""
 
 
-class CompareQuestion(About, CompareRequest, defer_build=False):
+class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
     """A question to ``compare``: every layout on every machine, with every software, in every precision."""
 
     layout: Lines = Field((), description="Layouts.")
     machines: Lines = Field((), description="Machines, besides the first.")
 
-    def cases(self, *, folder: Folder, local: Path) -> dict[Case, str]:
+    def cases(self, *, folder: ServedFolder, local: Path) -> dict[ComparedCase, str]:
         """Return every combination, with the URL of its plan."""
         noun = self.resolve(folder=folder, local=local)
-        url_by_case: dict[Case, str] = {}
+        url_by_case: dict[ComparedCase, str] = {}
         names = (self.machine, *self.machines)
         stacks, precisions = split_names(self.stacks) or ("",), split_names(self.precisions) or ("",)
         for stack, precision, name, text in product(stacks, precisions, names, self.layout):
@@ -202,7 +202,9 @@ class CompareQuestion(About, CompareRequest, defer_build=False):
                 "stack": stack or self.stack,
                 "precision": precision or self.precision,
             }
-            url_by_case[Case(noun.model, machine, Layout.parse(text), job)] = self.to_shared().url("/plan", **words)
+            url_by_case[ComparedCase(noun.model, machine, Layout.parse(text), job)] = self.to_shared().url(
+                "/plan", **words
+            )
         return url_by_case
 
 
@@ -211,14 +213,14 @@ def split_names(fields: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for field in fields for name in field.replace(",", " ").split())
 
 
-class SearchQuestion(About, SearchRequest, defer_build=False):
+class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
     """A question to ``search``, limited to as many layouts as a page can draw."""
 
-    top: Annotated[ShownLayouts, Field(le=MOST_LAYOUTS)] = 10
-    front: Annotated[FrontLevels, Field(le=MOST_LEVELS)] = 1
+    top: Annotated[ShownLayouts, Field(le=MAX_LAYOUTS)] = 10
+    front: Annotated[FrontLevels, Field(le=MAX_LEVELS)] = 1
 
 
-class AskQuestion(About, AskRequest, defer_build=False):
+class AskQuestion(JobQuestion, AskRequest, defer_build=False):
     """A question to ``ask``."""
 
 
@@ -228,7 +230,7 @@ class ChosenQuestion(AskQuestion, defer_build=False):
     question: AskedQuestion = Field("micro-batch", description="The question.")
 
 
-class PlaybookQuestion(About, PlanRequest, defer_build=False):
+class PlaybookQuestion(JobQuestion, PlanRequest, defer_build=False):
     """A question to ``plan``."""
 
 

@@ -12,7 +12,7 @@ from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.step_comparison import compare_unfinished
 from fivefold.step import Step
-from fivefold.web.folder import Folder
+from fivefold.web.folder import ServedFolder
 
 MAX_DEPTH, MAX_RUNS = 4, 200  # depth of folders searched, and number of runs listed
 LIVE_SECONDS = 30.0  # a run counts as training if its last log line is younger than this
@@ -35,7 +35,7 @@ class RunSummary(Record):
     measured_seconds: float | None = None
 
 
-def find(folder: Folder) -> list[RunSummary]:
+def find(folder: ServedFolder) -> list[RunSummary]:
     """Return the runs, most recently written first."""
     logs = sorted(_logs(folder.root, MAX_DEPTH), key=lambda path: -path.stat().st_mtime)
     return [summary(folder, path.parent) for path in logs[:MAX_RUNS]]
@@ -56,7 +56,7 @@ def _logs(root: Path, depth: int) -> Iterator[Path]:
             yield from _logs(path, depth - 1)
 
 
-def log(folder: Folder, name: str) -> list[dict[str, Any]]:
+def log(folder: ServedFolder, name: str) -> list[dict[str, Any]]:
     """Return the lines of a run's log; raises ``UserError`` if ``name`` is no run."""
     path = folder.path(f"{name}/{LOG}")
     if not path.is_file():
@@ -68,7 +68,7 @@ def log(folder: Folder, name: str) -> list[dict[str, Any]]:
     return [line for line in log_lines if isinstance(line, dict) and isinstance(line.get("step"), int)]
 
 
-def steps(folder: Folder, name: str) -> RunFolder | None:
+def steps(folder: ServedFolder, name: str) -> RunFolder | None:
     """Return predicted and measured of a finished run; None while it trains, also if it has been resumed."""
     measured, prediction = folder.path(f"{name}/step.json"), folder.path(f"{name}/{run_folder.PREDICTED}")
     if not measured.is_file():
@@ -77,7 +77,7 @@ def steps(folder: Folder, name: str) -> RunFolder | None:
     return None if was_resumed and is_live(folder, name) else run_folder.read(folder.path(name))
 
 
-def read_prediction(folder: Folder, name: str) -> Step | None:
+def read_prediction(folder: ServedFolder, name: str) -> Step | None:
     """Return the prediction made for a run, available from its first step on; None if there is none."""
     try:
         return run_folder.read_prediction(folder.path(f"{name}/{run_folder.PREDICTED}").parent)
@@ -85,7 +85,7 @@ def read_prediction(folder: Folder, name: str) -> Step | None:
         return None
 
 
-def summary(folder: Folder, path: Path) -> RunSummary:
+def summary(folder: ServedFolder, path: Path) -> RunSummary:
     """Return a run's line."""
     name = folder.name(path)
     try:
@@ -122,7 +122,7 @@ def summary(folder: Folder, path: Path) -> RunSummary:
     )
 
 
-def is_live(folder: Folder, name: str) -> bool:
+def is_live(folder: ServedFolder, name: str) -> bool:
     """Tell whether the run has logged something recently."""
     return time.time() - folder.path(f"{name}/{LOG}").stat().st_mtime < LIVE_SECONDS
 

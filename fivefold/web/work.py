@@ -29,7 +29,7 @@ class Busy(Exception):
     """Too many requests at once; ``str`` says in one line what to do."""
 
 
-class Work:
+class WorkQueue:
     """Computes the answers of requests. ``at_once``: concurrent processes; ``python``: the command that starts one."""
 
     def __init__(

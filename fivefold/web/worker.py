@@ -30,7 +30,7 @@ from fivefold.requests.offers import apply_prices
 from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
 from fivefold.web.answers import Fitted, Found, Report
-from fivefold.web.folder import Folder
+from fivefold.web.folder import ServedFolder
 from fivefold.web.question import (
     AskQuestion,
     DryrunQuestion,
@@ -47,7 +47,7 @@ EVERY_SECONDS = 0.1  # between two reports of progress
 def main() -> None:
     """Answer the question on stdin with the command in the first argument."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    request, verb, progress = json.load(sys.stdin), sys.argv[1], Progress()
+    request, verb, progress = json.load(sys.stdin), sys.argv[1], ProgressReporter()
     if verb in SEARCHES:
         signal.signal(signal.SIGINT, progress.stop)
         say(begun=True)
@@ -63,7 +63,7 @@ def main() -> None:
         say(mistake=f"needs more than the {MEMORY_BYTES >> 30} GiB that a question of the page may take; ask for less")
 
 
-class Progress:
+class ProgressReporter:
     """Reports progress at intervals, and ends the work there if it is to stop."""
 
     def __init__(self) -> None:
@@ -111,9 +111,9 @@ def noun(asked: dict[str, Any], kind: Any) -> tuple[Any, ResolvedRequest]:
     return question, question.resolve(folder=folder, local=local)
 
 
-def place(asked: dict[str, Any]) -> tuple[Folder, Path]:
+def place(asked: dict[str, Any]) -> tuple[ServedFolder, Path]:
     """Return the folder for files of requests, and the local machine file."""
-    return Folder(Path(asked["root"])), Path(asked["local"])
+    return ServedFolder(Path(asked["root"])), Path(asked["local"])
 
 
 def search(asked: dict[str, Any], report: Report) -> Any:
@@ -156,7 +156,7 @@ def _run_search(asked: dict[str, Any], question: SearchQuestion, nouns: Resolved
 
 
 def _listener(report: Report) -> Fitted | None:
-    return report.on_fit if isinstance(report, Progress) else None
+    return report.on_fit if isinstance(report, ProgressReporter) else None
 
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
@@ -208,10 +208,10 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     def begin(done: int, total: int) -> None:
         report(done, total, f"rank {done + 1} of {total} runs its step")
 
-    rehearsal = run(model=model, machine=machine, layout=layout, job=job, progress=begin)
+    dry_run = run(model=model, machine=machine, layout=layout, job=job, progress=begin)
     report(1, 1, "the pictures are drawn")
-    predicted = None if rehearsal.step is None else predict(model=model, machine=machine, layout=layout, job=job)
-    return {"data": data(rehearsal, predicted), "html": html(rehearsal, machine=machine, predicted=predicted)}
+    predicted = None if dry_run.step is None else predict(model=model, machine=machine, layout=layout, job=job)
+    return {"data": data(dry_run, predicted), "html": html(dry_run, machine=machine, predicted=predicted)}
 
 
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {

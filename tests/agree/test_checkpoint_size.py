@@ -13,7 +13,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.planner.whole_run import checkpoint_bytes
+from fivefold.planner.run_estimate import checkpoint_bytes
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import state_dict
 from fivefold.update import Optimizer

@@ -48,7 +48,10 @@ FOUR = ("dp4 zero1", "dp4 zero3", "dp2 tp2 zero1", "tp4", "pp4", "dp2 pp2 zero1"
 STEPS = 26  # of a run
 FIRST = 4  # steps that do not count: warm-up, and the metered one
 PATIENCE_SECONDS = 480.0
-NOISY, PASSES = 0.05, 3  # a case whose calmest pass scatters by more is run again, up to so often; the calmest counts
+MAX_SCATTER, PASSES = (
+    0.05,
+    3,
+)  # a case whose calmest pass scatters by more is run again, up to so often; the calmest counts
 
 
 class Case(NamedTuple):
@@ -152,7 +155,7 @@ def list_unsettled(drawn: list[Case], passes: list[Answer]) -> Iterator[Case]:
     for times in range(PASSES):
         for case in drawn:
             noises = [item.noise for item in passes if (item.group, item.number) == (case.group, case.number)]
-            if len(noises) == times and min(noises, default=1.0) > NOISY:
+            if len(noises) == times and min(noises, default=1.0) > MAX_SCATTER:
                 yield case
 
 

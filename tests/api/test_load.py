@@ -80,7 +80,7 @@ def test_a_run_comes_back(run: Path, step: Step) -> None:
     assert "predicted -9.1%" in repr(result)
     assert [line["loss"] for line in result.log] == [5.5, 5.0]
     text = result._repr_html_()
-    assert "Predicted beside measured" in text
+    assert "Predicted next to measured" in text
     assert "exact" in text
     assert result.to_frame("arrow").column("loss").to_pylist() == [5.5, 5.0]
 

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "additions"
-MOST_FILES = {
+MAX_FILES = {
     "chip": 1,
     "model": 1,
     "precision": 1,
@@ -83,7 +83,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("copy")
     package = folder / "fivefold"
     shutil.copytree(ROOT / "fivefold", package)  # with its bytecode, which is valid as times are copied, too
-    names = [*MOST_FILES, *ONE_FOLDER]
+    names = [*MAX_FILES, *ONE_FOLDER]
     for name in names:
         for file in list_new(name):
             assert not (package / file).exists(), file
@@ -105,16 +105,16 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return result
 
 
-@pytest.mark.parametrize("name", [*MOST_FILES, *ONE_FOLDER])
+@pytest.mark.parametrize("name", [*MAX_FILES, *ONE_FOLDER])
 def test_added_feature_works(name: str, failures: dict[str, str]) -> None:
     if failures[name]:
         pytest.fail(failures[name], pytrace=False)
 
 
-@pytest.mark.parametrize("name", MOST_FILES)
+@pytest.mark.parametrize("name", MAX_FILES)
 def test_an_addition_touches_few_files(name: str) -> None:
     touched = {*list_new(name), *(insert.file for insert in read_inserts(name))}
-    assert 0 < len(touched) <= MOST_FILES[name], touched
+    assert 0 < len(touched) <= MAX_FILES[name], touched
 
 
 @pytest.mark.parametrize("name", ONE_FOLDER)
@@ -125,12 +125,12 @@ def test_an_addition_is_one_folder(name: str) -> None:
 
 def test_every_addition_is_in_the_table() -> None:
     assert {path.name for path in FOLDER.iterdir() if path.is_dir() and (path / "uses.py").exists()} == {
-        *MOST_FILES,
+        *MAX_FILES,
         *ONE_FOLDER,
     }
 
 
-@pytest.mark.parametrize("name", [*MOST_FILES, *ONE_FOLDER])
+@pytest.mark.parametrize("name", [*MAX_FILES, *ONE_FOLDER])
 def test_contributing_names_the_files_of_each_addition(name: str) -> None:
     recipes = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## How to add")[2]
     folders = [str(Path(file).parent) for file in list_new(name)]

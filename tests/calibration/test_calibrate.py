@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fivefold.calibration import calibrate, fit_line, fit_machine, worker
 from fivefold.calibration.kernels import KERNELS
-from fivefold.calibration.points import AttentionShape, Facts, Points, default_points, matmul_shapes
+from fivefold.calibration.points import AttentionPointShape, Facts, Points, default_points, matmul_shapes
 from fivefold.calibration.worker import PROBE, WorkerContext, best_of
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 TINY = Points(
     dtypes=("fp32", "bf16"),
     matmuls=((64, 64, 64), (256, 256, 256)),
-    attentions=(AttentionShape(sequences=2, tokens=64, heads=2, head_dim=32),),
+    attentions=(AttentionPointShape(sequences=2, tokens=64, heads=2, head_dim=32),),
     kernel_bytes=(64 * KIB,),
     collective_bytes=(KIB, 4 * MIB),
     rounds=2,

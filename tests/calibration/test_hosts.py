@@ -11,8 +11,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from fivefold.calibration.hosts import calibrate_hosts, fit_host_link
-from fivefold.calibration.points import AttentionShape, Points
-from fivefold.layout.mesh import Group
+from fivefold.calibration.points import AttentionPointShape, Points
+from fivefold.layout.mesh import RankGroup
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import CollectivePoint, Machine
 from fivefold.machine.toml import write
@@ -23,7 +23,7 @@ from fivefold.units import KIB, MIB
 SMALL = Points(
     dtypes=("fp32",),
     matmuls=((64, 64, 64),),
-    attentions=(AttentionShape(sequences=1, tokens=64, heads=2, head_dim=32),),
+    attentions=(AttentionPointShape(sequences=1, tokens=64, heads=2, head_dim=32),),
     kernel_bytes=(64 * KIB,),
     collective_bytes=(KIB, MIB),
     rounds=1,
@@ -81,8 +81,8 @@ def test_groups_between_hosts_have_their_own_curve(hosts: Machine) -> None:
     assert hosts.calibration is not None
     network = Network(hosts)
     for point in hosts.calibration.collectives:
-        assert network.seconds(point.collective, point.bytes, Group(2, 1)) == pytest.approx(point.seconds)
-        assert network.busy_seconds(point.collective, point.bytes, Group(2, 1)) == pytest.approx(point.busy_seconds)
+        assert network.seconds(point.collective, point.bytes, RankGroup(2, 1)) == pytest.approx(point.seconds)
+        assert network.busy_seconds(point.collective, point.bytes, RankGroup(2, 1)) == pytest.approx(point.busy_seconds)
 
 
 def test_more_hosts_have_the_same_chips_and_link(hosts: Machine, tmp_path: Path) -> None:

@@ -259,13 +259,13 @@ def test_messages_seconds_never_fall_as_they_grow():
 
 def test_every_message_of_this_computer_is_timed_once():
     layout = Layout.parse("dp2 zero3 tp2 mbs1")
-    result = distinct_messages(Counts(NANO, JOB), layout, beside=4)
+    result = distinct_messages(Counts(NANO, JOB), layout, local_ranks=4)
     sent = {(m.collective, m.ranks, m.payload) for m in messages(Counts(NANO, JOB), layout)}
     assert {(order.collective, order.ranks, order.bytes) for order in result} == sent
-    assert not distinct_messages(Counts(NANO, JOB), Layout.parse("dp8 mbs1"), beside=2)
+    assert not distinct_messages(Counts(NANO, JOB), Layout.parse("dp8 mbs1"), local_ranks=2)
     hops = [
         order
-        for order in distinct_messages(Counts(NANO, JOB), Layout.parse("pp2 mbs1"), beside=2)
+        for order in distinct_messages(Counts(NANO, JOB), Layout.parse("pp2 mbs1"), local_ranks=2)
         if order.collective == "p2p"
     ]
     assert [order.both_ways for order in hops] == [False]
@@ -301,7 +301,7 @@ def test_predictions_ask_for_no_message_that_is_not_sent(layout, monkeypatch):
     model = EXPERTS if layout.sp else NANO  # ranks that hold the same tokens would send them to the experts twice
     plan = Planner(model=model, machine=machine(), job=JOB)  # one that has no answers yet
     plan.estimate(layout)
-    timed = distinct_messages(plan.counts, layout, beside=layout.world)
+    timed = distinct_messages(plan.counts, layout, local_ranks=layout.world)
     assert asked == {(order.collective, order.ranks, order.bytes) for order in timed}
 
 

@@ -31,7 +31,7 @@ def save(folder: Path) -> None:
     """A checkpoint as drawn, and the tokenizer of its corpus."""
     layout, job = Layout.parse("tp2 zero1 mbs1"), Job(sequence=16, global_batch=4, precision=recipe("fp32"))
     built = build(model=MODEL, layout=layout, job=job, device=torch.device("cpu"))
-    progress = checkpoint.Progress(step=0, samples=0, tokens=0)
+    progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)
     checkpoint.save(folder / "checkpoints", built=built, progress=progress, model=MODEL, layout=layout, job=job)
 
 

@@ -11,7 +11,7 @@ import pytest
 from fivefold import cli
 from fivefold.cli import hosts
 from fivefold.cli.commands import train as train_command
-from fivefold.cli.hosts import VARIABLE, choose_interface, find_interface, keeps_store
+from fivefold.cli.hosts import GLOO_INTERFACE_VARIABLE, choose_interface, find_interface, keeps_store
 from fivefold.layout.spec import Layout
 from tests.trainer.test_faults import set_run, workspace
 
@@ -34,7 +34,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def choose(**environment: str) -> str | None:
     values = MANY | environment
     choose_interface(values)
-    return values.get(VARIABLE)
+    return values.get(GLOO_INTERFACE_VARIABLE)
 
 
 def test_chosen_interface_is_the_one_towards_the_first_host(network: dict[str, str]) -> None:
@@ -50,7 +50,7 @@ def test_a_host_that_is_loopback_to_itself_takes_its_only_other(network: dict[st
 
 def test_nothing_is_chosen_for_one_host_or_against_the_user(network: dict[str, str]) -> None:
     assert choose(LOCAL_WORLD_SIZE="4") is None
-    assert choose(**{VARIABLE: "ib0"}) == "ib0"
+    assert choose(**{GLOO_INTERFACE_VARIABLE: "ib0"}) == "ib0"
     assert choose(MASTER_ADDR="unknown.invalid") is None
 
 

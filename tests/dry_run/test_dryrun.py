@@ -123,7 +123,7 @@ def test_a_shape_that_does_not_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     (line,) = result.findings
     assert result.step is None
     assert line.startswith("rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm: a and b must have same reduction")
-    assert re.search(r"; mend .*test_dryrun.py:\d+ test_a_shape", line)
+    assert re.search(r"; fix .*test_dryrun.py:\d+ test_a_shape", line)
 
 
 def test_operation_without_a_fake_is_a_run_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.dry_run.match import findings
-from fivefold.dry_run.record.tape import START, WAIT, Event, Message, Scope, Site, Tape
+from fivefold.dry_run.record.tape import START, WAIT, CodeSite, Event, Scope, Tape, TapeMessage
 from fivefold.model.catalog import resolve
 from tests.selection import mark_share
 
@@ -34,7 +34,7 @@ DENSE = (
 EXPERTS = ("dp2 ep2", "dp2 tp2 ep2 etp2 zero1", "dp2 pp2 ep2 dualpipe zero2")
 
 
-def copy_tape(tape: Tape, events: list[Event], messages: list[Message] | None = None) -> Tape:
+def copy_tape(tape: Tape, events: list[Event], messages: list[TapeMessage] | None = None) -> Tape:
     result = Tape(tape.rank)
     result.sites, result.scopes, result.kernels = tape.sites, tape.scopes, tape.kernels
     result.messages = tape.messages if messages is None else messages
@@ -112,19 +112,19 @@ def test_swapped_messages_are_found(make_tapes: Rehearsed) -> None:
 # Small tapes by hand
 
 
-def message(collective: str = "all_reduce", *, peer: int = -1, receives: bool = False, group: str = "g") -> Message:
-    return Message("pp", group, (0, 1), collective, "bfloat16", 4, 8, peer, receives, 0)
+def message(collective: str = "all_reduce", *, peer: int = -1, receives: bool = False, group: str = "g") -> TapeMessage:
+    return TapeMessage("pp", group, (0, 1), collective, "bfloat16", 4, 8, peer, receives, 0)
 
 
 def write_tape(rank: int, write: Callable[[Tape], None]) -> Tape:
     tape = Tape(rank)
-    tape.site(Site("blocks.0", "own.py:7 speak", "c10d::send"))
+    tape.site(CodeSite("blocks.0", "own.py:7 speak", "c10d::send"))
     tape.add(5, tape.scope(Scope("forward", 0, rank)))
     write(tape)
     return tape
 
 
-def say(*steps: tuple[str, int, Message | None]) -> Callable[[Tape], None]:
+def say(*steps: tuple[str, int, TapeMessage | None]) -> Callable[[Tape], None]:
     """("start" or "wait", handle, message)."""
 
     def write(tape: Tape) -> None:

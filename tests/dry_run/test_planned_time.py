@@ -39,19 +39,19 @@ def plan_and_dry_run(case: str) -> tuple[Planner, Layout, DryRun]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", mark_share(4, CASES))
 def test_a_step_is_planned_as_it_is_dry_run(case: str) -> None:
-    planner, layout, rehearsal = plan_and_dry_run(case)
-    assert rehearsal.step is not None
-    assert rehearsal.step.time is not None
+    planner, layout, dry_run = plan_and_dry_run(case)
+    assert dry_run.step is not None
+    assert dry_run.step.time is not None
     planned = planner.estimate(layout).step_time.seconds
-    assert planned == pytest.approx(rehearsal.step.time.step_seconds, rel=0.1)
+    assert planned == pytest.approx(dry_run.step.time.step_seconds, rel=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", mark_share(2, CASES))
 def test_planned_kernel_count_equals_executed_count(case: str) -> None:
     """Of matrix products, of all experts one, and sums that weights' gradients are added to, one each."""
-    planner, layout, rehearsal = plan_and_dry_run(case)
-    tape, ran = rehearsal.tapes[0].steady, Counter[str]()
+    planner, layout, dry_run = plan_and_dry_run(case)
+    tape, ran = dry_run.tapes[0].steady, Counter[str]()
     for kind, place, _, _ in tape:
         if kind == KERNEL:
             kernel = tape.kernels[place]

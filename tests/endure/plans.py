@@ -17,7 +17,7 @@ from fivefold.rendering.progress import bar
 from tests.planner.checks import check_engine, check_pictures, check_questions, check_search, check_step
 from tests.planner.draws import Case, case
 
-MOST_RANKS, MOST_LAYERS = 16, 8  # of a search, which would take minutes on more
+MAX_RANKS, MAX_LAYERS = 16, 8  # of a search, which would take minutes on more
 SLOW_SECONDS = 60.0  # for one answer
 
 EVERY: tuple[Callable[[Case], None], ...] = (check_step, check_pictures, check_engine)
@@ -38,7 +38,7 @@ def failure(check: Callable[[Case], None], drawn: Case) -> str:
 def checks_of(drawn: Case, number: int, *, questions: int, searches: int) -> tuple[Callable[[Case], None], ...]:
     """Every tenth is asked questions about, and the first small ones are searched."""
     asked = (check_questions,) if number < questions * 10 and number % 10 == 0 else ()
-    small = drawn.machine.ranks <= MOST_RANKS and drawn.model.layers <= MOST_LAYERS
+    small = drawn.machine.ranks <= MAX_RANKS and drawn.model.layers <= MAX_LAYERS
     return (*EVERY, *asked, *((check_search,) if searches and small else ()))
 
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fivefold.dry_run.memory.reserved import initial_allocations
 from fivefold.dry_run.rank_tapes import run_rank
-from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.tape import ALLOC, Tape
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -37,7 +37,7 @@ RULE = AttentionMask(0.3)
 
 def record_on(device: str, work: Callable[[Callable[..., Tensor]], object]) -> Tape:
     """What ``work`` does with fake tensors of ``device``, made by ``new(*shape, dtype=)``."""
-    recorder = Recorder(rank=0)
+    recorder = TapeRecorder(rank=0)
     with torch.no_grad(), FakeTensorMode(), recorder:
 
         def new(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

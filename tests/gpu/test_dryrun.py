@@ -40,7 +40,7 @@ from tests.gpu.harness import LATER, is_gpu_missing, parse_options, rows_of, run
 
 STEPS = 3  # the first makes the moments, the others are steady
 ALLOCATED, RESERVED = 0.01, 0.04  # mean errors
-FEWEST = 20
+MIN_CASES = 20
 DRAWN = 2**20  # numbers that are repeated in all weights: memory does not depend on them, and 8 B take minutes to draw
 
 SMALL = Model(name="llama-130m", layers=12, width=768, heads=12, kv_heads=12, head_dim=64, ffn=2048, vocab=32_000)
@@ -254,7 +254,7 @@ def mean_errors(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def test_the_jobs_are_those_that_were_promised() -> None:
-    assert len(CASES) >= FEWEST
+    assert len(CASES) >= MIN_CASES
     assert len({str(case) for case in CASES}) == len(CASES)
     for case in CASES:
         layout = Layout.parse(case.layout)

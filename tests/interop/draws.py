@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fivefold.interop.equivalence import fit_free_fields, resolve_rate
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
 from fivefold.interop.write import drop_default_stages, write
@@ -71,7 +71,7 @@ def layout(some: random.Random, stack: Stack, model: Model, among: Range) -> Lay
     return Layout(**values)
 
 
-def plan(some: random.Random, stack: Stack, among: Range) -> Plan | None:
+def plan(some: random.Random, stack: Stack, among: Range) -> ConfigPlan | None:
     """A plan that is legal for ``stack``, or None."""
     model = model_named(some.choice(among.models))
     try:
@@ -93,10 +93,10 @@ def plan(some: random.Random, stack: Stack, among: Range) -> Plan | None:
     except ValueError:
         return None
     legal = next(reasons(chosen, model=model, job=job, machine=None), None) is None
-    return Plan(model, chosen, job) if legal else None
+    return ConfigPlan(model, chosen, job) if legal else None
 
 
-def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> Iterator[Plan]:  # noqa: B008
+def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> Iterator[ConfigPlan]:  # noqa: B008
     """``count`` legal plans."""
     some, result = random.Random(seed), 0
     while result < count:
@@ -105,9 +105,9 @@ def plans(stack: str, *, count: int, seed: int = 0, among: Range = Range()) -> I
             yield drawn
 
 
-def list_written_plans(stack: str, *, to: str, count: int, among: Range) -> list[Plan]:
+def list_written_plans(stack: str, *, to: str, count: int, among: Range) -> list[ConfigPlan]:
     """The first ``count`` of 400 drawn plans that ``to`` can be told; fewer if it can be told fewer."""
-    results: list[Plan] = []
+    results: list[ConfigPlan] = []
     for drawn in plans(stack, count=400, among=among):
         try:
             write(drawn, to=to)
@@ -119,7 +119,7 @@ def list_written_plans(stack: str, *, to: str, count: int, among: Range) -> list
     return results
 
 
-def check_round_trip(plan: Plan, *, to: str, folder: Any) -> str | None:
+def check_round_trip(plan: ConfigPlan, *, to: str, folder: Any) -> str | None:
     """Why the plan was refused; None if it was written and read back. Raises if it was read back otherwise."""
     try:
         written = write(plan, to=to)

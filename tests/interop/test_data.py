@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.launch.run_file import emit_run_file
 from fivefold.interop.read import read
 from fivefold.model.catalog import build_model
@@ -41,7 +41,7 @@ def run_of(values: dict[str, Any], folder: Path) -> tuple[Run, tuple[str, ...], 
     reading = read([str(folder / "config.yaml")], Overrides(ranks=2, ranks_per_node=8, model=model))
     assert reading.layout is not None
     assert reading.job is not None
-    written = emit_run_file(Plan(model, reading.layout, reading.job, 8, "h100:2", reading.data))
+    written = emit_run_file(ConfigPlan(model, reading.layout, reading.job, 8, "h100:2", reading.data))
     (folder / "run.toml").write_text(written.files["run.toml"])
     return Run.load(folder / "run.toml"), written.remarks, reading
 

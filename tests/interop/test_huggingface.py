@@ -14,7 +14,7 @@ import yaml
 from transformers import get_scheduler
 
 from fivefold.adapter import Adapter
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.huggingface.keys import FILLED, OF_WIDTH
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -452,7 +452,9 @@ def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: 
     ],
 )
 def test_inexpressible_layout_is_an_error_with_the_closest_one(text: str, precision: str, to: str, reason: str) -> None:
-    plan = Plan(build_model("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    plan = ConfigPlan(
+        build_model("llama3-8b"), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16)
+    )
     with pytest.raises(UserError, match=reason):
         write(plan, to=to)
 

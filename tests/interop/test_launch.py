@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fivefold.interop.format import Plan
+from fivefold.interop.format import ConfigPlan
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_stack_format
 from fivefold.interop.write import write
@@ -19,7 +19,7 @@ from fivefold.record import UserError
 from fivefold.trainer.run import Run
 from tests.interop.draws import Range, plans
 
-PLAN = Plan(
+PLAN = ConfigPlan(
     build_model("llama3-8b"),
     Layout.parse("dp4 tp2 pp2 zero1 mbs1 ac=selective"),
     Job(sequence=8192, global_batch=128, precision="fp8", loss="chunked"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.megatron.to_job import parse_stages
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -311,7 +311,7 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
 def test_inexpressible_layout_is_an_error_with_the_closest_one(
     text: str, model: str, precision: str, reason: str
 ) -> None:
-    plan = Plan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    plan = ConfigPlan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to="megatron")
 

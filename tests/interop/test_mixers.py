@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Plan
+from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -29,7 +29,7 @@ LACKING: list[tuple[Model, str]] = [
 @pytest.mark.parametrize(("model", "lacks"), LACKING, ids=["short_conv", "gated_delta_net", "gate", "shared_gate"])
 @pytest.mark.parametrize("to", ["megatron", "bridge", "nanotron", "torchtitan", "torchtitan-0.2"])
 def test_a_config_that_would_drop_a_part_of_the_model_is_not_written(to: str, model: Model, lacks: str) -> None:
-    plan = Plan(model=model, layout=Layout(dp=8), job=Job(sequence=4096, global_batch=8))
+    plan = ConfigPlan(model=model, layout=Layout(dp=8), job=Job(sequence=4096, global_batch=8))
     says = f"can express .* only with {lacks}" if to in ("megatron", "bridge") else f"^model '{model.name}'"
     with pytest.raises(UserError, match=says):
         write(plan, to=to)
@@ -40,5 +40,5 @@ def test_a_config_that_would_drop_a_part_of_the_model_is_not_written(to: str, mo
 def test_software_that_runs_the_model_of_transformers_gives_it_back(to: str, name: str, tmp_path: Path) -> None:
     stack = build_stack({"deepspeed": "deepspeed", "accelerate": "fsdp2"}[to])
     job = Job(sequence=4096, global_batch=8, precision="bf16-grad16", stack=stack)
-    plan = Plan(model=build_model(name), layout=Layout(dp=8, zero=3), job=job)
+    plan = ConfigPlan(model=build_model(name), layout=Layout(dp=8, zero=3), job=job)
     assert check_round_trip(plan, to=to, folder=tmp_path) is None

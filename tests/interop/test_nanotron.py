@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
@@ -161,7 +161,7 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
 )
 def test_inexpressible_layout_is_an_error_with_the_closest_one(text: str, model: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        write(Plan(build_model(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")
+        write(ConfigPlan(build_model(model), Layout.parse(text), Job(sequence=2048, global_batch=16)), to="nanotron")
 
 
 @pytest.mark.parametrize(("dtype", "name", "bytes_each"), [("float32", "fp32", 4), ("bfloat16", "bf16", 2)])

@@ -98,7 +98,7 @@ def rows() -> str:
             ]
             more += [f"--gpus {config['gpus']}"] if "gpus" in config else []
             more += [f"--{key} {config[key]}" for key in ("model", "vocab") if key in config]
-            beside = f"<br>`{' '.join(more)}`" if more else ""
+            scale_note = f"<br>`{' '.join(more)}`" if more else ""
             job, size = config.get("job"), config.get("parameters")
             known = [f"`{config['layout']}`", f"{job[1]} × {job[0]} tokens, {', '.join(job[2:])}"] if job else []
             says = [f"{show_count(round(size))} parameters"] if size else []
@@ -111,7 +111,7 @@ def rows() -> str:
             lacks += [config["mistake"]] if "mistake" in config else []
             near = [f"`{key}`" for key in config.get("approximated", [])]
             cells = (
-                f"{source(config)}{beside}",
+                f"{source(config)}{scale_note}",
                 ": ".join(says),
                 "<br>".join(known),
                 "<br>".join(lacks),

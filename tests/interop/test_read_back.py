@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fivefold.interop.equivalence import resolve_rate
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS, find_format
 from fivefold.interop.write import write
@@ -71,7 +71,7 @@ LINES: dict[str, tuple[str, ...]] = {
 LINES["deepspeed"] = (*LINES["accelerate"], '"gradient_clipping": 0.7', '"grad_accum_dtype": "fp32"')
 
 
-def plan(name: str, rate: LearningRate) -> Plan:
+def plan(name: str, rate: LearningRate) -> ConfigPlan:
     model = model_named("llama2-7b" if name == "nanotron" else "llama3-8b")
     job = Job(
         sequence=2048,
@@ -83,7 +83,7 @@ def plan(name: str, rate: LearningRate) -> Plan:
         learning_rate=rate,
         optimizer=OPTIMIZER,
     )
-    return Plan(model, Layout.parse(LAYOUTS[name]), job, 8, "h100:8")
+    return ConfigPlan(model, Layout.parse(LAYOUTS[name]), job, 8, "h100:8")
 
 
 def test_every_format_that_is_written_and_read_is_tested() -> None:

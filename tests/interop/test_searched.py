@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Plan
+from fivefold.interop.format import ConfigPlan
 from fivefold.interop.registry import find_stack_format
 from fivefold.interop.write import write
 from fivefold.job import Job
@@ -40,7 +40,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
     layouts = [ranked.step.layout for ranked in result.best]
     layouts += [result.proposal.layout] if result.proposal else []
     for layout in dict.fromkeys(layouts):
-        write(Plan(build_model(model), Layout.parse(layout), job), to=find_stack_format(stack))
+        write(ConfigPlan(build_model(model), Layout.parse(layout), job), to=find_stack_format(stack))
     return len(layouts)
 
 

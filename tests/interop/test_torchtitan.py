@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.torchtitan.flavors import flavors, resolve_flavor
 from fivefold.interop.write import write
@@ -258,13 +258,13 @@ def test_written_config_is_read_back(to: str, tmp_path: Path) -> None:
 def test_inexpressible_layout_is_an_error_with_the_closest_one(
     text: str, model: str, precision: str, to: str, reason: str
 ) -> None:
-    plan = Plan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
+    plan = ConfigPlan(build_model(model), Layout.parse(text), Job(precision=precision, sequence=2048, global_batch=16))
     with pytest.raises(UserError, match=reason):
         write(plan, to=to)
 
 
 def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:
-    plan = Plan(build_model("tiny"), Layout.parse("dp2 tp2 zero3 mbs1"), Job(sequence=256, global_batch=8))
+    plan = ConfigPlan(build_model("tiny"), Layout.parse("dp2 tp2 zero3 mbs1"), Job(sequence=256, global_batch=8))
     assert check_round_trip(plan, to="torchtitan", folder=tmp_path) is None
 
 

@@ -19,7 +19,7 @@ from fivefold.planner.counts.traffic import first_rank, messages
 from fivefold.record import UserError
 
 DRAWN = 250
-MOST_RANKS = 128
+MAX_RANKS = 128
 KINDS = ("world", "stage", "tp", "cp", "dp", "pp", "shard", "replica", "ep", "etp", "expert_shard", "expert_replica")
 Coordinates = dict[str, int]
 Team = tuple[int, ...]
@@ -118,7 +118,7 @@ def draw_layouts(*, experts: bool) -> Iterator[Layout]:
             shard_group=chance.choice((None, choose_divisor(chance, dp * cp))) if zero else None,
             order=tuple(chance.sample(DEFAULT_ORDER, 4)),
         )
-        if layout.world > MOST_RANKS:
+        if layout.world > MAX_RANKS:
             continue
         model, job = make_model_and_job(layout, experts=experts)
         refused = list(reasons(layout, model=model, job=job, machine=None))
@@ -144,7 +144,7 @@ def test_an_order_whose_groups_have_gaps_is_refused() -> None:
     layout = Layout.parse("dp2 tp2 cp2 zero1 order=dp-tp-cp-pp")
     model, job = make_model_and_job(layout, experts=True)
     with pytest.raises(
-        UserError, match=r"tp, dp and cp must be neighbours, dp beside cp; try order=tp-dp-cp-pp or order=dp-cp-tp-pp"
+        UserError, match=r"tp, dp and cp must be neighbours, dp next to cp; try order=tp-dp-cp-pp or order=dp-cp-tp-pp"
     ):
         refuse(layout, model=model, job=job)
 

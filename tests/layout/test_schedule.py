@@ -21,7 +21,7 @@ from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import links, p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
-from fivefold.layout.schedule.play import Played, play
+from fivefold.layout.schedule.play import SimulatedSchedule, play
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import RunFailure, UserError
 from tests.layout.live import peaks
@@ -309,7 +309,7 @@ def test_a_play_by_hand() -> None:
         [("F1.0", 2, 3), ("BW1.0", 3, 5), ("F1.1", 5, 6), ("BW1.1", 6, 8)],
     ]
     assert (played.seconds, played.busy_seconds, played.longest_rank_seconds) == (11, (6, 6), 11)
-    assert isinstance(played, Played)
+    assert isinstance(played, SimulatedSchedule)
 
 
 def test_a_slow_link_carries_one_message_after_another() -> None:

@@ -11,10 +11,10 @@ from fivefold.planner import questions
 from fivefold.planner.counts.memory.peak import list_live_bytes, memory
 from fivefold.planner.predict import planner, predict
 from fivefold.planner.ratios import ratios
+from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import spans
-from fivefold.planner.whole_run import predict_full_run
 from fivefold.record import Record, UserError
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported

@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.liveness import Sums
+from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import predict
@@ -97,7 +97,7 @@ def test_sums_live_before_a_matmul_adds_to_them() -> None:
     """Under ZeRO-2 they are allocated in a unit's backward: with its last product, not with the norm before it."""
     counts = Counts(build_model("llama3-8b"), Job(wgrad_accumulation="fused"))
     part, block = get_local_degrees(Layout(dp=8, zero=2)), counts.kinds[0]
-    born, none = (counts.profile(part, block, sums) for sums in (Sums(dense=10**9), Sums()))
+    born, none = (counts.profile(part, block, sums) for sums in (GradientSums(dense=10**9), GradientSums()))
     assert born.backward_peak_bytes == none.backward_peak_bytes + 10**9
 
 

@@ -10,7 +10,7 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.compare import Case, compare, with_stack
+from fivefold.planner.compare import ComparedCase, compare, with_stack
 from fivefold.record import UserError
 from fivefold.rendering.comparison import finding
 from fivefold.stack.catalog import STACKS
@@ -19,8 +19,8 @@ LLAMA, NODE = build_model("llama3-8b"), resolve("h100:8 price=2", local=Path("/n
 JOB = Job(sequence=8192, global_batch=64)
 
 
-def case(text: str, job: Job = JOB) -> Case:
-    return Case(LLAMA, NODE, Layout.parse(text), job)
+def case(text: str, job: Job = JOB) -> ComparedCase:
+    return ComparedCase(LLAMA, NODE, Layout.parse(text), job)
 
 
 def test_variants_are_told_by_the_words_in_which_they_differ() -> None:
@@ -89,7 +89,7 @@ def test_changes_of_a_job_apply_to_another_stack() -> None:
 def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
     node = resolve("h100:8 memory=45GiB", local=Path("/nowhere"))
     job = Job(sequence=4096, global_batch=64)
-    cases = [Case(LLAMA, node, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
+    cases = [ComparedCase(LLAMA, node, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
     assert finding(compare(cases)) == "only B fits; A is tight"
     assert finding(compare(cases, risk=0.3)).startswith("A trains most tokens per second, 14.4% more than B")
     larger = [item._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for item in cases]

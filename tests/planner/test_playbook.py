@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fivefold.interop.format import Plan
+from fivefold.interop.format import ConfigPlan
 from fivefold.interop.launch import run_file
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -21,8 +21,8 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.batch import TEAMS, advise_tokens, find_nearby_advice, laws
 from fivefold.planner.playbook import batch_size_stage, batch_stage, fit_stage, list_candidates
 from fivefold.planner.predict import Planner, predict
+from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.run_file import plan_run_job, write_run_file
-from fivefold.planner.whole_run import predict_full_run
 from fivefold.record import UserError
 from fivefold.requests.playbook import playbook
 from fivefold.requests.words import parse_tokens
@@ -150,7 +150,7 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
     assert job.steps == ceil(1e9 / (256 * 64))
     step = predict(model=build_model("nano"), machine=NODE, layout=Layout.parse("dp8 zero1"), job=JOB)
     run = predict_full_run(step=step, model=build_model("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
-    plan = Plan(build_model("nano"), Layout.parse(step.layout), job, 8, "h100:8")
+    plan = ConfigPlan(build_model("nano"), Layout.parse(step.layout), job, 8, "h100:8")
     content = write_run_file(run_file.text(plan, model="nano"), job, run=run, command="plan")
     read = Run.read(tomllib.loads(content), origin="test")
     assert read.job == job

@@ -17,7 +17,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner import questions
-from fivefold.planner.compare import Case, compare
+from fivefold.planner.compare import ComparedCase, compare
 from fivefold.planner.context_length import lengths
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.ratios import ratios
@@ -102,7 +102,7 @@ def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machin
         "changes": lambda: questions.changes(**about),
         "ratios": lambda: ratios(spec, machine=chips, job=job, layout=chosen),
         "walk": lambda: walk(planner, chosen),
-        "compare": lambda: compare([Case(spec, chips, chosen, item) for item in (job, job.replace(steps=2))]),
+        "compare": lambda: compare([ComparedCase(spec, chips, chosen, item) for item in (job, job.replace(steps=2))]),
     }
     if "rows" not in why:  # else another micro-batch, sequence or batch is the answer
         asks |= {

@@ -16,7 +16,7 @@ from torch import nn
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.profiling.attribution import RankTime, rank_times, split, summary
+from fivefold.profiling.attribution import RankBreakdown, rank_times, split, summary
 from fivefold.profiling.findings import findings
 from fivefold.results.spans import RankTrace
 from fivefold.step import Time
@@ -106,7 +106,7 @@ def slow_down_link(loop: Loop) -> None:
 
 def train_with_fault(
     forked: Any, run: Run, text: str, folder: Path, plant: Callable[[Loop], None]
-) -> tuple[str, list[RankTime]]:
+) -> tuple[str, list[RankBreakdown]]:
     result = forked(2, trace_run, run, text, folder, plant)
     times = rank_times([summary(trace) for trace in result])
     (line,) = findings(times, predicted=PLANNED, expected=lambda message: 1e-3)

@@ -89,10 +89,10 @@ def test_a_title_is_no_wider_than_its_chart() -> None:
     import altair as alt
 
     panel = alt.Chart(alt.Data(values=[])).mark_point().properties(width=150, height=50)
-    beside = charts.apply_style(alt.hconcat(panel, panel), title="long " * 20, subtitle="longer " * 40).to_dict()[
+    title = charts.apply_style(alt.hconcat(panel, panel), title="long " * 20, subtitle="longer " * 40).to_dict()[
         "title"
     ]
     assert charts.find_width(alt.vconcat(alt.hconcat(panel, panel), panel).to_dict()) == 318
-    assert all(len(line) * 17 * 0.6 <= 318 for line in beside["text"])
-    assert all(len(line) * 12 * 0.6 <= 318 for line in beside["subtitle"])
+    assert all(len(line) * 17 * 0.6 <= 318 for line in title["text"])
+    assert all(len(line) * 12 * 0.6 <= 318 for line in title["subtitle"])
     assert charts.apply_style(panel, title="short", subtitle="").to_dict()["title"]["text"] == "short"

@@ -4,16 +4,16 @@ import re
 
 import pytest
 
-from fivefold.rendering.dry_run import Holding, Moment, page
+from fivefold.rendering.dry_run import PeakTensors, RankPeak, page
 from fivefold.step import Step
 from tests.printed import to_text
 
 MIB = 2**20
-MOMENT = Moment(
+MOMENT = RankPeak(
     rank=0,
     parts={"activations": 84 * MIB, "parameters": 23 * MIB, "temporary": 16 * MIB},
     largest=[
-        Holding(
+        PeakTensors(
             48 * MIB,
             6,
             8 * MIB,
@@ -22,7 +22,7 @@ MOMENT = Moment(
             "blocks.*.mlp",
             "trainer/model/mlp.py:41 Mlp.forward",
         ),
-        Holding(23 * MIB, 9, 8 * MIB, "parameters", "", "", ""),
+        PeakTensors(23 * MIB, 9, 8 * MIB, "parameters", "", "", ""),
     ],
 )
 

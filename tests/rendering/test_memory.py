@@ -27,7 +27,7 @@ LEVELS = (
 
 def test_a_picture_stands_on_its_parts() -> None:
     """12 lines for 12 GiB: four of states, two of gradients, activations up to ten, two of temporaries for a moment."""
-    lines = to_text(memory.Picture(LEVELS, rank=1, capacity_bytes=16 * GIB), width=69).splitlines()
+    lines = to_text(memory.MemoryPicture(LEVELS, rank=1, capacity_bytes=16 * GIB), width=69).splitlines()
     columns = [line[8:].ljust(60) for line in lines[:12]]
     assert [line[0] for line in columns[-4:]] == ["█"] * 4
     assert [line[0] for line in columns[-6:-4]] == ["▓"] * 2
@@ -43,7 +43,7 @@ def test_a_picture_stands_on_its_parts() -> None:
 
 
 def test_growth_between_two_levels_is_even() -> None:
-    lines = to_text(memory.Picture(LEVELS[:2], rank=0, capacity_bytes=16 * GIB), width=49).splitlines()
+    lines = to_text(memory.MemoryPicture(LEVELS[:2], rank=0, capacity_bytes=16 * GIB), width=49).splitlines()
     heights = [sum(line[i] not in " " for line in lines[:12]) for i in range(8, 47)]
     assert heights == sorted(heights)
     assert heights[len(heights) // 2] == pytest.approx(12 * 0.8, abs=1)  # 8 of 10 GiB half-way
@@ -51,7 +51,7 @@ def test_growth_between_two_levels_is_even() -> None:
 
 @pytest.mark.parametrize("width", [1, 9, 20, 40, 200])
 def test_any_width(width: int) -> None:
-    text = to_text(memory.Picture(LEVELS, rank=0, capacity_bytes=16 * GIB), width=width)
+    text = to_text(memory.MemoryPicture(LEVELS, rank=0, capacity_bytes=16 * GIB), width=width)
     assert max(map(len, text.splitlines())) <= width
 
 

@@ -40,7 +40,7 @@ ROWS = (
 def text(width: int = 80, *, colours: bool = False) -> str:
     console = Console(width=width, force_terminal=colours, color_system="truecolor" if colours else None)
     with console.capture() as captured:
-        console.print(pipeline.Picture(ROWS, drawn="2 micro-batches"))
+        console.print(pipeline.PipelinePicture(ROWS, drawn="2 micro-batches"))
     return captured.get()
 
 
@@ -67,7 +67,7 @@ def test_any_width(width: int) -> None:
 
 def test_action_narrower_than_a_column_is_drawn() -> None:
     row = [Span("F", f"F0.{i}", float(i), i + 0.3, 0.0, (), 0, i) for i in range(100)]
-    picture = to_text(pipeline.Picture([row]), width=33).splitlines()[0]
+    picture = to_text(pipeline.PipelinePicture([row]), width=33).splitlines()[0]
     assert set(picture.removeprefix("rank 0 │").removesuffix("│")) == {"·"}
 
 

@@ -12,11 +12,11 @@ from fivefold.rendering.robust import summarize
 from fivefold.rendering.search import page
 from fivefold.results.search_result import Regret, Robustness, ScenarioResult, SearchResult
 from fivefold.web.pages.search import SearchPage, render_result
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 from tests.planner.search.test_search import FEW, NODE, SMALL
 from tests.rendering.test_search import print_page
 
-TOLD = (
+SCENARIOS = (
     ScenarioResult(name="as predicted", source="", best="dp8 zero1 mbs1", best_seconds=1.0, regret=0.01),
     ScenarioResult(name="one rank 8 % slower", source="arXiv:1", best="dp8 zero0 mbs1", best_seconds=1.1, regret=0.034),
 )
@@ -31,7 +31,7 @@ ROWS = (
 @pytest.fixture(scope="module")
 def search_result() -> SearchResult:
     plain = search(model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False, recomputations=("none",))
-    return plain.replace(by="robust", robust=Robustness(scenarios=TOLD, rows=ROWS))
+    return plain.replace(by="robust", robust=Robustness(scenarios=SCENARIOS, rows=ROWS))
 
 
 def test_text_html_and_page_tell_what_is_lost_where(search_result: SearchResult, tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_text_html_and_page_tell_what_is_lost_where(search_result: SearchResult,
     for told in (
         print_page(page(search_result), width=160),
         html.search(search_result),
-        render_result(Site(tmp_path, local=tmp_path), asked, search_result),
+        render_result(WebServer(tmp_path, local=tmp_path), asked, search_result),
     ):
         for words in (
             "dp8 zero0 mbs1",
@@ -55,10 +55,10 @@ def test_text_html_and_page_tell_what_is_lost_where(search_result: SearchResult,
 
 
 def test_robust_result_is_summarized_in_one_line() -> None:
-    assert summarize(Robustness(scenarios=TOLD, rows=ROWS)) == (
+    assert summarize(Robustness(scenarios=SCENARIOS, rows=ROWS)) == (
         "step time 1.01 s, peak memory 1.00 GiB; at worst 3.4% slower than the best layout of a scenario "
         "(one rank 8 % slower), 2.2% on average over 2"
     )
-    assert "and no other layout does" in summarize(Robustness(scenarios=TOLD, rows=ROWS[1:]))
+    assert "and no other layout does" in summarize(Robustness(scenarios=SCENARIOS, rows=ROWS[1:]))
     best = ROWS[0].replace(worst=0.0, expected=0.0)
-    assert summarize(Robustness(scenarios=TOLD, rows=(best,))).endswith("the best in each of 2 scenarios")
+    assert summarize(Robustness(scenarios=SCENARIOS, rows=(best,))).endswith("the best in each of 2 scenarios")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.rendering.stages import Stages
+from fivefold.rendering.stages import StageTable
 from fivefold.step import StageMemory
 from tests.printed import to_text
 
@@ -29,7 +29,7 @@ def pipeline(count: int) -> list[StageMemory]:
 
 
 def test_equal_neighbours_share_a_line() -> None:
-    lines = to_text(Stages(pipeline(64)), width=100).splitlines()
+    lines = to_text(StageTable(pipeline(64)), width=100).splitlines()
     assert [line.split() for line in lines] == [
         ["stage", "states", "activations", "temporary", "peak", "cause"],
         ["0", "17.00", "21.00", "2.00", "40.00", "█" * 8 + "▒" * 11 + "·", "embed"],
@@ -39,17 +39,17 @@ def test_equal_neighbours_share_a_line() -> None:
 
 
 def test_one_after_the_other_where_none_is_like_the_next() -> None:
-    text = to_text(Stages([stage(i, activations=64 - i) for i in range(64)]), width=80)
+    text = to_text(StageTable([stage(i, activations=64 - i) for i in range(64)]), width=80)
     assert len(text.splitlines()) == 65
 
 
 def test_a_stage_alone() -> None:
-    assert to_text(Stages(pipeline(2)[:1])).splitlines()[1].startswith("0")
+    assert to_text(StageTable(pipeline(2)[:1])).splitlines()[1].startswith("0")
 
 
 @pytest.mark.parametrize(("width", "last"), [(88, "embed"), (72, "·"), (50, "40.00"), (30, "40.00"), (12, "40.00")])
 def test_columns_go_as_room_goes(width: int, last: str) -> None:
-    lines = to_text(Stages(pipeline(4)), width=width).splitlines()
+    lines = to_text(StageTable(pipeline(4)), width=width).splitlines()
     assert len(lines) == 4
     assert max(map(len, lines)) <= width
     assert lines[1].rstrip().endswith(last)

@@ -7,7 +7,7 @@ import pytest
 
 from fivefold.record import RunFailure
 from fivefold.rendering import trace
-from fivefold.results.spans import Message, RankStep, RankTrace, Span
+from fivefold.results.spans import RankStep, RankTrace, Span, TracedMessage
 
 ROWS = (
     (Span("F", "F0.3", 0.001, 0.003, 0.0005, ("tp", "cp"), 0, 3), Span("update", "update", 0.003, 0.004)),
@@ -49,7 +49,7 @@ def test_predicted_dry_run_and_measured_are_lanes_of_one_picture(tmp_path: Path)
         Span("op", "norm1", 0.002, 0.003, way="forward", own=0.001, within=1),
         Span("wait", "tp all_gather", 0.003, 0.004, own=0.001, within=1),
     )
-    sent = Message("tp", "tp", (0, 1), "all_gather", 128, 64, 1, (), (), 0.002, 0.0025, 0.003, 0.004, False, 3)
+    sent = TracedMessage("tp", "tp", (0, 1), "all_gather", 128, 64, 1, (), (), 0.002, 0.0025, 0.003, 0.004, False, 3)
     measured = [
         RankTrace(
             rank,

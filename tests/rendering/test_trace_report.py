@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.rendering.trace_report import LONGEST_NAME, Piece, _coarsen, finding, page, shorten_name
+from fivefold.rendering.trace_report import MAX_NAME_CHARACTERS, PathPiece, _coarsen, finding, page, shorten_name
 from fivefold.results.trace_report import Arrivals, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from tests.printed import to_text
 
@@ -69,16 +69,16 @@ def test_the_finding_names_what_takes_most_of_the_rest() -> None:
 def test_a_path_of_many_pieces_is_drawn_by_what_takes_most() -> None:
     """10,000 pieces, of which the host takes a tenth; then one long wait on another rank."""
     times = [(place * 1e-5, (place + 1) * 1e-5) for place in range(10_000)]
-    path = [Piece(0, "host" if place % 10 == 0 else "compute", *item) for place, item in enumerate(times)]
-    path.append(Piece(1, "waiting", 0.1, 0.2))
-    assert _coarsen(path) == [Piece(0, "compute", 0.0, 0.1), Piece(1, "waiting", 0.1, 0.2)]
-    few = [Piece(0, "compute", 0.0, 1.0), Piece(0, "host", 1.0, 4.0)]
+    path = [PathPiece(0, "host" if place % 10 == 0 else "compute", *item) for place, item in enumerate(times)]
+    path.append(PathPiece(1, "waiting", 0.1, 0.2))
+    assert _coarsen(path) == [PathPiece(0, "compute", 0.0, 0.1), PathPiece(1, "waiting", 0.1, 0.2)]
+    few = [PathPiece(0, "compute", 0.0, 1.0), PathPiece(0, "host", 1.0, 4.0)]
     assert _coarsen(few) == few
 
 
 def test_long_names_keep_both_ends() -> None:
     name = "void " + "".join(chr(97 + place % 26) for place in range(300))
-    assert len(shorten_name(name)) == LONGEST_NAME
+    assert len(shorten_name(name)) == MAX_NAME_CHARACTERS
     assert shorten_name(name).startswith("abcdef")
     assert shorten_name(name).endswith(name[-5:])
     assert shorten_name("void gemm") == "gemm"

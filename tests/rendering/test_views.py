@@ -17,7 +17,7 @@ from fivefold.rendering import html, step_view, table
 from fivefold.rendering import search as search_view
 from fivefold.rendering.grid import Column, Grid, find_tone, make_grid
 from fivefold.web.pages.search import SearchPage, render_result
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 from tests.planner.search.test_search import FEW, NODE, SMALL
 from tests.printed import to_text
 
@@ -57,7 +57,7 @@ def test_a_column_of_a_search_is_shown_everywhere(monkeypatch: pytest.MonkeyPatc
     result = run_search(
         model=SMALL, machine=NODE, job=FEW, top=2, axes=("tp",), placements=False, recomputations=("none",)
     )
-    page = render_result(Site(tmp_path, local=tmp_path), SearchPage(model="llama3-8b", machine="h100:8"), result)
+    page = render_result(WebServer(tmp_path, local=tmp_path), SearchPage(model="llama3-8b", machine="h100:8"), result)
     for text in (to_text(search_view.page(result), width=200), html.search(result), page):
         assert ADDED in text
         assert f"{result.best[0].step.world} ranks of it" in text

@@ -159,12 +159,12 @@ def test_a_new_field_reaches_every_surface() -> None:
 
 def test_a_new_field_is_a_query_parameter() -> None:
     fastapi = pytest.importorskip("fastapi")
-    from fivefold.web.question import About
+    from fivefold.web.question import JobQuestion
 
     class Coloured(SearchRequest):
         colours: Annotated[int, Field(ge=1, le=9, description="How many colours to try.")] = 3
 
-    class ColouredQuestion(About, Coloured, defer_build=False):
+    class ColouredQuestion(JobQuestion, Coloured, defer_build=False):
         pass
 
     def paint(asked: Any) -> int:

@@ -8,14 +8,14 @@ import pytest
 
 from fivefold.record import RunFailure, UserError
 from fivefold.results import trace_file
-from fivefold.results.spans import Message, RankStep, RankTrace, Span
+from fivefold.results.spans import RankStep, RankTrace, Span, TracedMessage
 
 SPANS = (
     Span("step", "step 4", 0.0, 1.0, own=0.25),
     Span("F", "F0.3", 0.25, 0.75, 0.0, (), 0, 3, own=0.25, within=0),
     Span("wait", "tp all_gather", 0.5, 0.75, own=0.25, within=1),
 )
-MESSAGE = Message("tp", "tp", (0, 1), "all_gather", 128, 64, 1, (), (), 0.375, 0.4375, 0.5, 0.75, False, 2)
+MESSAGE = TracedMessage("tp", "tp", (0, 1), "all_gather", 128, 64, 1, (), (), 0.375, 0.4375, 0.5, 0.75, False, 2)
 
 
 def trace(rank: int, *, step: int = 4) -> RankTrace:

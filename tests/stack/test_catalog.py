@@ -13,7 +13,7 @@ from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model as model
 from fivefold.record import UserError
 from fivefold.stack.catalog import ENTRIES, HUGGING_FACE_TRAINERS, SOURCES, STACKS, build_stack
-from fivefold.stack.entry import Entry
+from fivefold.stack.entry import StackEntry
 from fivefold.stack.spec import Stack, SupportedLayouts
 
 NAMES = ("name", "version", "family", "runs")
@@ -21,7 +21,7 @@ REPOSITORY = r"[\w.-]+/[\w.-]+(@[0-9a-f]{7})?[:,; ]"  # NVIDIA/Megatron-LM@960c0
 WRITTEN = re.compile(rf"{REPOSITORY}|arXiv:\d{{4}}\.\d{{5}} §|PyTorch")
 
 
-def list_changed(entry: Entry) -> set[str]:
+def list_changed(entry: StackEntry) -> set[str]:
     """The fields in which a stack differs from the record's defaults."""
     stack, usual = STACKS[entry.name], Stack()
     fields = {field for field in Stack.model_fields if field not in NAMES}
@@ -34,12 +34,12 @@ def list_changed(entry: Entry) -> set[str]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_exactly_the_facts_that_differ_from_defaults_have_sources(entry: Entry) -> None:
+def test_exactly_the_facts_that_differ_from_defaults_have_sources(entry: StackEntry) -> None:
     assert SOURCES[entry.name].keys() == list_changed(entry)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_a_source_is_a_repository_or_a_paper(entry: Entry) -> None:
+def test_a_source_is_a_repository_or_a_paper(entry: StackEntry) -> None:
     assert [source for source in SOURCES[entry.name].values() if not WRITTEN.search(source)] == []
 
 

@@ -15,7 +15,7 @@ from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.journal import Journal, open_journal
 from fivefold.sweeps.spec import Sweep
-from fivefold.sweeps.sweep import Plan, run
+from fivefold.sweeps.sweep import SweepPlan, run
 
 SWEEP = Sweep.read(
     {
@@ -92,7 +92,7 @@ def test_dropped_rows_are_removed(tmp_path: Path) -> None:
 
 def run_all(journal: Journal) -> list[Row]:
     return run(
-        Plan.from_sweep(SWEEP, local=Path("nowhere")), journal, trials=None, report=lambda what, done, total: None
+        SweepPlan.from_sweep(SWEEP, local=Path("nowhere")), journal, trials=None, report=lambda what, done, total: None
     )
 
 

@@ -15,9 +15,9 @@ from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps import sweep as module
 from fivefold.sweeps.journal import open_journal
-from fivefold.sweeps.measure import Case, Submit
+from fivefold.sweeps.measure import PredictedRow, Submit
 from fivefold.sweeps.spec import Sweep
-from fivefold.sweeps.sweep import Plan, Trials, run
+from fivefold.sweeps.sweep import SweepPlan, Trials, run
 from fivefold.sweeps.trial import Trial
 from tests.sweeps.test_trial import MACHINE
 
@@ -39,7 +39,7 @@ def run_sweep(local: Path, *, submit: Submit | None = None, **values: Any) -> li
         "batches": [4],
         "precisions": ["fp32"],
     }
-    plan = Plan.from_sweep(Sweep.read(least | values, origin="test"), local=local)
+    plan = SweepPlan.from_sweep(Sweep.read(least | values, origin="test"), local=local)
     trials = Trials(local.parent / "trials", steps=4, submit=submit)
     with open_journal(local.parent / "journal") as journal:
         return run(plan, journal, trials=trials, report=lambda what, done, total: None)
@@ -49,7 +49,7 @@ def fake_trials(monkeypatch: pytest.MonkeyPatch, **outcomes: Trial) -> list[str]
     """Trials by layout (``_`` for a space) that end so; the list of those that were tried."""
     tried: list[str] = []
 
-    def run_trial(case: Case, **_: object) -> Trial:
+    def run_trial(case: PredictedRow, **_: object) -> Trial:
         tried.append(case.row.layout)
         return outcomes[case.row.layout.replace(" ", "_")]
 
@@ -119,7 +119,7 @@ def test_a_killed_sweep_goes_on_behind_its_last_trial(local: Path, monkeypatch: 
     good = Trial(ended="failed", why="x")
     tried: list[str] = []
 
-    def run_trial(case: Case, **_: object) -> Trial:
+    def run_trial(case: PredictedRow, **_: object) -> Trial:
         tried.append(case.row.layout)
         if len(tried) == 2:
             raise Killed

@@ -18,8 +18,8 @@ from fivefold.results.sweep_row import Row
 from fivefold.step import Step
 from fivefold.sweeps.journal import open_journal
 from fivefold.sweeps.predict import Predictor, digest
-from fivefold.sweeps.spec import Setting, Sweep
-from fivefold.sweeps.sweep import Plan, run
+from fivefold.sweeps.spec import Sweep, SweepSetting
+from fivefold.sweeps.sweep import SweepPlan, run
 
 WIDE = Sweep.read(
     {
@@ -31,9 +31,9 @@ WIDE = Sweep.read(
 )  # fmt: skip
 
 
-def plan_of(**values: Any) -> list[tuple[Setting, list[str]]]:
+def plan_of(**values: Any) -> list[tuple[SweepSetting, list[str]]]:
     least = {"models": ["nano"], "machines": ["h100"], "layouts": ["dp*"]}
-    return Plan.from_sweep(Sweep.read(least | values, origin="test"), local=Path("nowhere")).parts
+    return SweepPlan.from_sweep(Sweep.read(least | values, origin="test"), local=Path("nowhere")).parts
 
 
 def predict_by_names(row: Row) -> Step:
@@ -51,7 +51,9 @@ def predict_by_names(row: Row) -> Step:
 @pytest.mark.slow
 def test_rows_are_what_predict_says() -> None:
     draw, predictor = random.Random(1), Predictor()
-    pairs = [(setting, text) for setting, texts in Plan.from_sweep(WIDE, local=Path("nowhere")).parts for text in texts]
+    pairs = [
+        (setting, text) for setting, texts in SweepPlan.from_sweep(WIDE, local=Path("nowhere")).parts for text in texts
+    ]
     counted = {"fits": 0, "memory": 0, "invalid": 0}
     for setting, text in draw.sample(pairs, 160):
         (row,) = predictor.rows(setting, text)
@@ -138,7 +140,7 @@ def test_key_of_a_row_has_all_it_depends_on() -> None:
 def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
     """A row that a journal has kept answers for no other risk; a measurement does not depend on it."""
     tight = {"models": ["llama3-8b"], "machines": ["h100:8 memory=45GiB"], "layouts": ["dp8 zero3 mbs1"]}
-    plan = Plan.from_sweep(
+    plan = SweepPlan.from_sweep(
         Sweep.read(tight | {"sequences": [4096], "batches": [64]}, origin="test"), local=Path("nowhere")
     )
     ((setting, _),) = plan.parts

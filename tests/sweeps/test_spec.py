@@ -13,7 +13,7 @@ import pytest
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
 from fivefold.sweeps.spec import Sweep, fill_request, parse_best, settings
-from fivefold.sweeps.sweep import Plan
+from fivefold.sweeps.sweep import SweepPlan
 
 NOWHERE = Path("nowhere")
 LEAST: dict[str, Any] = {"models": ["nano"], "machines": ["h100"], "layouts": ["dp*"]}
@@ -55,9 +55,9 @@ def test_every_combination_is_a_row() -> None:
         used = {tp for tp in (1, 2, 3, 4) if any(ranks % tp == 0 for ranks in values["ranks"])}
         if any(f"tp{tp} " in " ".join(made.requests()) and tp not in used for tp in (2, 3, 4)):
             with pytest.raises(UserError, match="matches none of the numbers of ranks"):
-                Plan.from_sweep(made, local=NOWHERE)
+                SweepPlan.from_sweep(made, local=NOWHERE)
             continue
-        plan = Plan.from_sweep(made, local=NOWHERE)
+        plan = SweepPlan.from_sweep(made, local=NOWHERE)
         assert plan.rows == rows
         parts = [
             (s.model.name, s.machine_name, s.ranks, s.sequence, s.batch, s.precision, s.stack, text)
@@ -136,4 +136,4 @@ def test_a_file_that_cannot_be(tmp_path: Path, values: dict[str, Any], line: str
 ])  # fmt: skip
 def test_a_plan_that_cannot_be(values: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
-        Plan.from_sweep(sweep(**values), local=NOWHERE)
+        SweepPlan.from_sweep(sweep(**values), local=NOWHERE)

@@ -16,7 +16,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.generate.source import Source
+from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.nf4 import Nf4Weight
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
 
@@ -171,7 +171,7 @@ def test_peft_computes_what_was_trained_and_is_read_back(
             if "lora_" in name:
                 weight.mul_(1.5)
         model.save_pretrained(tmp_path / "theirs")
-        ours = Source.find(tmp_path / "theirs").decoder()(text_tokens())
+        ours = WeightSource.find(tmp_path / "theirs").decoder()(text_tokens())
         torch.testing.assert_close(ours, model(text_tokens()).logits, rtol=1e-5, atol=1e-5)
 
 

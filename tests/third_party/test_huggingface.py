@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fivefold.interop.format import Plan
+from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
@@ -30,7 +30,7 @@ AMONG = Range(
 )
 
 
-def put(plan: Plan, to: str, folder: Path) -> None:
+def put(plan: ConfigPlan, to: str, folder: Path) -> None:
     for name, text in write(plan, to=to).files.items():
         (folder / name).write_text(text)
 
@@ -92,7 +92,7 @@ def test_the_model_on_meta_has_our_parameters(name: str, tmp_path: Path) -> None
 
     model = build_model(name)
     job = Job(sequence=2048, global_batch=8, precision=recipe("bf16-grad16"))
-    put(Plan(model, Layout.parse("dp4 zero3 mbs1"), job), "accelerate", tmp_path)
+    put(ConfigPlan(model, Layout.parse("dp4 zero3 mbs1"), job), "accelerate", tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(config)
@@ -138,7 +138,7 @@ print(f"a rank holds 1/{whole // here} of the weights" if isinstance(weights[0],
 def test_written_config_trains_on_two_processes(tmp_path: Path) -> None:
     """accelerate's FSDP2 over gloo; it takes it on accelerators alone, and trains under DDP on a CPU unless told."""
     job = Job(sequence=64, global_batch=4, precision="fp32", steps=2)
-    put(Plan(build_model("nano"), Layout.parse("dp2 zero3 mbs1 ac=full"), job), "accelerate", tmp_path)
+    put(ConfigPlan(build_model("nano"), Layout.parse("dp2 zero3 mbs1 ac=full"), job), "accelerate", tmp_path)
     config = tmp_path / "accelerate.yaml"
     config.write_text(config.read_text().replace("use_cpu: false", "use_cpu: true"))
     (tmp_path / "first.py").write_text(SHARDED_ON_A_CPU)
@@ -151,7 +151,7 @@ def test_written_config_trains_on_two_processes(tmp_path: Path) -> None:
 def test_written_deepspeed_config_trains_on_two_processes(zero: int, tmp_path: Path) -> None:
     stack = stack_named("deepspeed").replace(reduce_bucket=100_000)
     job = Job(sequence=64, global_batch=4, precision="fp32", steps=2, stack=stack)
-    put(Plan(build_model("nano"), Layout.parse(f"dp2 zero{zero} mbs1"), job), "deepspeed", tmp_path)
+    put(ConfigPlan(build_model("nano"), Layout.parse(f"dp2 zero{zero} mbs1"), job), "deepspeed", tmp_path)
     # on a CPU transformers lets DeepSpeed shard the model before there is a process group
     (tmp_path / "first.py").write_text(
         "import runpy, deepspeed\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fivefold.interop.format import Plan
+from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -45,7 +45,7 @@ def test_nanotron_parses_its_yaml(tmp_path: Path, nanotron_config: Any) -> None:
     assert taken >= 20
 
 
-PLAN = Plan(
+PLAN = ConfigPlan(
     build_model("llama3-8b"),
     Layout.parse("dp4 tp2 pp2 zero1 mbs1"),
     Job(sequence=8192, global_batch=128),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.interop.format import Plan
+from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -25,7 +25,7 @@ AMONG = Range(
 )
 
 
-def parse_plan(plan: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def parse_plan(plan: ConfigPlan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """torchtitan's own Trainer.Config of a plan."""
     written = write(plan, to="torchtitan")
     (folder / "torchtitan_config.py").write_text(written.files["torchtitan_config.py"])
@@ -70,7 +70,7 @@ def test_the_model_on_meta_has_our_parameters(
     import torch
 
     model = build_model(name)
-    plan = Plan(model, Layout.parse(text), Job(sequence=2048, global_batch=8, documents="separate"))
+    plan = ConfigPlan(model, Layout.parse(text), Job(sequence=2048, global_batch=8, documents="separate"))
     config = parse_plan(plan, tmp_path, monkeypatch)
     with torch.device("meta"):
         built = config.model_spec.model.build()
@@ -86,7 +86,7 @@ def test_stages_are_spread_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model = build_model("llama3-8b")
     for text in ("pp4 zero0 mbs1", "pp2 v2 mbs1", "dp2 pp4 v2 zero2 mbs1 stages=3-4-4-4-4-4-5-4"):
         layout = Layout.parse(text)
-        config = parse_plan(Plan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)
+        config = parse_plan(ConfigPlan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)
         parts = config.parallelism.module_fqns_per_model_part or generate(layout.pp * layout.v, model.layers, 1, 1)
         sizes = [sum(name.startswith("layers.") for name in part) for part in parts]
         assert sizes == [len(item) for item in stage_layers(model.layers, layout)]

@@ -20,7 +20,7 @@ from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.packing import PackedLoader, PairLoader
 from fivefold.trainer.data.prepare import prepare
 from fivefold.trainer.data.shards import Shards
-from fivefold.trainer.data.supervised import Format, sample_format
+from fivefold.trainer.data.supervised import DataFormat, sample_format
 from fivefold.trainer.engine import Engine, Rewards
 from tests.trainer.data.conversations import (
     CHATML,
@@ -218,7 +218,7 @@ def test_a_step_equals_that_of_trl(
     forked: Any,
     base: Path,
     tmp_path: Path,
-    kind: Format,
+    kind: DataFormat,
     records: list[Any],
     template: str,
     packing: str,

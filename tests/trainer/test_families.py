@@ -16,7 +16,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.record import UserError
-from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.supported import check_supported
 from tests.model.judged import reference, silence_transformers, texts
 from tests.model.mutations import FAMILIES, mutations
@@ -35,7 +35,7 @@ def compare(kind: str, config: dict[str, Any], folder: Path) -> str:
         return "the reference fails"
     theirs.save_pretrained(folder)
     try:
-        opened = Folder.open(folder)
+        opened = HuggingFaceFolder.open(folder)
         check_supported(Layout(), Job(sequence=16, global_batch=1, precision=recipe("fp32")), model=opened.model)
         logits = [_logits(opened, text) for text in texts(theirs.config.vocab_size)]
     except UserError as refusal:
@@ -47,7 +47,7 @@ def compare(kind: str, config: dict[str, Any], folder: Path) -> str:
     return "" if max(errors) <= 1e-5 else f"logits differ by {max(errors):.1e}"
 
 
-def _logits(opened: Folder, text: Tensor) -> Tensor:
+def _logits(opened: HuggingFaceFolder, text: Tensor) -> Tensor:
     with torch.no_grad():
         logits: Tensor = decoder(opened)(text)
     return logits

@@ -16,7 +16,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model import weights as table
 from fivefold.model.shape import MLA, ModelShape, MoE
 from fivefold.model.spec import Model
-from fivefold.trainer.parallel.placement import Placement
+from fivefold.trainer.parallel.placement import ShardPlacement
 from tests.selection import mark_share
 
 MODEL = Model(
@@ -67,12 +67,12 @@ def test_a_weight_that_no_module_has_ends_the_dry_run(monkeypatch: pytest.Monkey
 
 
 def test_a_weight_that_is_left_on_meta_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Placement._zero_unit
+    known = ShardPlacement._zero_unit
 
-    def build_fewer(self: Placement, weights: list[table.Weight], backwards: int, **rest: Any) -> Any:
+    def build_fewer(self: ShardPlacement, weights: list[table.Weight], backwards: int, **rest: Any) -> Any:
         return known(self, [weight for weight in weights if not weight.name.endswith("sinks")], backwards, **rest)
 
-    monkeypatch.setattr(Placement, "_zero_unit", build_fewer)
+    monkeypatch.setattr(ShardPlacement, "_zero_unit", build_fewer)
     (line,) = findings()
     assert "blocks.0.attention.sinks of model 'small' is on device meta after the build, not cpu" in line
 

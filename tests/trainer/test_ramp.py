@@ -17,7 +17,7 @@ from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.run import Run
 from fivefold.update import LearningRate, Ramp
@@ -66,7 +66,7 @@ def train(layout: Layout, folder: Path | None = None, last: int = 6) -> list[tup
         results.append((done.loss, done.norm))
         step, taken = step + 1, taken + size
     if folder:
-        progress = Progress(step=step, samples=taken, tokens=16 * taken)
+        progress = RunProgress(step=step, samples=taken, tokens=16 * taken)
         save(folder, built=built, progress=progress, model=MODEL, layout=layout, job=JOB)
     return results
 

@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build
-from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.checkpoint.full_weights import gather_full
 from fivefold.trainer.engine import Engine
 from tests.selection import mark_share
@@ -71,7 +71,7 @@ def leg(directory: Path, layout: Layout, first: int) -> tuple[Bits, Bits, list[f
         micro = layout.micro_batches(JOB)
         losses.append(engine.step(tokens.view(micro, layout.dp, layout.mbs, 17)[:, built.ranks["dp"].rank]).loss)
         engine.zero_grad()
-    progress = Progress(step=first + 2, samples=0, tokens=0)
+    progress = RunProgress(step=first + 2, samples=0, tokens=0)
     save(directory, built=built, progress=progress, model=MODEL, layout=layout, job=JOB)
     biases = [built.module.blocks[layer].get_submodule("moe").get_buffer("bias") for layer in (1, 2)]
     return result, bits(built), losses, biases

@@ -12,9 +12,9 @@ from fivefold.model.catalog import build_model
 from fivefold.model.shape import MLA, MoE
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
-from fivefold.trainer.supported import OURS, check_generation, check_supported, describe_idle_window
+from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_generation, check_supported, describe_idle_window
 
-OTHERS: dict[str, Any] = {
+OTHER_BEHAVIOUR: dict[str, Any] = {
     "kernels": "plain", "merged_projections": True, "wgrad_accumulation": "fused", "flat_copies": ("weights",),
     "recv_buffers": "preallocated", "zero2_shards": "separate", "zero3_gather": "weights", "reduce_bucket": 1000,
     "comm_buffers": "retained", "deferred_wgrad": "graph", "dispatcher": "fused", "scatter_gather_tensors": True,
@@ -28,9 +28,9 @@ def test_the_default_is_ours() -> None:
     check_supported(Layout(), Job(), model=build_model("nano"))
 
 
-@pytest.mark.parametrize("field", OURS)
+@pytest.mark.parametrize("field", ENGINE_BEHAVIOUR)
 def test_a_fact_of_another_software_is_refused(field: str) -> None:
-    job = Job.read({field: OTHERS[field]}, origin="test")
+    job = Job.read({field: OTHER_BEHAVIOUR[field]}, origin="test")
     with pytest.raises(UserError, match=f"job: the engine has {field}="):
         check_supported(Layout(), job, model=build_model("nano"))
 

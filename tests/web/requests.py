@@ -19,7 +19,7 @@ from fivefold.web.pages.plan import PlanQuestion
 from fivefold.web.pages.runs import RunQuestion
 from fivefold.web.pages.search import SearchPage
 from fivefold.web.pages.sweep import SweepQuestion
-from fivefold.web.question import About, CompareQuestion
+from fivefold.web.question import CompareQuestion, JobQuestion
 from tests.web.conftest import SECRET
 
 WORDS = {
@@ -127,7 +127,7 @@ PAGES = {
     "/plan": PlanQuestion.model_fields,
     "/plan/changes": PlanQuestion.model_fields,
     "/plan/config": PlanQuestion.model_fields,
-    "/plan/model": About.model_fields,
+    "/plan/model": JobQuestion.model_fields,
     "/learn/{name}": PlanQuestion.model_fields,
     "/compare": CompareQuestion.model_fields,
     "/sweep": SweepQuestion.model_fields,

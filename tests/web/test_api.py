@@ -15,7 +15,7 @@ from fivefold.requests import playbook
 from fivefold.units import show_bytes
 from fivefold.web import worker
 from fivefold.web.pages.search import SearchPage
-from fivefold.web.question import About, AskQuestion, PlaybookQuestion, RatiosQuestion, SearchQuestion
+from fivefold.web.question import AskQuestion, JobQuestion, PlaybookQuestion, RatiosQuestion, SearchQuestion
 from tests.web.conftest import OWN
 
 CASES = [
@@ -156,7 +156,7 @@ NOT_BY_A_PAGE = {"chart", "write", "measure", "degrees", "no-calibrate"}  # writ
     ("command", "question"),
     [("search", SearchQuestion), ("ask", AskQuestion), ("plan", PlaybookQuestion), ("ratios", RatiosQuestion)],
 )
-def test_page_accepts_the_options_of_the_command(command: str, question: type[About]) -> None:
+def test_page_accepts_the_options_of_the_command(command: str, question: type[JobQuestion]) -> None:
     options = {
         name.removeprefix("--")
         for item in get_command(cli).commands[command].params  # type: ignore[attr-defined]

@@ -9,13 +9,13 @@ from fivefold.layout.validity import is_legal
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.web.controls import JOB_CHOICES, JOB_HELP, change_keyword, controls, list_job_choices, sizes
-from fivefold.web.folder import Folder
-from fivefold.web.question import Question, ResolvedRequest
+from fivefold.web.folder import ServedFolder
+from fivefold.web.question import PredictQuestion, ResolvedRequest
 
 
 def resolve_question(**fields: object) -> tuple[ResolvedRequest, Layout]:
-    question = Question.model_validate(fields)
-    return question.resolve(folder=Folder(Path()), local=Path("none.toml")), question.parsed_layout()
+    question = PredictQuestion.model_validate(fields)
+    return question.resolve(folder=ServedFolder(Path()), local=Path("none.toml")), question.parsed_layout()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fivefold.requests.settings import change_setting, load_settings, save_setti
 from fivefold.web import worker
 from fivefold.web.copies import MODEL_FILE, write_copies
 from fivefold.web.pages.search import SearchPage
-from fivefold.web.question import About, CompareQuestion, Question, SearchQuestion
+from fivefold.web.question import CompareQuestion, JobQuestion, PredictQuestion, SearchQuestion
 
 SMALL: dict[str, Any] = {"model": "nano", "machine": "h100:2", "gbs": 8}
 STEPS = [
@@ -63,7 +63,7 @@ def drop_seconds(answer: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("asked", STEPS, ids=lambda asked: asked["layout"])
 def test_a_step_is_the_same_by_command_and_in_python(client: TestClient, asked: dict[str, Any]) -> None:
-    copies = write_copies(Question(**SMALL | asked), "predict")
+    copies = write_copies(PredictQuestion(**SMALL | asked), "predict")
     answer = client.get("/api/predict", params=SMALL | asked).json()
     assert run_command(copies.command) == answer
     assert run_python(copies.python) == answer
@@ -105,10 +105,10 @@ def test_the_search_page_copies_its_own_defaults() -> None:
 
 def test_a_changed_model_is_a_file(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = SMALL | {"layers": 3}
-    copies = write_copies(Question(**asked | {"layout": "dp2"}), "predict")
+    copies = write_copies(PredictQuestion(**asked | {"layout": "dp2"}), "predict")
     assert copies.file == MODEL_FILE
     monkeypatch.chdir(tmp_path)
-    (tmp_path / MODEL_FILE).write_text(client.get(About(**asked).url("/plan/model")).text)
+    (tmp_path / MODEL_FILE).write_text(client.get(JobQuestion(**asked).url("/plan/model")).text)
     answer = client.get("/api/predict", params=asked | {"layout": "dp2"}).json()
     for copied in (run_command(copies.command), run_python(copies.python)):
         assert copied["work"] == answer["work"]
@@ -126,7 +126,7 @@ def test_user_settings_apply_to_pages_and_what_they_copy(
     asked = SMALL | {"layout": "dp2"}
     answer = client.get("/api/predict", params=asked).json()
     assert answer["job"]["stack"]["name"] == "torchtitan"
-    copies = write_copies(Question(**asked), "predict")
+    copies = write_copies(PredictQuestion(**asked), "predict")
     assert drop_field(run_command(copies.command), "settings") == answer
     assert run_python(copies.python) == answer
     page = client.get("/plan", params=asked).text

@@ -14,7 +14,7 @@ from fivefold.record import UserError
 from fivefold.units import show_seconds
 from fivefold.web import runs
 from fivefold.web.app import create
-from fivefold.web.folder import FILE_BYTES, Folder
+from fivefold.web.folder import FILE_BYTES, ServedFolder
 from fivefold.web.pages.runs import smooth
 
 
@@ -66,9 +66,9 @@ def test_the_largest_file_that_is_read_has_the_limit_in_bytes(tmp_path: Path) ->
     for size in (FILE_BYTES, FILE_BYTES + 1):
         with (tmp_path / str(size)).open("wb") as file:
             file.truncate(size)  # of holes
-    assert Folder(tmp_path).path(str(FILE_BYTES)).name == str(FILE_BYTES)
+    assert ServedFolder(tmp_path).path(str(FILE_BYTES)).name == str(FILE_BYTES)
     with pytest.raises(UserError, match="the page reads files of up to"):
-        Folder(tmp_path).path(str(FILE_BYTES + 1))
+        ServedFolder(tmp_path).path(str(FILE_BYTES + 1))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_runs_are_listed_with_where_they_are(root: Path) -> None:
-    result = {item.folder: item for item in runs.find(Folder(root))}
+    result = {item.folder: item for item in runs.find(ServedFolder(root))}
     assert sorted(result) == ["runs/broken", "runs/done", "runs/going"]
     done, going = result["runs/done"], result["runs/going"]
     assert (done.state, done.step, done.loss, done.heldout_loss) == ("finished", 20, 4.5, 4.75)
@@ -99,7 +99,7 @@ def test_runs_are_listed_with_where_they_are(root: Path) -> None:
 def test_a_run_that_logs_nothing_more_has_stopped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late = time.time() + 60
     monkeypatch.setattr(runs.time, "time", lambda: late)
-    assert {item.folder: item.state for item in runs.find(Folder(root))}["runs/going"] == "stopped"
+    assert {item.folder: item.state for item in runs.find(ServedFolder(root))}["runs/going"] == "stopped"
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_the_pages_of_runs(root: Path) -> None:
 @pytest.mark.slow
 def test_a_run_has_its_prediction_beside_it_from_its_first_step(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=1, ended=False, begun=True)
-    (summary,) = runs.find(Folder(tmp_path))
+    (summary,) = runs.find(ServedFolder(tmp_path))
     assert (summary.layout, summary.model, summary.measured_seconds) == ("dp2 zero0 mbs1", "nano", 0.5)
     with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:
         page = client.get("/runs", params={"folder": "a"}).text
@@ -135,16 +135,16 @@ def test_a_run_has_its_prediction_beside_it_from_its_first_step(tmp_path: Path) 
 
 def test_a_run_that_goes_on_after_its_end_is_running(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steps=3, begun=True)
-    assert runs.find(Folder(tmp_path))[0].state == "finished"
+    assert runs.find(ServedFolder(tmp_path))[0].state == "finished"
     os.utime(tmp_path / "a" / "step.json", (1, 1))
-    assert runs.find(Folder(tmp_path))[0].state == "running"
+    assert runs.find(ServedFolder(tmp_path))[0].state == "running"
 
 
 def test_the_run_that_was_written_last_is_first(tmp_path: Path) -> None:
     for name, seconds in (("b", 3000), ("a", 1000), ("c", 2000)):
         write_run(tmp_path / name, steps=1, ended=False)
         os.utime(tmp_path / name / "log.jsonl", (seconds, seconds))
-    assert [summary.folder for summary in runs.find(Folder(tmp_path))] == ["b", "c", "a"]
+    assert [summary.folder for summary in runs.find(ServedFolder(tmp_path))] == ["b", "c", "a"]
 
 
 def test_runs_are_compared(client: TestClient, folder: Path) -> None:

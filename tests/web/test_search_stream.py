@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("fastapi", reason="the page needs the extra web")
 
 from fivefold.web import worker
-from fivefold.web.folder import Folder
+from fivefold.web.folder import ServedFolder
 from fivefold.web.pages.search import FOUND, render_best, render_result
 from fivefold.web.pages.search import SearchPage as Page
 from fivefold.web.pages.stream import Fit
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 
 ASKED: dict[str, Any] = {"model": "nano", "machine": "h100:4", "gbs": 16, "where": "cp=1 ac=none order=default mbs<=2"}
 
@@ -24,7 +24,7 @@ ASKED: dict[str, Any] = {"model": "nano", "machine": "h100:4", "gbs": 16, "where
 def streamed_search(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit], Any]:
     """The layouts that a search sent as they were evaluated, and its result."""
     folder = tmp_path_factory.mktemp("search")
-    progress = worker.Progress()
+    progress = worker.ProgressReporter()
     sent: list[Fit] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(worker, "say", lambda **event: sent.extend(Fit(*fit) for fit in event.get("fitted", ())))
@@ -50,8 +50,8 @@ def test_the_page_sketches_the_best_and_draws_all(streamed_search: tuple[list[Fi
     sketch = render_best(page, fits)
     assert f"of {len(fits)} layouts that fit" in sketch
     assert [fit.layout in sketch for fit in fits[:3]] == [True] * 3
-    site = Site(tmp_path, local=tmp_path / "none.toml")
-    assert isinstance(site.folder, Folder)
+    site = WebServer(tmp_path, local=tmp_path / "none.toml")
+    assert isinstance(site.folder, ServedFolder)
     text = render_result(site, page, result, fits)
     assert f"all {len(fits)} evaluated layouts that fit" in text
     assert text.count('class="dot') >= len({(fit.layout, fit.reduce == "step") for fit in fits})

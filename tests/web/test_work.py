@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from fivefold.web.app import create
-from fivefold.web.work import Busy, Work
+from fivefold.web.work import Busy, WorkQueue
 
 SEARCH = "/api/search?model=llama3-405b&machine=h100:4096&gbs=2048&seq=8192"
 
@@ -22,13 +22,13 @@ def run_in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-def client(work: Work) -> TestClient:
+def client(work: WorkQueue) -> TestClient:
     return TestClient(create(Path(), local=Path("none"), work=work), base_url="http://127.0.0.1:8765")
 
 
 @pytest.mark.slow
 def test_only_so_many_searches_run_at_once() -> None:
-    with client(Work(at_once=0)) as asking:
+    with client(WorkQueue(at_once=0)) as asking:
         answer = asking.get(SEARCH)
         assert answer.status_code == 429
         assert answer.json()["detail"].startswith("as many searches and dry runs are running as are allowed at once")
@@ -37,7 +37,7 @@ def test_only_so_many_searches_run_at_once() -> None:
 
 @pytest.mark.slow
 def test_a_search_that_takes_too_long_is_ended() -> None:
-    work = Work(long=1.5)
+    work = WorkQueue(long=1.5)
     with client(work) as asking:
         begin = time.perf_counter()
         answer = asking.get(SEARCH)
@@ -49,7 +49,7 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_dies_is_told() -> None:
-    with client(Work(python=("false",))) as asking:
+    with client(WorkQueue(python=("false",))) as asking:
         assert "ended without an answer" in asking.get(SEARCH).json()["detail"]
 
 
@@ -64,7 +64,7 @@ def test_short_answers_are_made_one_after_another() -> None:
         return 1
 
     async def run_several() -> list[int]:
-        work = Work()
+        work = WorkQueue()
         return list(await asyncio.gather(*(work.run_soon(action) for _ in range(8))))
 
     assert run_in_thread(run_several()) == [1] * 8
@@ -72,7 +72,7 @@ def test_short_answers_are_made_one_after_another() -> None:
 
 def test_who_waits_too_long_for_a_short_answer_is_told() -> None:
     async def run_two() -> None:
-        work = Work(short=0.1)
+        work = WorkQueue(short=0.1)
         first = asyncio.create_task(work.run_soon(lambda: time.sleep(0.15)))
         await asyncio.sleep(0.02)
         with pytest.raises(Busy, match="try again"):

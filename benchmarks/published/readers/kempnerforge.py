@@ -36,8 +36,8 @@ NO_STEP = "the source prints no time and no memory of a step"
 NO_WIDTH = "the source does not print the feed-forward width"
 WHOLE_EXPERTS = "every tensor-parallel rank computes all experts on the same tokens"
 PADDED = "each expert is padded to the tokens of the busiest: how unevenly the router fills them is not printed"
-WHOLE_LOGITS = "with tp each rank holds the whole embedding and, for the loss, whole logits"
-BESIDE_SUMS = "without FSDP torch.compile hands out all gradients of a micro-batch at once, beside their sums"
+WHOLE_LOGITS = "with tp each rank holds the full embedding and, for the loss, full logits"
+GRADIENTS_AND_SUMS = "without FSDP torch.compile hands out all gradients of a micro-batch at once, next to their sums"
 SAME_TOKENS = "expert-parallel ranks read the same batch, so they are no data-parallel ranks"
 
 # On 24 GPUs their own trace shows 205 reductions of a 13B block's gradients: 338 MB over 6 nodes in 14.4 ms, 20 GB/s.
@@ -86,7 +86,7 @@ def _unscored_peak(row: Row, layout: Layout) -> str:
     """Return the rule by which a row's peak memory is not scored, or ""."""
     if not number(row, "peak_allocated_gib"):
         return ""
-    return WHOLE_LOGITS if layout.tp > 1 else BESIDE_SUMS if layout.dp == 1 else ""
+    return WHOLE_LOGITS if layout.tp > 1 else GRADIENTS_AND_SUMS if layout.dp == 1 else ""
 
 
 def _case(row: Row) -> Case:

@@ -29,7 +29,7 @@ from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 
-OFFLOADED = "activations are offloaded to the host beside recomputation; ours are one or the other"
+OFFLOADED = "activations are offloaded to the host in addition to recomputation; ours are one or the other"
 FSDP = "Megatron's own FSDP, whose units and gathers are no part of this stack"
 DROPLESS = "experts as the router fills them: how unevenly is not printed"
 EMPTY_STAGE = "more pipeline stages than layers: embedding and loss are stages of their own"

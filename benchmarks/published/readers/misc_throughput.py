@@ -32,7 +32,7 @@ SOURCE = "misc_throughput"
 TPU = "a TPU, which is not in our catalog"
 NO_LAYOUT = "the source prints no layout or no batch"
 SOME_LAYERS = "the share of recomputed layers is not printed"
-ROUNDED = "a round figure of a whole run"
+ROUNDED = "a round figure of a complete run"
 
 INTERNLM = Model(
     name="internlm-7b",

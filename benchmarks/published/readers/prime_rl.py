@@ -21,7 +21,7 @@ from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
 UPDATE_KERNELS = 2
-OFFLOADED = "activations are offloaded to the host beside recomputation; ours are one or the other"
+OFFLOADED = "activations are offloaded to the host in addition to recomputation; ours are one or the other"
 MORE_THAN_A_STEP = "a step of reinforcement learning does more than forward, backward and update"
 
 # FlashAttention-2 runs on Hopper and Blackwell as on A100; 3 and 4 are written for them.

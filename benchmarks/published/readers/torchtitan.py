@@ -33,7 +33,7 @@ from fivefold.units import GIB
 OP_WISE = "op-wise recomputation keeps every second matmul (w1 but not w3); our groups hold an MLP's matmuls together"
 NOT_STATED = "what is recomputed is not stated"
 EAGER_LOSS = "torchtitan Dec 2024"  # at 9dec370; pull request 755 had just turned compiling the loss off
-ISSUE = "a run from an issue, without its whole configuration"
+ISSUE = "a run from an issue, without its full configuration"
 
 DISPUTED = "memory of the table with context parallelism could not be reproduced (issue 1344)"
 

@@ -32,7 +32,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     """
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
-    from fivefold.rendering import lengths, whole_run
+    from fivefold.rendering import lengths, run_estimate
     from fivefold.rendering.answers import list_sections
     from fivefold.rendering.sections import render_sections
 
@@ -61,7 +61,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
         show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields)
         show(render_sections(list_sections(question, replies)))
     if chart:
-        save_chart((whole_run if question == "run" else lengths).chart(replies[0]), chart)
+        save_chart((run_estimate if question == "run" else lengths).chart(replies[0]), chart)
 
 
 def refuse_unused(request: AskOptions) -> None:

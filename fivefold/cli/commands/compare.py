@@ -16,7 +16,7 @@ from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.planner.compare import Case
+    from fivefold.planner.compare import ComparedCase
 
 
 @accept_request(CompareOptions)
@@ -64,13 +64,13 @@ def _load_configs(request: CompareOptions) -> list[LoadedConfig]:
     return [load_config([str(file)], build_request(gpus), ignore=ignore) for file in files]
 
 
-def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job: Job) -> list[Case]:
+def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job: Job) -> list[ComparedCase]:
     """Return the cases of each config: its own layout and the layouts named, on every machine."""
     from fivefold.cli.arguments import machine_of
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import is_named
-    from fivefold.planner.compare import Case
+    from fivefold.planner.compare import ComparedCase
 
     if job != Job():
         raise UserError(
@@ -83,6 +83,7 @@ def _list_config_cases(configs: list[LoadedConfig], request: CompareOptions, job
         machines = [machine_of(request.gpus or "", config.layout.world), *map(load_machine, machine_names)]
         jobs = list_jobs(config.job, request.stacks, request.precisions)
         config_cases += [
-            Case(config.model, *combination) for combination in product(machines, [config.layout, *layouts], jobs)
+            ComparedCase(config.model, *combination)
+            for combination in product(machines, [config.layout, *layouts], jobs)
         ]
     return config_cases

@@ -79,7 +79,7 @@ def _draw_without_step(picture: Picture, words: Sequence[str], collective: str) 
 
 def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, float]]]:
     """Return the bytes that a rank sends per second, by ranks and buffer size, with the planner's cost model."""
-    from fivefold.layout.mesh import Group
+    from fivefold.layout.mesh import RankGroup
     from fivefold.planner.time.network import Network
     from fivefold.rendering.figures.machine import series
     from fivefold.step import sent_bytes
@@ -91,7 +91,7 @@ def _curves(machine: Machine, collective: str) -> dict[int, list[tuple[int, floa
         ranks: [
             (size, sent_bytes(collective, payload=size, ranks=ranks) / seconds)
             for size in SIZES
-            for seconds in (network.seconds(collective, size, Group(ranks, 1)),)
+            for seconds in (network.seconds(collective, size, RankGroup(ranks, 1)),)
         ]
         for ranks in series(machine)
     }

@@ -46,7 +46,7 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
         from fivefold.dry_run import dryrun as run
         from fivefold.dry_run.report import data
 
-        rehearsal = run(
+        dry_run = run(
             model=model,
             machine=machine,
             layout=layout,
@@ -58,15 +58,15 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
             progress=lambda done, total: progress("ranks", done, total),
         )
         # The planner knows only the layout's own schedules.
-        is_predictable = rehearsal.step is not None and table is None
+        is_predictable = dry_run.step is not None and table is None
         predicted = predict(model=model, machine=machine, layout=layout, job=job) if is_predictable else None
-    show(json_module.dumps(data(rehearsal, predicted), indent=2) if request.as_json else _page(rehearsal, predicted))
-    if rehearsal.step is not None:
+    show(json_module.dumps(data(dry_run, predicted), indent=2) if request.as_json else _page(dry_run, predicted))
+    if dry_run.step is not None:
         if request.over_time and not request.as_json:
-            _draw(rehearsal, machine)
+            _draw(dry_run, machine)
         expandable = job.stack.expandable_segments
         _save(
-            rehearsal,
+            dry_run,
             machine,
             selected,
             charts=request.charts,
@@ -74,7 +74,7 @@ def dryrun(request: DryrunOptions, model: Model, machine: Machine, layout: Layou
             snapshot=request.snapshot,
             expandable=expandable,
         )
-    if rehearsal.findings:
+    if dry_run.findings:
         raise SystemExit(WOULD_FAIL)
 
 
@@ -82,41 +82,41 @@ def _ranks(text: str | None) -> tuple[int, ...]:
     return parse_integers(text, option="--ranks", of="ranks", such="0,3") if text else ()
 
 
-def _page(rehearsal: DryRun, predicted: Step | None) -> RenderableType:
+def _page(dry_run: DryRun, predicted: Step | None) -> RenderableType:
     from fivefold.rendering.dry_run import failures, page
 
-    if rehearsal.step is None:
-        return failures(rehearsal.findings)
+    if dry_run.step is None:
+        return failures(dry_run.findings)
     from fivefold.dry_run.report import describe_peak
 
-    full = rehearsal.peak_rank
-    at_peak = describe_peak(rehearsal.tapes[full.rank])
+    full = dry_run.peak_rank
+    at_peak = describe_peak(dry_run.tapes[full.rank])
     return page(
-        rehearsal.step,
-        findings=rehearsal.findings,
-        assumed=rehearsal.assumed,
+        dry_run.step,
+        findings=dry_run.findings,
+        assumed=dry_run.assumed,
         moment=at_peak,
         first=full.first,
         predicted=predicted,
     )
 
 
-def _draw(rehearsal: DryRun, machine: Machine) -> None:
+def _draw(dry_run: DryRun, machine: Machine) -> None:
     """Draw the pipeline and the peak memory per rank on the terminal."""
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import heading
 
-    assert rehearsal.step is not None
-    rows, memory_levels, rank = _list_spans(rehearsal)
+    assert dry_run.step is not None
+    rows, memory_levels, rank = _list_spans(dry_run)
     title = "Pipeline over time" if len(rows) > 1 else "Time of a rank"
-    show(heading(title, pipeline.finding(rehearsal.step.time)))
-    show(pipeline.Picture(rows))
+    show(heading(title, pipeline.finding(dry_run.step.time)))
+    show(pipeline.PipelinePicture(rows))
     show(heading(f"Memory over time of rank {rank}"))
-    show(memory.Picture(memory_levels, rank=rank, capacity_bytes=machine.chip.memory_bytes))
+    show(memory.MemoryPicture(memory_levels, rank=rank, capacity_bytes=machine.chip.memory_bytes))
 
 
 def _save(
-    rehearsal: DryRun,
+    dry_run: DryRun,
     machine: Machine,
     asked: tuple[int, ...],
     *,
@@ -127,28 +127,28 @@ def _save(
 ) -> None:
     """Save the files; without ``--ranks``, the trace has all dry-run ranks, the snapshot that with the highest peak."""
     if charts:
-        _save_charts(rehearsal, machine, folder=charts)
+        _save_charts(dry_run, machine, folder=charts)
     if trace:
-        _save_trace(rehearsal, asked or tuple(rehearsal.tapes), path=trace)
-    for rank in asked or (rehearsal.peak_rank.rank,):
+        _save_trace(dry_run, asked or tuple(dry_run.tapes), path=trace)
+    for rank in asked or (dry_run.peak_rank.rank,):
         if snapshot:
             path = snapshot.with_stem(f"{snapshot.stem}-rank{rank}") if len(asked) > 1 else snapshot
-            _save_snapshot(rehearsal, rank, path=path, expandable=expandable)
+            _save_snapshot(dry_run, rank, path=path, expandable=expandable)
 
 
-def _save_charts(rehearsal: DryRun, machine: Machine, *, folder: Path) -> None:
+def _save_charts(dry_run: DryRun, machine: Machine, *, folder: Path) -> None:
     """Save the same pictures as .svg and .html."""
     from fivefold.rendering import charts
     from fivefold.rendering.drawing import memory, pipeline
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--charts {folder} is a file; name a folder")
-    assert rehearsal.step is not None
-    rows, memory_levels, rank = _list_spans(rehearsal)
+    assert dry_run.step is not None
+    rows, memory_levels, rank = _list_spans(dry_run)
     pictures = {
-        "pipeline": pipeline.draw_file(rows, step=rehearsal.step, drawn="priced, not measured"),
+        "pipeline": pipeline.draw_file(rows, step=dry_run.step, drawn="priced, not measured"),
         "memory": memory.draw_file(
-            memory_levels, step=rehearsal.step, rank=rank, capacity_bytes=machine.chip.memory_bytes
+            memory_levels, step=dry_run.step, rank=rank, capacity_bytes=machine.chip.memory_bytes
         ),
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,35 +158,34 @@ def _save_charts(rehearsal: DryRun, machine: Machine, *, folder: Path) -> None:
     say(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 
-def _list_spans(rehearsal: DryRun) -> tuple[list[tuple[Span, ...]], list[Level], int]:
+def _list_spans(dry_run: DryRun) -> tuple[list[tuple[Span, ...]], list[Level], int]:
     """Return spans of every pipeline rank, memory over time of the one with the highest peak, and its number."""
     from fivefold.dry_run.time.pictures import levels, spans
 
-    assert rehearsal.played is not None
-    assert rehearsal.table is not None
-    steady = rehearsal.steady_tapes
+    assert dry_run.played is not None
+    assert dry_run.table is not None
+    steady = dry_run.steady_tapes
     rows = [
-        spans(rehearsal.played, steady[rank], row)
-        for rank, row in zip(rehearsal.ranks, rehearsal.table.rows, strict=True)
+        spans(dry_run.played, steady[rank], row) for rank, row in zip(dry_run.ranks, dry_run.table.rows, strict=True)
     ]
-    rank = rehearsal.peak_rank.rank
-    return rows, levels(rehearsal.played, steady[rank]), rank
+    rank = dry_run.peak_rank.rank
+    return rows, levels(dry_run.played, steady[rank]), rank
 
 
-def _save_snapshot(rehearsal: DryRun, rank: int, *, path: Path, expandable: bool) -> None:
+def _save_snapshot(dry_run: DryRun, rank: int, *, path: Path, expandable: bool) -> None:
     from fivefold.dry_run.memory.snapshot import save
 
-    tapes = rehearsal.tapes[rank]
+    tapes = dry_run.tapes[rank]
     save((tapes.first, tapes.steady), path, expandable=expandable)
     say(f"wrote {path}, rank {rank}; open it at https://pytorch.org/memory_viz")
 
 
-def _save_trace(rehearsal: DryRun, ranks: tuple[int, ...], *, path: Path) -> None:
+def _save_trace(dry_run: DryRun, ranks: tuple[int, ...], *, path: Path) -> None:
     from fivefold.dry_run.time.trace import save
 
-    assert rehearsal.played is not None
-    assert rehearsal.step is not None
-    step = rehearsal.step
+    assert dry_run.played is not None
+    assert dry_run.step is not None
+    step = dry_run.step
     about = {
         "model": step.model,
         "machine": step.machine,
@@ -194,5 +193,5 @@ def _save_trace(rehearsal: DryRun, ranks: tuple[int, ...], *, path: Path) -> Non
         "step_seconds": f"{step.time.step_seconds:.6g}",
         "drawn": "dry run, time estimated and not measured",
     }
-    save(rehearsal.played, path, ranks=ranks, about=about)
+    save(dry_run.played, path, ranks=ranks, about=about)
     say(f"wrote {path}; open it at https://ui.perfetto.dev")

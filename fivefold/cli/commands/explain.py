@@ -40,7 +40,7 @@ def explain(request: ExplainOptions, job: Job) -> None:
         }
         show(json_module.dumps(data, indent=2))
     else:
-        show(page(explanations, beside=comparison))
+        show(page(explanations, comparison=comparison))
 
 
 def _compare_with_prediction(

@@ -23,12 +23,12 @@ def generate(request: GenerateOptions) -> None:
     """
     from fivefold.trainer.generate.decode import SamplingParams
     from fivefold.trainer.generate.sample import samples
-    from fivefold.trainer.generate.source import Source
+    from fivefold.trainer.generate.source import WeightSource
 
     sampling = SamplingParams.read(
         {name: getattr(request, name) for name in ("temperature", "top_p", "seed")}, origin="generate"
     )
-    source = Source.find(request.source, base=request.base)
+    source = WeightSource.find(request.source, base=request.base)
     tokenizer, prompts = source.tokenizer(request.tokenizer), [*request.prompt] or [""]
     decoder = source.decoder(dtype=request.dtype)
     is_streamed = len(prompts) == 1 and not request.as_json

@@ -17,7 +17,7 @@ from fivefold.requests.commands import ImportOptions
 from fivefold.units import show_bytes, show_count
 
 if TYPE_CHECKING:
-    from fivefold.trainer.checkpoint.huggingface_import import Folder
+    from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 
 
 class StartAdapter(NamedTuple):
@@ -27,7 +27,7 @@ class StartAdapter(NamedTuple):
     adapter: Adapter
 
 
-LONGEST = 4096  # highest sequence length in the written run file; lower if the model has fewer positions
+MAX_WRITTEN_SEQUENCE = 4096  # highest sequence length in the written run file; lower if the model has fewer positions
 
 
 @accept_request(ImportOptions)
@@ -39,7 +39,7 @@ def import_(request: ImportOptions) -> None:
     """
     from fivefold.model.huggingface.read import remark
     from fivefold.trainer.checkpoint import merged_adapter, peft_adapter
-    from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, Folder
+    from fivefold.trainer.checkpoint.huggingface_import import CONFIG, DTYPES, HuggingFaceFolder
 
     folder, to, start = request.folder, request.to, None
     if (folder / peft_adapter.CONFIG).is_file():
@@ -48,7 +48,7 @@ def import_(request: ImportOptions) -> None:
     elif request.base is not None:
         raise UserError(f"{folder}: has no {peft_adapter.CONFIG}; drop --base")
     else:
-        opened = Folder.open(folder)
+        opened = HuggingFaceFolder.open(folder)
     if warning := remark(read_file(folder / CONFIG), name=opened.model.name):
         say(f"fivefold: {warning}")
     model, stored = opened.model, opened.dtypes()
@@ -87,7 +87,7 @@ def import_(request: ImportOptions) -> None:
         say(f"wrote {to}; start with: fivefold train {to}")
 
 
-def _write_run(path: Path, opened: Folder, start: StartAdapter | None) -> None:
+def _write_run(path: Path, opened: HuggingFaceFolder, start: StartAdapter | None) -> None:
     """Write a run file with the folder as model and weights, and its tokenizer; the rest has its defaults."""
     from fivefold.machine.toml import emit
 
@@ -100,7 +100,7 @@ def _write_run(path: Path, opened: Folder, start: StartAdapter | None) -> None:
         "model": str(opened.path),
         "folder": f"runs/{opened.model.name}",
         "start": {"weights": str(opened.path)},
-        "job": {"sequence": min(opened.model.positions, LONGEST)},
+        "job": {"sequence": min(opened.model.positions, MAX_WRITTEN_SEQUENCE)},
         "data": {"tokenizer": str(tokenizer)},
     }
     if start is not None:

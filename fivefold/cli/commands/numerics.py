@@ -13,7 +13,7 @@ from fivefold.requests.commands import NumericsOptions
 
 if TYPE_CHECKING:
     from fivefold.model.spec import Model
-    from fivefold.trainer.generate.source import Source
+    from fivefold.trainer.generate.source import WeightSource
     from fivefold.trainer.run import Run
 
 
@@ -69,15 +69,15 @@ def numerics(request: NumericsOptions) -> None:
         say(f"drew {chart}")
 
 
-def _source(run: Run, weights: Path | None, *, model: Model) -> Source | None:
+def _source(run: Run, weights: Path | None, *, model: Model) -> WeightSource | None:
     """Return the source of the weights: those named, the run's newest, or those it starts from; None: random ones."""
     from fivefold.trainer.checkpoint.checkpoint_folder import find_latest
-    from fivefold.trainer.generate.source import Source
+    from fivefold.trainer.generate.source import WeightSource
 
     path = weights or find_latest(run.folder / "checkpoints") or run.start.weights
     if path is None:
         return None
-    source = Source.find(path)
+    source = WeightSource.find(path)
     if (parameters := source.model.parameters) != model.parameters:
         raise UserError(
             f"{path}: has {parameters} parameters, but {model.name} has {model.parameters}; name a checkpoint of it"

@@ -58,12 +58,12 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job) -> None
 
 def write_model(model: Model, book: Playbook, file: Path) -> None:
     """Write the model next to the run file, unless it is in the catalog."""
-    from fivefold.interop.format import Plan
+    from fivefold.interop.format import ConfigPlan
     from fivefold.interop.launch import run_file
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
 
-    files = run_file.files(Plan(model, Layout.parse(book.step.layout), Job(), machine=f"{book.machine}:1"))
+    files = run_file.files(ConfigPlan(model, Layout.parse(book.step.layout), Job(), machine=f"{book.machine}:1"))
     if "model.toml" in files:
         with replace_file(file.parent / "model.toml", contents="the model") as temporary:
             temporary.write_text(files["model.toml"], encoding="utf-8")

@@ -250,14 +250,14 @@ def _load_step(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
 
 def drawing(planner: Planner, layout: Layout, step: Step) -> Drawing:
     """Return the planned step's spans and the live bytes over time of the rank with the highest peak."""
-    from fivefold.cli.pictures import IN_CHART
+    from fivefold.cli.pictures import CHART_MICRO_BATCHES
     from fivefold.planner.time.memory_over_time import levels
     from fivefold.planner.time.spans import count_simulated, spans
     from fivefold.rendering.pipeline import remark
     from fivefold.rendering.report import Drawing
 
     rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
-    limit, micro_batches = IN_CHART // layout.v, layout.micro_batches(planner.job)
+    limit, micro_batches = CHART_MICRO_BATCHES // layout.v, layout.micro_batches(planner.job)
     rows = spans(planner, layout, limit=limit)
     caption = remark(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
     return Drawing(

@@ -28,9 +28,9 @@ def sweep(request: SweepOptions) -> None:
     from fivefold.sweeps import rows_file
     from fivefold.sweeps.journal import open_journal
     from fivefold.sweeps.spec import Sweep
-    from fivefold.sweeps.sweep import Plan, run
+    from fivefold.sweeps.sweep import SweepPlan, run
 
-    plan, charts = Plan.from_sweep(Sweep.load(request.file), local=local_file()), request.charts
+    plan, charts = SweepPlan.from_sweep(Sweep.load(request.file), local=local_file()), request.charts
     if request.dry:
         size = {"rows": plan.rows, "settings": len(plan.parts)}
         show(json_module.dumps(size) if request.as_json else _size(**size))

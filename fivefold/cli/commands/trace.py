@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def trace(request: TraceOptions, job: Job) -> None:
     """Break down the time of a real run, from PyTorch profiler traces of one or many ranks, of any trainer."""
     from fivefold.profiling.traces import read
-    from fivefold.profiling.traces.prediction import compare_with_prediction as beside
-    from fivefold.profiling.traces.prediction import find_axes
+    from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
     from fivefold.rendering.progress import bar
     from fivefold.rendering.trace_report import page, save_charts
 
@@ -38,7 +37,7 @@ def trace(request: TraceOptions, job: Job) -> None:
             axes=find_axes(layout) if layout else None,
             progress=progress,
         )
-    rows = beside(predicted, result.report, messages=result.lowest) if predicted else []
+    rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
     if request.as_json:
         data = result.report.model_dump(mode="json")
         data["against"] = [row.model_dump(mode="json") for row in rows]

@@ -189,9 +189,9 @@ def _check_inputs_exist(run: Run, *, model: Model) -> None:
 
         package()
     if run.start.weights is not None:
-        from fivefold.trainer.checkpoint.huggingface_import import Folder
+        from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 
-        Folder.open(run.start.weights, model=model)
+        HuggingFaceFolder.open(run.start.weights, model=model)
         if run.start.adapter is not None:
             from fivefold.trainer.checkpoint import peft_adapter
 

@@ -15,7 +15,7 @@ from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:
-    from fivefold.interop.format import Plan
+    from fivefold.interop.format import ConfigPlan
     from fivefold.job import Job
 
 
@@ -29,15 +29,15 @@ def write(request: WriteOptions, job: Job) -> None:
     say_defaults(request.what, plan)
 
 
-def say_defaults(what: str, plan: Plan) -> None:
+def say_defaults(what: str, plan: ConfigPlan) -> None:
     """Print which values of a written config are defaults of Fivefold; nothing for a translated config."""
     if not Path(what).exists() and (line := describe_defaults(plan.job)):
         say(f"fivefold: {line}")
 
 
-def _plan(request: WriteOptions, job: Job) -> Plan:
+def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
     """Return model, layout and job from a layout's text with --model, our run file, or another software's config."""
-    from fivefold.interop.format import Plan
+    from fivefold.interop.format import ConfigPlan
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
@@ -46,13 +46,13 @@ def _plan(request: WriteOptions, job: Job) -> Plan:
     if not Path(what).suffix and not Path(what).exists():
         if model is None:
             raise UserError(f"layout {what!r} needs a model; add --model NAME")
-        return Plan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
+        return ConfigPlan(resolve(model), Layout.parse(what), job, nodes, gpus or "")
     config = load_config([what], build_request(gpus, model), ignore=request.ignore)
     for line in describe_notes(config.notes):
         say(f"fivefold: {line}")
     machine = gpus or _read_machine(Path(what))
     config_job = load_job(**get_job_words(request), base=config.job.model_dump())
-    return Plan(config.model, config.layout, config_job, nodes, machine, config.data)
+    return ConfigPlan(config.model, config.layout, config_job, nodes, machine, config.data)
 
 
 def _read_machine(path: Path) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 
 from fivefold.diagnosis.doctor.memory import StepLifetimes, describe_peak
 from fivefold.diagnosis.doctor.steps import ExaminedSteps
-from fivefold.diagnosis.doctor.watch import Call
+from fivefold.diagnosis.doctor.watch import ForwardCall
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE
 from fivefold.record import UserError
 from fivefold.results.diagnosis import Advice, Fullest, generalize_path
@@ -28,7 +28,7 @@ from fivefold.units import show_bytes
 # FLOPs that an H100 does in the time it moves a byte: 989e12 FLOP/s of bf16 ÷ 3.35e12 B/s (NVIDIA's data sheet)
 FLOPS_PER_BYTE = 295
 MAX_CHOICES = 600  # Pareto-optimal choices that are kept; more are thinned out evenly
-MOST_TRIALS = 6  # choices that are examined
+MAX_TRIALS = 6  # choices that are examined
 
 
 class Drop(NamedTuple):
@@ -46,7 +46,7 @@ class Drop(NamedTuple):
     work: int
 
 
-class Choice(NamedTuple):
+class RecomputeChoice(NamedTuple):
     """A set of modules to recompute. ``lateness`` breaks ties: bytes that are dropped early are absent longest."""
 
     bytes: int
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
     modules: tuple[str, ...]
 
 
-class Trial(NamedTuple):
+class RecomputeTrial(NamedTuple):
     """A choice that was examined, and the peak that was predicted for it."""
 
     modules: tuple[str, ...]
@@ -79,15 +79,15 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
 
     ``again`` examines the step with the given modules recomputed.
     """
-    best = Trial((), seen.peak_bytes, seen)
+    best = RecomputeTrial((), seen.peak_bytes, seen)
     lifetimes, reasons = seen.peak_step, dict[str, str]()
     drops = _find_drops(lifetimes, [call for call in seen.calls if call.tape is lifetimes.tape])
     ranked, margin = _rank(lifetimes, drops), 0
-    for _ in range(MOST_TRIALS if seen.peak_bytes > budget_bytes else 0):
+    for _ in range(MAX_TRIALS if seen.peak_bytes > budget_bytes else 0):
         first_fitting = next((index for index, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
         modules, peak = ranked[first_fitting] if first_fitting is not None else min(ranked, key=lambda item: item[1])
         try:
-            trial = Trial(modules, peak, again(modules))
+            trial = RecomputeTrial(modules, peak, again(modules))
         except UserError as error:
             reasons |= _find_unrecomputable(again, modules, error)
             drops = {path: module_drops for path, module_drops in drops.items() if generalize_path(path) not in reasons}
@@ -141,7 +141,7 @@ def _reason_not_less(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
     )
 
 
-def _advice(best: Trial, seen: ExaminedSteps, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
+def _advice(best: RecomputeTrial, seen: ExaminedSteps, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
     total, peak = _flops(seen), best.seen.peak_bytes
     extra, fits = _flops(best.seen) - total, peak <= budget_bytes
     return Advice(
@@ -165,7 +165,7 @@ def _flops(seen: ExaminedSteps) -> int:
 # What recomputing a call saves
 
 
-def _find_drops(lifetimes: StepLifetimes, calls: Sequence[Call]) -> dict[str, list[Drop]]:
+def _find_drops(lifetimes: StepLifetimes, calls: Sequence[ForwardCall]) -> dict[str, list[Drop]]:
     """Return the ``Drop`` of every call, by module, for modules whose backward is found."""
     backward_starts = _backward_starts(lifetimes)
     lives = {life.key: life for life in lifetimes.lives}
@@ -257,7 +257,7 @@ def _peak(lifetimes: StepLifetimes, drops: Sequence[Drop]) -> int:
     )
 
 
-def _choices(drops: dict[str, list[Drop]]) -> list[Choice]:
+def _choices(drops: dict[str, list[Drop]]) -> list[RecomputeChoice]:
     """Return the Pareto-optimal choices over the tree of modules: each entirely, or by modules inside of it."""
     inside: dict[str, list[str]] = defaultdict(list)
     for path in drops:
@@ -268,29 +268,29 @@ def _choices(drops: dict[str, list[Drop]]) -> list[Choice]:
     return _subtree_choices("", drops, inside)
 
 
-def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]) -> list[Choice]:
-    choices = [Choice(0, 0, 0, ())]
+def _subtree_choices(path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]) -> list[RecomputeChoice]:
+    choices = [RecomputeChoice(0, 0, 0, ())]
     for child in inside.get(path, ()):
         options = _subtree_choices(child, drops, inside)
         choices = _pareto(
-            Choice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
+            RecomputeChoice(a.bytes + b.bytes, a.work + b.work, a.lateness + b.lateness, a.modules + b.modules)
             for a in choices
             for b in options
         )
     if path in drops:
         own_drops = drops[path]
         size = max(drop.bytes for drop in own_drops)
-        full_choice = Choice(size, sum(drop.work for drop in own_drops), size * own_drops[0].end, (path,))
+        full_choice = RecomputeChoice(size, sum(drop.work for drop in own_drops), size * own_drops[0].end, (path,))
         choices = _pareto([*choices, full_choice])
     return choices
 
 
-def _pareto(choices: Iterable[Choice]) -> list[Choice]:
+def _pareto(choices: Iterable[RecomputeChoice]) -> list[RecomputeChoice]:
     """Return the choices that no other beats in both bytes and work.
 
     If there are more than ``MAX_CHOICES``, evenly spaced ones are kept.
     """
-    optimal: list[Choice] = []
+    optimal: list[RecomputeChoice] = []
     for choice in sorted(choices, key=lambda option: (option.work, -option.bytes, option.lateness)):
         if not optimal or choice.bytes > optimal[-1].bytes:
             optimal.append(choice)

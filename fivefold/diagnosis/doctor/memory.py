@@ -16,10 +16,10 @@ from torch import nn
 
 from fivefold.diagnosis.doctor.watch import HERE, Role, shorten_path
 from fivefold.dry_run.record.call_sites import ROOT
-from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, Scope, Site, Tape
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, CodeSite, Scope, Tape
 from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, Part, generalize_path
 
-OURS = HERE.removeprefix(ROOT)
+PACKAGE_FOLDER = HERE.removeprefix(ROOT)
 MAX_TENSOR_GROUPS = 12  # groups of equal tensors that are listed at the peak
 
 
@@ -30,7 +30,7 @@ class Lifetime(NamedTuple):
     birth: int
     death: int  # the number of events if it is not freed in the step
     bytes: int
-    site: Site
+    site: CodeSite
     category: str
     name: str
 
@@ -92,7 +92,7 @@ def read(tape: Tape, roles: Mapping[int, Role]) -> StepLifetimes:
     return StepLifetimes(tape, tuple(lives), tuple(scopes), np.cumsum(change[:end]))
 
 
-def _category_and_name(role: Role | None, site: Site, phase: str, later: int) -> tuple[str, str]:
+def _category_and_name(role: Role | None, site: CodeSite, phase: str, later: int) -> tuple[str, str]:
     """Return category and name of a storage, which is freed ``later`` scopes after its allocation."""
     if role is not None:
         return role.category, role.name
@@ -113,7 +113,7 @@ def describe_peak(lifetimes: StepLifetimes) -> Fullest:
         groups[life.bytes, life.category, name, line, life.site.operation] += 1
     largest = sorted(groups.items(), key=lambda item: -item[0][0] * item[1])[:MAX_TENSOR_GROUPS]
     peak_life = next((life for life in live if life.birth == peak), None)
-    site = peak_life.site if peak_life else Site("", "", "")
+    site = peak_life.site if peak_life else CodeSite("", "", "")
     return Fullest(
         **{f"{category}_bytes": sizes[category] for category in CATEGORIES},
         phase=lifetimes.scopes[lifetimes.scope(peak)][1].phase,
@@ -199,6 +199,6 @@ def list_ancestors(module: str) -> Iterator[str]:
     yield ""
 
 
-def _line(site: Site) -> str:
+def _line(site: CodeSite) -> str:
     """Return a site's line in the user's code, "" if the line is the doctor's own."""
-    return "" if site.line.startswith((OURS, HERE)) else shorten_path(site.line)
+    return "" if site.line.startswith((PACKAGE_FOLDER, HERE)) else shorten_path(site.line)

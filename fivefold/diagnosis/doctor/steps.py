@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from fivefold.diagnosis.doctor.memory import StepLifetimes, read
-from fivefold.diagnosis.doctor.watch import Call, ModuleRecorder
+from fivefold.diagnosis.doctor.watch import ForwardCall, ModuleRecorder
 from fivefold.record import UserError
 
 FAILURES = logging.getLogger("torch._subclasses.fake_tensor")  # logs pages about exceptions that are raised anyway
@@ -43,7 +43,7 @@ class ExaminedSteps(NamedTuple):
     optimizer: torch.optim.Optimizer
     first: StepLifetimes
     steady: StepLifetimes
-    calls: tuple[Call, ...]
+    calls: tuple[ForwardCall, ...]
     remarks: tuple[str, ...]
 
     @property

@@ -15,7 +15,7 @@ from fivefold.diagnosis.doctor.watch import CUDA, HERE, shorten_path
 from fivefold.dry_run.record.call_sites import OWN, TORCH
 from fivefold.record import UserError
 
-LONGEST = 300  # characters of a library's message
+MAX_MESSAGE_CHARACTERS = 300  # characters of a library's message
 NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices")  # in torch's errors without a GPU
 
 
@@ -52,5 +52,5 @@ def _reason(error: Exception) -> str:
         return f"asks for values, which no tensor holds here ({text})"
     if any(word in text for word in NEEDS_CUDA):
         return f"goes to a GPU; {CUDA}"
-    text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+    text = text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[:MAX_MESSAGE_CHARACTERS]} …"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from fivefold.dry_run.record.recorder import SCALAR, Recorder
-from fivefold.dry_run.record.tape import KERNEL, Kernel, Scope, Site, Tape
+from fivefold.dry_run.record.recorder import SCALAR, TapeRecorder
+from fivefold.dry_run.record.tape import KERNEL, CodeSite, Kernel, Scope, Tape
 from fivefold.record import UserError
 from fivefold.trainer.measure.meter import tensors
 
@@ -37,7 +37,7 @@ class Role(NamedTuple):
     name: str
 
 
-class Call(NamedTuple):
+class ForwardCall(NamedTuple):
     """A forward call of a module, from event ``begin`` to ``end`` of the tape."""
 
     module: str
@@ -48,14 +48,14 @@ class Call(NamedTuple):
     outputs: frozenset[int]
 
 
-class ModuleRecorder(Recorder):
+class ModuleRecorder(TapeRecorder):
     """A recorder of a user's step on one rank. ``roles``: by storage id; ``calls``: of followed modules."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, through=(__file__,))
         self.memo: MutableMapping[Any, Any] | None = None  # memo of fake tensors, cleared while the model is built
         self.roles: dict[int, Role] = {}
-        self.calls: list[Call] = []
+        self.calls: list[ForwardCall] = []
         self.remarks: dict[str, None] = {}
         self.updating = False
         self._phase, self._making_inputs, self._micro_batch = "", False, -1
@@ -128,7 +128,7 @@ class ModuleRecorder(Recorder):
         def on_end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             begin, inputs = starts.pop()
             if self._phase == "forward":
-                self.calls.append(Call(path, self.tape, begin, self.place(), inputs, self._storages(output)))
+                self.calls.append(ForwardCall(path, self.tape, begin, self.place(), inputs, self._storages(output)))
 
         return on_end
 
@@ -200,7 +200,7 @@ class ModuleRecorder(Recorder):
         kernel = Kernel("convolution", (), str(made[0].dtype)[6:], flops, moved, 1, site)
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
-    def _register(self, key: int, size: int, site: Site) -> None:
+    def _register(self, key: int, size: int, site: CodeSite) -> None:
         if self._making_inputs and self._phase == "forward":
             self.roles[key] = Role("inputs", "")
         super()._register(key, size, site)

@@ -22,7 +22,7 @@ ANY_INPUT = ("all_to_all", "alltoall_base", "scatter", "coalesced")  # input siz
 ANY_OUTPUT = ("all_to_all", "alltoall_base", "gather", "coalesced")
 
 
-class Entry(NamedTuple):
+class CollectiveEntry(NamedTuple):
     """One collective on one rank."""
 
     rank: int
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
     kind: Literal["mismatch", "missing", "stuck"]
     group: str
     number: int
-    present: dict[int, Entry]
+    present: dict[int, CollectiveEntry]
     missing: tuple[int, ...]
 
     @property
@@ -87,7 +87,7 @@ def explain(dumps: Mapping[int, dict[str, Any]], *, files: tuple[str, ...]) -> E
 # Reading
 
 
-def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[Entry]:
+def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[CollectiveEntry]:
     """Yield the collectives of one rank, without sends and receives, which are numbered by pairs of ranks."""
     raw_entries = dump["entries"]
     if not isinstance(raw_entries, list):
@@ -98,7 +98,7 @@ def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[Entry]
             continue
         group = raw_entry.get("process_group") or [raw_entry.get("pg_id", 0), ""]
         number = raw_entry.get("collective_seq_id", raw_entry.get("seq_id", 0))
-        yield Entry(
+        yield CollectiveEntry(
             rank=rank,
             group=_key(dump, str(group[0]), str(group[1] if len(group) > 1 else "")),
             number=number if isinstance(number, int) else 0,
@@ -156,7 +156,7 @@ def _members(dumps: Mapping[int, dict[str, Any]]) -> dict[str, tuple[int, ...]]:
 # Judging
 
 
-def _problem(group: str, entries: Mapping[int, Sequence[Entry]], members: Sequence[int]) -> Problem | None:
+def _problem(group: str, entries: Mapping[int, Sequence[CollectiveEntry]], members: Sequence[int]) -> Problem | None:
     """Return the first collective of a group that differs, is missing or is not done on some of its ranks."""
     by_rank = {
         rank: {entry.number: entry for entry in rank_entries if entry.group == group}
@@ -200,7 +200,7 @@ def _cause(problems: Sequence[Problem]) -> Problem:
 
 def _verdict(problem: Problem) -> str:
     if problem.kind == "mismatch":
-        parts: dict[str, list[Entry]] = defaultdict(list)
+        parts: dict[str, list[CollectiveEntry]] = defaultdict(list)
         for entry in problem.present.values():
             parts[f"{entry.name} {entry.sizes}"].append(entry)
         calls = [
@@ -245,7 +245,7 @@ def _findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
         )
 
 
-def _rank_at(rank: int, problems: Sequence[Problem], last: Entry | None) -> RankAt:
+def _rank_at(rank: int, problems: Sequence[Problem], last: CollectiveEntry | None) -> RankAt:
     for problem in problems:
         entry = problem.present.get(rank)
         if entry is not None and not entry.done:

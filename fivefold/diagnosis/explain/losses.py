@@ -47,7 +47,7 @@ MIN_LOSSES = 8  # least number of losses that are explained
 RISE = 3.0  # in a divergence the last window is this many spreads above the least one
 
 
-class Point(NamedTuple):
+class LossPoint(NamedTuple):
     """A loss, with the gradient norm if the log has it (else 0)."""
 
     step: int
@@ -55,13 +55,13 @@ class Point(NamedTuple):
     norm: float
 
 
-def read(text: str) -> list[Point]:
+def read(text: str) -> list[LossPoint]:
     """Return the losses of a text, in order; empty if it has none."""
     rows = _json_rows(text) or _csv_rows(text)
     return list(_points(rows)) if rows else list(_text_points(text))
 
 
-def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation | None:
+def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanation | None:
     """Explain what happened to the losses; None if they are too few."""
     bad_norm_steps = [point.step for point in points if not math.isfinite(point.norm)]
     ends_with_bad_norm = bool(bad_norm_steps) and bad_norm_steps[-1] == points[-1].step
@@ -108,7 +108,7 @@ def explain(points: Sequence[Point], *, files: tuple[str, ...]) -> Explanation |
 # What happened
 
 
-def _events(points: Sequence[Point]) -> Iterator[LossEvent]:
+def _events(points: Sequence[LossPoint]) -> Iterator[LossEvent]:
     window = max(MIN_LOSSES, min(64, len(points) // 4))
     guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
     usual_loss, flagged = dict[int, float](), list[tuple[int, bool]]()  # index, whether it is finite
@@ -142,7 +142,7 @@ def _split_runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int
 
 
 def _make_event(
-    points: Sequence[Point], finite: bool, first: int, last: int, *, usual: Mapping[int, float], window: int
+    points: Sequence[LossPoint], finite: bool, first: int, last: int, *, usual: Mapping[int, float], window: int
 ) -> LossEvent:
     begin, end = points[first].step, points[last].step
     when = f"at step {begin}" if begin == end else f"from step {begin} to {end}"
@@ -162,14 +162,14 @@ def _make_event(
     return LossEvent(kind="spike", step=begin, last=end, line=f"the loss leaps {when}: {size_text}")
 
 
-def _norm(points: Sequence[Point], place: int, window: int) -> str:
+def _norm(points: Sequence[LossPoint], place: int, window: int) -> str:
     """Describe the gradient norm at ``place``, if it is far above what was usual."""
     previous_norms = [point.norm for point in points[max(0, place - window) : place] if math.isfinite(point.norm)]
     usual, norm = statistics.median(previous_norms) if previous_norms else 0.0, points[place].norm
     return f"; gradient norm {norm:.4g}, where {usual:.4g} is usual" if usual > 0 and not norm < 3 * usual else ""
 
 
-def _trend(points: Sequence[Point], window: int) -> Iterator[LossEvent]:
+def _trend(points: Sequence[LossPoint], window: int) -> Iterator[LossEvent]:
     """Yield a slow divergence or a plateau, by the medians of consecutive windows."""
     starts = range(len(points) % window, len(points) - window + 1, window)
     medians = [statistics.median(point.loss for point in points[start : start + window]) for start in starts]
@@ -234,7 +234,7 @@ def _csv_rows(text: str) -> list[dict[str, Any]]:
     return list(csv.DictReader(text.lstrip().splitlines(), fieldnames=names, delimiter=delimiter or ","))[1:]
 
 
-def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
+def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[LossPoint]:
     count = 0
     for row in rows:
         lower = {str(key).lower(): value for key, value in row.items()}
@@ -244,10 +244,10 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
         count += 1
         step = next((number for key in STEP if (number := _number(lower.get(key))) is not None), None)
         norm = next((number for key in NORM if (number := _number(lower.get(key))) is not None), 0.0)
-        yield Point(int(step) if step is not None and math.isfinite(step) and step >= 0 else count, loss, norm)
+        yield LossPoint(int(step) if step is not None and math.isfinite(step) and step >= 0 else count, loss, norm)
 
 
-def _text_points(text: str) -> Iterator[Point]:
+def _text_points(text: str) -> Iterator[LossPoint]:
     count = 0
     for raw in text.splitlines():
         if len(raw) > LINE_CHARACTERS:
@@ -259,7 +259,7 @@ def _text_points(text: str) -> Iterator[Point]:
         count += 1
         step, norm = TEXT_STEP.search(line), TEXT_NORM.search(line)
         number = int(step[1].replace(",", "")) if step else count
-        yield Point(number, _number(loss[1]) or 0.0, (_number(norm[1]) or 0.0) if norm else 0.0)
+        yield LossPoint(number, _number(loss[1]) or 0.0, (_number(norm[1]) or 0.0) if norm else 0.0)
 
 
 def _number(value: object) -> float | None:

@@ -55,7 +55,7 @@ PHASES = {
 }
 
 
-class Message(NamedTuple):
+class OutOfMemoryMessage(NamedTuple):
     """A message: its sizes by name, device, rank ("" if the log has none), and the traceback above it."""
 
     sizes: dict[str, int]
@@ -73,7 +73,7 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     messages = _messages(text)
     if not messages:
         return None
-    first_by_rank: dict[str, Message] = {}
+    first_by_rank: dict[str, OutOfMemoryMessage] = {}
     for message in messages:
         first_by_rank.setdefault(message.rank, message)
     chosen = next(iter(first_by_rank.values()))
@@ -94,7 +94,7 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
     )
 
 
-def _messages(text: str) -> list[Message]:
+def _messages(text: str) -> list[OutOfMemoryMessage]:
     """Return all messages in order, with the traceback of the same rank above each."""
     stacks: dict[str, list[str]] = defaultdict(list)
     messages = []
@@ -111,7 +111,7 @@ def _messages(text: str) -> list[Message]:
     return messages
 
 
-def _message(line: str, rank: str, above: Sequence[str]) -> Message:
+def _message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
     sizes = {name: size for name, pattern in COMPILED.items() if (size := _size(pattern.search(line))) is not None}
     if match := CPU.search(line):
         sizes["wanted"] = int(match[1])
@@ -135,7 +135,7 @@ def _message(line: str, rank: str, above: Sequence[str]) -> Message:
         if device_match
         else "the GPU"
     )
-    return Message(sizes, device, rank, parse_traceback(above))
+    return OutOfMemoryMessage(sizes, device, rank, parse_traceback(above))
 
 
 def _size(match: re.Match[str] | None) -> int | None:
@@ -146,7 +146,7 @@ def _size(match: re.Match[str] | None) -> int | None:
     return round(float(number) * bytes_by_unit[unit.lower()])
 
 
-def _count_unused(message: Message) -> int | None:
+def _count_unused(message: OutOfMemoryMessage) -> int | None:
     """Return the bytes that PyTorch has reserved, but that no tensor uses."""
     if "unused" in message.sizes:
         return message.sizes["unused"]
@@ -154,7 +154,7 @@ def _count_unused(message: Message) -> int | None:
     return max(0, reserved - allocated) if allocated is not None and reserved is not None else None
 
 
-def _sum_memory(message: Message) -> HeldMemory:
+def _sum_memory(message: OutOfMemoryMessage) -> HeldMemory:
     allocated, unused, free_bytes = message.get("allocated") or 0, _count_unused(message), message.get("free")
     parts = Counter({"tensors": allocated, "reserved, but in no tensor": unused or 0, "other processes": 0})
     parts["other processes"] = message.get("others") or 0
@@ -179,7 +179,7 @@ def _sum_memory(message: Message) -> HeldMemory:
     )
 
 
-def _verdict(message: Message) -> str:
+def _verdict(message: OutOfMemoryMessage) -> str:
     requested, line_of_code = message.get("wanted"), user_line(message.stack)
     where = f"rank {message.rank}, {message.device}" if message.rank else message.device
     phase_text = PHASES[phase(message.stack)] if message.stack else ""
@@ -197,7 +197,7 @@ def _verdict(message: Message) -> str:
     )
 
 
-def _findings(message: Message) -> list[str]:
+def _findings(message: OutOfMemoryMessage) -> list[str]:
     """Return the reasons why it did not fit, the most likely cause first."""
     requested, unused, free_bytes = message.get("wanted"), _count_unused(message) or 0, message.get("free")
     capacity, allocated = message.get("capacity"), message.get("allocated") or 0
@@ -205,7 +205,7 @@ def _findings(message: Message) -> list[str]:
         return ["the host's memory ran out, not a GPU's: fewer workers of the data loader, or offload less"]
     if requested is None:
         return [
-            "the driver had nothing left: other processes, or NCCL's own buffers beside a full allocator; look at "
+            "the driver had nothing left: other processes, or NCCL's buffers next to a full allocator; look at "
             "nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction"
         ]
     findings = []

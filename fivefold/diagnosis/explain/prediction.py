@@ -102,7 +102,7 @@ def _findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: in
     elif needed > 1.05 * peak:
         yield (
             f"{show_bytes(needed - peak)} more than predicted: longer sequences or a larger micro-batch than said, "
-            "a software that keeps more (--stack), or tensors that nobody lets go"
+            "a software that keeps more (--stack), or tensors that are never freed"
         )
     elif memory.requested_bytes is not None:
         yield (

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fivefold.bounded_file import open_stream
 from fivefold.record import UserError
 
-MOST_BYTES = 2**32  # objects in memory take several times as much
+MAX_BYTES = 2**32  # objects in memory take several times as much
 MAGIC = b"\x80"  # first byte of a pickle of protocol 2 and later
 
 
@@ -44,8 +44,8 @@ def load(path: Path) -> Any:
 
 def load_open(file: BufferedReader, *, path: Path) -> Any:
     """Return what the pickle of an open file holds, as ``load`` does."""
-    if os.fstat(file.fileno()).st_size > MOST_BYTES:
-        raise UserError(f"{path}: holds more than {MOST_BYTES // 2**30} GiB, the limit for a snapshot")
+    if os.fstat(file.fileno()).st_size > MAX_BYTES:
+        raise UserError(f"{path}: holds more than {MAX_BYTES // 2**30} GiB, the limit for a snapshot")
     try:
         return _DataOnly(file).load()
     except UserError as mistake:

@@ -38,7 +38,7 @@ WAITS = (  # what a thread waits for, by a frame's file and function
 )  # fmt: skip
 
 
-class Main(NamedTuple):
+class MainThread(NamedTuple):
     """The main thread of a process: what it does, in which line."""
 
     rank: str
@@ -103,7 +103,7 @@ def _processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Frame, ..
         yield process, threads
 
 
-def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> Main:
+def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> MainThread:
     """Return the main thread: the one of that name, else the last one that a module began."""
     main_stacks = [stack for name, stack in threads if name == "MainThread"]
     module_stacks = [stack for _, stack in threads if stack and stack[-1].function == "<module>"]
@@ -111,14 +111,14 @@ def _main(rank: str, threads: Sequence[tuple[str, tuple[Frame, ...]]]) -> Main:
     collective = next((frame.function for frame in reversed(_collective_frames(stack))), "")
     line = user_line(stack)
     if collective:
-        return Main(rank, f"waits in {collective}", line, collective)
+        return MainThread(rank, f"waits in {collective}", line, collective)
     for state, file, function in WAITS:
         if any(
             file.search(frame.file) and (function is None or function.search(frame.function)) for frame in stack[:12]
         ):
-            return Main(rank, state, line, "")
+            return MainThread(rank, state, line, "")
     backward = any(frame.function in ("_engine_run_backward", "backward") for frame in stack)
-    return Main(rank, "runs the backward" if backward else "runs", line, "")
+    return MainThread(rank, "runs the backward" if backward else "runs", line, "")
 
 
 def _collective_frames(stack: Sequence[Frame]) -> list[Frame]:
@@ -129,7 +129,7 @@ def _collective_frames(stack: Sequence[Frame]) -> list[Frame]:
     ] or collective_frames
 
 
-def _verdict(mains: Sequence[Main]) -> str:
+def _verdict(mains: Sequence[MainThread]) -> str:
     waits = [main for main in mains if main.collective]
     elsewhere = [main for main in mains if not main.collective]
     line_text = f" at {mains[0].line}" if mains and mains[0].line else ""
@@ -155,7 +155,7 @@ def _verdict(mains: Sequence[Main]) -> str:
     return f"no rank waits in a collective: {_places(mains)}"
 
 
-def _places(mains: Sequence[Main]) -> str:
+def _places(mains: Sequence[MainThread]) -> str:
     by_place: dict[str, list[str]] = defaultdict(list)
     for main in mains:
         by_place[f"{main.state}{f' at {main.line}' if main.line else ''}"].append(main.rank)
@@ -165,7 +165,7 @@ def _places(mains: Sequence[Main]) -> str:
     )
 
 
-def _findings(mains: Sequence[Main]) -> Iterator[str]:
+def _findings(mains: Sequence[MainThread]) -> Iterator[str]:
     waits = [main for main in mains if main.collective]
     if waits and len({(main.collective, main.line) for main in waits}) > 1 and len(waits) == len(mains):
         yield "a branch that not all ranks take, or another order of collectives; a flight recorder tells which"

@@ -20,7 +20,7 @@ LINE = re.compile(
     r"OpType=(\w{1,64})(?:, NumelIn=(\d{1,18}))?[^)\n]{0,200}Timeout\(ms\)=(\d{1,18})",
     re.IGNORECASE,
 )
-NEXT = (
+NEXT_STEPS = (
     "flight recorders tell which rank never came: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
     "then fivefold explain /tmp/nccl_trace_rank_*"
 )
@@ -58,7 +58,7 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
             f"{waits[other].describe()}"
         )
     ranks = tuple(RankAt(rank=str(rank), state=waits[rank].describe()) for rank in sorted(waits))
-    findings = (*_list_findings(waits, first, is_other=other is not None), NEXT)
+    findings = (*_list_findings(waits, first, is_other=other is not None), NEXT_STEPS)
     return Explanation(kind="timeout", files=files, verdict=verdict, findings=findings, ranks=ranks)
 
 

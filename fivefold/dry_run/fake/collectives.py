@@ -12,13 +12,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
-from fivefold.dry_run.record.tape import Message
+from fivefold.dry_run.record.tape import TapeMessage
 from fivefold.trainer.measure.meter import COLLECTIVES, is_group, tensors
 
 c10d = torch.ops.c10d
 
 
-class Group(NamedTuple):
+class TapeGroup(NamedTuple):
     """A process group as the tape records it: its mesh axis, and its members as ranks of the world."""
 
     axis: str
@@ -40,14 +40,16 @@ class Handle(Work):
         return True
 
 
-def describe_message(func: Any, args: Any, groups: Callable[[str], Group], *, site: int) -> tuple[Message, Tensor]:
-    """Describe a c10d call as a ``Message``; also return its full tensor (for a list, the first tensor)."""
+def describe_message(
+    func: Any, args: Any, groups: Callable[[str], TapeGroup], *, site: int
+) -> tuple[TapeMessage, Tensor]:
+    """Describe a c10d call as a ``TapeMessage``; also return its full tensor (for a list, the first tensor)."""
     group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and is_group(a))
     described = groups(group.group_name)
     receives = func is c10d.recv_.default
     collective, full = COLLECTIVES[c10d.send.default if receives else func]
     full_tensors = list(tensors(args[full]))
-    message = Message(
+    message = TapeMessage(
         described.axis,
         group.group_name,
         described.members,

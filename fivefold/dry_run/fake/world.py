@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fivefold.dry_run.fake.collectives import Group
+from fivefold.dry_run.fake.collectives import TapeGroup
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
@@ -142,8 +142,8 @@ class GpuFlash(Flash):
         return out_BNTH.transpose(1, 2)
 
 
-def index_groups(ranks: Ranks) -> Callable[[str], Group]:
-    """Return a function from the name of a process group of ``ranks`` to its ``Group``."""
+def index_groups(ranks: Ranks) -> Callable[[str], TapeGroup]:
+    """Return a function from the name of a process group of ``ranks`` to its ``TapeGroup``."""
     members: dict[str, tuple[int, ...]] = {}
     members |= {group.group_name: axis.ranks for axis in ranks.axes.values() for group in axis.groups}
-    return lambda name: Group(ranks.axis(name), members[name])
+    return lambda name: TapeGroup(ranks.axis(name), members[name])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, START, WAIT, Scope, Site, Tape
+from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, START, WAIT, CodeSite, Scope, Tape
 from fivefold.results.spans import Level
 from fivefold.step import StageMemory
 
@@ -37,7 +37,7 @@ PARAMETERS, OPTIMIZER, INPUTS, SCALES, GRADIENTS, ACTIVATIONS, GATHERS, LOGITS, 
 NAMED = {name: place for place, name in enumerate(CATEGORIES)} | {"pipeline": TEMPORARY, "widened": TEMPORARY}
 BY_LIFE = -1
 PASSES = ("forward", "backward", "pair")  # phases in which activations are allocated
-MOST_LEVELS = 20_000
+MAX_LEVELS = 20_000
 
 
 class LiveStorage(NamedTuple):
@@ -45,7 +45,7 @@ class LiveStorage(NamedTuple):
 
     bytes: int
     category: str  # one of CATEGORIES
-    site: Site
+    site: CodeSite
     scope: Scope  # in which it was allocated
 
 
@@ -226,7 +226,7 @@ def _fill_categories(tape: Tape, events: Ints, lives: Lifetimes) -> Ints:
     return np.where(lives.category == BY_LIFE, by_lifetime, lives.category)
 
 
-def _is_logits(site: Site) -> bool:
+def _is_logits(site: CodeSite) -> bool:
     """Return whether a site is the head's forward matmul with the vocabulary."""
     is_product = site.operation.removeprefix("aten::").startswith(("mm", "addmm"))
     is_gradient = site.line.endswith(("backward", "LinearGemms.dgrad", "LinearGemms.wgrad"))
@@ -272,10 +272,10 @@ def _live_bytes(lives: Lifetimes, count: int) -> Ints:
 
 
 def _thin(changed: Ints, total: Ints) -> Ints:
-    """Thin ``changed`` to ``MOST_LEVELS``: in equal stretches the events with most and least memory, first and last."""
-    if len(changed) <= MOST_LEVELS:
+    """Thin ``changed`` to ``MAX_LEVELS``: in equal stretches the events with most and least memory, first and last."""
+    if len(changed) <= MAX_LEVELS:
         return changed
-    stretches = np.array_split(changed, MOST_LEVELS // 2)
+    stretches = np.array_split(changed, MAX_LEVELS // 2)
     extremes = {
         int(pick(total[stretch])) + offset for offset, stretch in _offsets(stretches) for pick in (np.argmax, np.argmin)
     }

@@ -23,19 +23,19 @@ USED, IDLE, UNMAPPED = range(3)
 OnSegment = Callable[[str, int, int], None]
 
 
-class Block:
+class AllocatorBlock:
     """A contiguous range of a segment, all in one state; ``before`` and ``after`` are its neighbours."""
 
     __slots__ = ("address", "after", "before", "pool", "size", "state")
 
     def __init__(self, address: int, size: int, pool: Pool, state: int) -> None:
         self.address, self.size, self.pool, self.state = address, size, pool, state
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: AllocatorBlock | None = None
+        self.after: AllocatorBlock | None = None
 
-    def cut(self, size: int, state: int) -> Block:
+    def cut(self, size: int, state: int) -> AllocatorBlock:
         """Shrink to the first ``size`` bytes; return the rest as a new block in ``state``."""
-        rest = Block(self.address + size, self.size - size, self.pool, state)
+        rest = AllocatorBlock(self.address + size, self.size - size, self.pool, state)
         rest.before, rest.after = self, self.after
         if self.after is not None:
             self.after.before = rest
@@ -58,10 +58,10 @@ class Pool:
     def __init__(self, *, small: bool) -> None:
         self.small = small
         self.page = PAGES[small]
-        self.idle: list[tuple[int, int, Block]] = []
-        self.unmapped: list[tuple[int, Block]] = []
+        self.idle: list[tuple[int, int, AllocatorBlock]] = []
+        self.unmapped: list[tuple[int, AllocatorBlock]] = []
 
-    def settle(self, block: Block) -> Block:
+    def settle(self, block: AllocatorBlock) -> AllocatorBlock:
         """Insert an unused block, merged with neighbours of the same state; return the merged block."""
         before, after = block.before, block.after
         if before is not None and before.state == block.state:
@@ -77,7 +77,7 @@ class Pool:
             insort(self.unmapped, (block.address, block))
         return block
 
-    def take(self, block: Block) -> None:
+    def take(self, block: AllocatorBlock) -> None:
         """Remove a block from its list."""
         if block.state == IDLE:
             del self.idle[bisect_left(self.idle, (block.size, block.address))]
@@ -93,12 +93,12 @@ class Allocator:
     ) -> None:
         self.expandable, self.capacity_bytes = expandable, capacity_bytes
         self.allocated_bytes = self.reserved_bytes = 0  # current, as torch.cuda.memory_allocated and _reserved
-        self.heads: dict[int, Block] = {}  # the first block of each segment, by address
+        self.heads: dict[int, AllocatorBlock] = {}  # the first block of each segment, by address
         self._on_segment = on_segment or (lambda _action, _address, _size: None)
         self._pools = (Pool(small=False), Pool(small=True))
         self._next = FIRST_ADDRESS
 
-    def allocate(self, size: int) -> Block | None:
+    def allocate(self, size: int) -> AllocatorBlock | None:
         """Allocate a block of at least ``size`` bytes; None if out of memory, after unused segments were released."""
         size = max(SMALLEST, ceil_div(size, SMALLEST) * SMALLEST)
         pool = self._pools[size <= SMALL]
@@ -116,7 +116,7 @@ class Allocator:
         self.allocated_bytes += block.size
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: AllocatorBlock) -> None:
         """Free a block; it can be reused at once, as all kernels run in order on one stream."""
         self.allocated_bytes -= block.size
         block.state = IDLE
@@ -133,11 +133,11 @@ class Allocator:
                     del self.heads[block.address]
                     self._reserve("segment_free", block.address, -block.size)
 
-    def segments(self) -> Iterator[list[Block]]:
+    def segments(self) -> Iterator[list[AllocatorBlock]]:
         """Yield the blocks of each segment in order of address; of an expandable one, of each mapped range."""
         for head in self.heads.values():
-            run: list[Block] = []
-            block: Block | None = head
+            run: list[AllocatorBlock] = []
+            block: AllocatorBlock | None = head
             while block is not None:
                 if block.state != UNMAPPED:
                     run.append(block)
@@ -148,7 +148,7 @@ class Allocator:
             if run:
                 yield run
 
-    def _best_fit(self, pool: Pool, size: int) -> Block | None:
+    def _best_fit(self, pool: Pool, size: int) -> AllocatorBlock | None:
         """Return the smallest idle block that fits; if expandable, prefer those that can grow least."""
         idle = pool.idle
         index = bisect_left(idle, (size,))
@@ -159,7 +159,7 @@ class Allocator:
                 index += 1
         return idle[index][2]
 
-    def _grow(self, pool: Pool, size: int) -> Block | None:
+    def _grow(self, pool: Pool, size: int) -> AllocatorBlock | None:
         """Ask the driver for more; return an idle block of at least ``size`` bytes, or None."""
         if self.expandable:
             return self._expand(pool, size)
@@ -170,7 +170,7 @@ class Allocator:
         self._reserve("segment_alloc", block.address, size)
         return block
 
-    def _expand(self, pool: Pool, size: int) -> Block | None:
+    def _expand(self, pool: Pool, size: int) -> AllocatorBlock | None:
         """Map pages at the lowest address where they and the idle block before them are contiguous and enough."""
         starts = (_growth_start(gap) for _, gap in pool.unmapped)
         block = next((start for start in starts if _contiguous_bytes(start, size) >= size), None)
@@ -193,7 +193,7 @@ class Allocator:
             block = mapped
         return block
 
-    def _map(self, gap: Block, size: int) -> Block | None:
+    def _map(self, gap: AllocatorBlock, size: int) -> AllocatorBlock | None:
         """Map pages for the first ``size`` bytes of ``gap``; return the idle block, merged with the one before."""
         pool = gap.pool
         size = ceil_div(size, pool.page) * pool.page
@@ -206,7 +206,7 @@ class Allocator:
         self._reserve("segment_map", gap.address, size)
         return pool.settle(gap)
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: AllocatorBlock) -> None:
         """Unmap the complete pages of an idle block."""
         pool = block.pool
         first = ceil_div(block.address - FIRST_ADDRESS, pool.page) * pool.page + FIRST_ADDRESS
@@ -223,8 +223,8 @@ class Allocator:
         pool.settle(block)
         self._reserve("segment_unmap", first, -size)
 
-    def _segment(self, pool: Pool, size: int, state: int) -> Block:
-        block = self.heads[self._next] = Block(self._next, size, pool, state)
+    def _segment(self, pool: Pool, size: int, state: int) -> AllocatorBlock:
+        block = self.heads[self._next] = AllocatorBlock(self._next, size, pool, state)
         self._next += ceil_div(size, PAGES[False]) * PAGES[False]  # keep all segments aligned to large pages
         return block
 
@@ -236,16 +236,16 @@ class Allocator:
         self._on_segment(action, address, abs(size))
 
 
-def _size_if_grown(block: Block) -> int:
+def _size_if_grown(block: AllocatorBlock) -> int:
     after = block.after
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
-def _growth_start(gap: Block) -> Block:
+def _growth_start(gap: AllocatorBlock) -> AllocatorBlock:
     return gap.before if gap.before is not None and gap.before.state == IDLE else gap
 
 
-def _contiguous_bytes(start: Block, enough: int) -> int:
+def _contiguous_bytes(start: AllocatorBlock, enough: int) -> int:
     """Return the bytes of contiguous unused blocks from ``start``; stops counting at ``enough``."""
     contiguous, block = 0, start
     while contiguous < enough and block.state != USED:

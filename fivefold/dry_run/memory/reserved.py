@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
-from fivefold.dry_run.memory.caching_allocator import Allocator, Block
-from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Site, Tape
+from fivefold.dry_run.memory.caching_allocator import Allocator, AllocatorBlock
+from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Tape
 from fivefold.units import show_bytes
 
 
@@ -20,7 +20,7 @@ class Shortage(NamedTuple):
     rank: int
     tape: int  # index of the tape; 0: the first step
     event: int  # index in that tape
-    site: Site
+    site: CodeSite
     requested_bytes: int
     live_bytes: int
     reserved_bytes: int
@@ -49,7 +49,7 @@ class Reserved(NamedTuple):
     inactive_bytes: int  # reserved but not allocated, when reserved first reached its peak
     tape: int  # tape and event of that moment
     event: int
-    site: Site  # of the allocation that made reserved reach its peak
+    site: CodeSite  # of the allocation that made reserved reach its peak
     shortage: Shortage | None
 
 
@@ -65,8 +65,8 @@ def replay_allocator(
     for size in resident:
         allocator.allocate(size)
     peak_allocated, peak_reserved = allocator.allocated_bytes, allocator.reserved_bytes
-    inactive, peak_event, shortage = peak_reserved - peak_allocated, (0, 0, Site("", "", "")), None
-    blocks: dict[int, tuple[Block, int]] = {}
+    inactive, peak_event, shortage = peak_reserved - peak_allocated, (0, 0, CodeSite("", "", "")), None
+    blocks: dict[int, tuple[AllocatorBlock, int]] = {}
     for tape_index, event, storage, size, site in changes(tapes):
         if not size:
             block, freed_bytes = blocks.pop(storage)

@@ -16,9 +16,9 @@ from typing import Any
 
 from fivefold.atomic_file import replace_file
 from fivefold.dry_run.memory.breakdown import birth_categories
-from fivefold.dry_run.memory.caching_allocator import Allocator, Block
+from fivefold.dry_run.memory.caching_allocator import Allocator, AllocatorBlock
 from fivefold.dry_run.memory.reserved import changes, initial_allocations
-from fivefold.dry_run.record.tape import Site, Tape
+from fivefold.dry_run.record.tape import CodeSite, Tape
 
 PROTOCOL = 4
 UNKNOWN = "unknown"  # the viewer's name for no category, used for temporary storages
@@ -36,8 +36,8 @@ def snapshot(tapes: Sequence[Tape], *, expandable: bool, capacity_bytes: int | N
     """Build the snapshot, in the format of ``torch.cuda.memory._snapshot()``; beyond capacity it ends with "oom"."""
     trace = _Trace()
     allocator = Allocator(expandable=expandable, capacity_bytes=capacity_bytes, on_segment=trace.add)
-    blocks: dict[int, tuple[Block, int, Site]] = {}
-    frames: dict[Site, Frames] = {}
+    blocks: dict[int, tuple[AllocatorBlock, int, CodeSite]] = {}
+    frames: dict[CodeSite, Frames] = {}
     # a later tape may know the category of a storage: the optimizer's moments are created in the first step
     category_of_storage = {
         storage: tape.sites[site].category for tape in tapes for storage, site in initial_allocations(tape)
@@ -97,7 +97,7 @@ class _Trace:
         self.entries.append(entry | {"frames": self.frames})
 
 
-def _segment(run: list[Block], used: dict[int, tuple[int, Frames]], *, expandable: bool) -> dict[str, Any]:
+def _segment(run: list[AllocatorBlock], used: dict[int, tuple[int, Frames]], *, expandable: bool) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
     for block in run:
         requested, frames = used.get(block.address, (0, []))
@@ -127,7 +127,7 @@ def _segment(run: list[Block], used: dict[int, tuple[int, Frames]], *, expandabl
     }
 
 
-def _frames(site: Site) -> Frames:
+def _frames(site: CodeSite) -> Frames:
     """Return the stack frames of a site, innermost first: operation, line, module."""
     frames: Frames = []
     if site.operation:

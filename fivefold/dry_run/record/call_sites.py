@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fivefold.dry_run.record.tape import Site
+from fivefold.dry_run.record.tape import CodeSite
 
 LEAF = (
     2**62
@@ -99,14 +99,16 @@ class CallSites:
             frame = frame.f_back
         return frame
 
-    def site(self, func: Any, frame: FrameType) -> Site:
+    def site(self, func: Any, frame: FrameType) -> CodeSite:
         """Return the site of operation ``func`` called in ``frame``."""
         key = frame.f_code, frame.f_lineno
         line = self._lines.get(key)
         if line is None:
             file = frame.f_code.co_filename.removeprefix(ROOT)
             line = self._lines[key] = f"{file}:{frame.f_lineno} {frame.f_code.co_qualname}"
-        return Site(self.find_running_module(), line, func.name(), self._categories.get(frame.f_code.co_qualname, ""))
+        return CodeSite(
+            self.find_running_module(), line, func.name(), self._categories.get(frame.f_code.co_qualname, "")
+        )
 
     def find_running_module(self) -> str:
         """Return the path of the running module, in forward or backward; "" if none."""

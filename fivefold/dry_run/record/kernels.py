@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.dry_run.record.tape import Site
+from fivefold.dry_run.record.tape import CodeSite
 from fivefold.trainer.measure.meter import (
     ATTENTION_BACKWARD,
     ATTENTION_FORWARD,
@@ -77,13 +77,13 @@ def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...
     return "moving", ()
 
 
-class Fused:
+class FusedKernel:
     """A fused kernel: the elementwise operations of one function call, or of one iteration of its loop.
 
     It keeps the code object, not the frame: a frame would keep the call's tensors alive.
     """
 
-    def __init__(self, code: CodeType, site: Site, dtype: str) -> None:
+    def __init__(self, code: CodeType, site: CodeSite, dtype: str) -> None:
         self.code, self.last = code, -1
         self.site, self.dtype, self.operations, self.passed_bytes = site, dtype, 0, 0
         self._read: dict[int, dict[Part, int]] = {}  # bytes by storage, and range within it
@@ -111,7 +111,7 @@ class Fused:
             key, part = _range_of(tensor, ids)
             self._wrote.setdefault(key, {})[part] = tensor.nbytes
 
-    def count_moved_bytes(self, living: Mapping[int, tuple[int, Site]]) -> int:
+    def count_moved_bytes(self, living: Mapping[int, tuple[int, CodeSite]]) -> int:
         """Return bytes read of older storages plus bytes written to ``living`` ones, at most its size for each."""
 
         def total(parts: dict[int, dict[Part, int]], kept: bool) -> int:

@@ -18,21 +18,21 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivefold.dry_run.fake.collectives import Group, Handle, describe_message, make_result
+from fivefold.dry_run.fake.collectives import Handle, TapeGroup, describe_message, make_result
 from fivefold.dry_run.record.call_sites import CallSites
-from fivefold.dry_run.record.kernels import NO_WORK, Fused, allocate_grouped, classify_kernel
-from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Kernel, Scope, Site, Tape
+from fivefold.dry_run.record.kernels import NO_WORK, FusedKernel, allocate_grouped, classify_kernel
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape
 from fivefold.trainer.measure.meter import GROUPED_WIDE, operation_flops, tensors
 
 SCALAR, RESIZE = torch.ops.aten._local_scalar_dense.default, torch.ops.inductor.resize_storage_bytes_.default
 HIDDEN = -1  # id of a storage whose ALLOC and FREE are not recorded
-NOWHERE = Site("", "", "")
+NO_SITE = CodeSite("", "", "")
 
 
-class Recorder(TorchDispatchMode):
+class TapeRecorder(TorchDispatchMode):
     """A recorder that writes ``tape`` while it is entered.
 
-    It runs on top of a ``FakeTensorMode``, or on real tensors without process groups. ``groups``: ``Group`` of a
+    It runs on top of a ``FakeTensorMode``, or on real tensors without process groups. ``groups``: ``TapeGroup`` of a
     process group, by its name. ``categories``, ``through``: as for ``CallSites``. Messages are not sent: each
     collective returns at once. A number read from a tensor (``.item()``) is 0. While ``silent``, storages are tracked
     but no event is written.
@@ -42,7 +42,7 @@ class Recorder(TorchDispatchMode):
         self,
         *,
         rank: int,
-        groups: Callable[[str], Group] | None = None,
+        groups: Callable[[str], TapeGroup] | None = None,
         categories: Mapping[str, str] = {},
         through: tuple[str, ...] = (),
     ) -> None:
@@ -51,11 +51,11 @@ class Recorder(TorchDispatchMode):
         self.places = CallSites(categories=categories, through=through)
         self.tape = Tape(rank)
         self._ids: dict[int, int] = {}  # id of each live storage, by address
-        self._live: dict[int, tuple[int, Site]] = {}  # bytes and site of each live storage, by id
+        self._live: dict[int, tuple[int, CodeSite]] = {}  # bytes and site of each live storage, by id
         self._next = 0
         self._handles = 0
         self._works: list[object] = []  # work handles: C++ holds them without their Python object
-        self._fused: Fused | None = None
+        self._fused: FusedKernel | None = None
         self.live_bytes = 0
         self._hiding = False
         self.silent = False
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._ids:
                 if storage.nbytes():
-                    self._record_storage(storage, Site("", "", "", category))
+                    self._record_storage(storage, CodeSite("", "", "", category))
                 continue
             key = self._ids[storage._cdata]
             size, site = self._live[key]
@@ -127,9 +127,9 @@ class Recorder(TorchDispatchMode):
         """Return the id of a tensor's storage."""
         return self._ids[tensor.untyped_storage()._cdata]
 
-    def site_here(self) -> Site:
+    def site_here(self) -> CodeSite:
         """Return a site that names the running module only."""
-        return Site(self.places.find_running_module(), "", "")
+        return CodeSite(self.places.find_running_module(), "", "")
 
     def reserve_ids(self, count: int) -> int:
         """Reserve ``count`` consecutive storage ids; return the first."""
@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):
         if self._hiding:
             for tensor in tensors(out):
                 if tensor.untyped_storage()._cdata not in self._ids:
-                    self._record_storage(tensor.untyped_storage(), NOWHERE)
+                    self._record_storage(tensor.untyped_storage(), NO_SITE)
             return out
         if self.silent:
             return out
@@ -212,7 +212,9 @@ class Recorder(TorchDispatchMode):
         kind, shape = classify_kernel(func, args, out)
         if kind == "moving":
             if self._fused is None:
-                self._fused = Fused(frame.f_code, self.places.site(func, frame), str(made[0].dtype)[6:] if made else "")
+                self._fused = FusedKernel(
+                    frame.f_code, self.places.site(func, frame), str(made[0].dtype)[6:] if made else ""
+                )
             self._fused.last = frame.f_lasti
             self._fused.add(func, args, made, ids=self._ids)
             return
@@ -251,7 +253,7 @@ class Recorder(TorchDispatchMode):
 
     # Storages
 
-    def _record_storage(self, storage: torch.UntypedStorage, site: Site) -> None:
+    def _record_storage(self, storage: torch.UntypedStorage, site: CodeSite) -> None:
         weakref.finalize(storage, self._record_free, storage._cdata)
         if self._hiding:
             self._ids[storage._cdata] = HIDDEN
@@ -259,7 +261,7 @@ class Recorder(TorchDispatchMode):
         self._ids[storage._cdata] = key = self.reserve_ids(1)
         self._register(key, storage.nbytes(), site)
 
-    def _register(self, key: int, size: int, site: Site) -> None:
+    def _register(self, key: int, size: int, site: CodeSite) -> None:
         self._live[key] = size, site
         self.live_bytes += size
         if not self.silent:

@@ -26,7 +26,7 @@ class NotReplayable(Exception):
     """An error: the block frees or waits for something older than itself, or leaves storages behind."""
 
 
-class Shape(NamedTuple):
+class TensorShape(NamedTuple):
     """The size, stride (in elements) and dtype of a tensor that replay creates."""
 
     size: torch.Size
@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def from_tensor(cls, tensor: Tensor) -> Shape:
+    def from_tensor(cls, tensor: Tensor) -> TensorShape:
         """Return the shape of ``tensor``."""
         return cls(tensor.size(), tensor.stride(), tensor.dtype)
 
@@ -43,10 +43,10 @@ class Shape(NamedTuple):
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype)
 
 
-Made = tuple[int, Shape]  # storage id and shape of a tensor that leaves the block: y or dx
+Made = tuple[int, TensorShape]  # storage id and shape of a tensor that leaves the block: y or dx
 
 
-class Recording(NamedTuple):
+class BlockRecording(NamedTuple):
     """One block's forward and backward. Storage ids count from ``G`` + 1; sites etc. index the lists of ``tape``."""
 
     tape: Tape
@@ -58,7 +58,9 @@ class Recording(NamedTuple):
     handles: int
     y: Made
     dx: Made
-    gradients: tuple[tuple[str, tuple[Shape, ...]], ...]  # weight's name, its gradient's tensors, in order of delivery
+    gradients: tuple[
+        tuple[str, tuple[TensorShape, ...]], ...
+    ]  # weight's name, its gradient's tensors, in order of delivery
 
 
 def cut_recording(
@@ -68,8 +70,8 @@ def cut_recording(
     ids: dict[int, int],
     y: Made,
     dx: Made,
-    gradients: tuple[tuple[str, tuple[Shape, ...]], ...],
-) -> Recording:
+    gradients: tuple[tuple[str, tuple[TensorShape, ...]], ...],
+) -> BlockRecording:
     """Cut ``spans`` (first, end) out of ``tape`` and renumber their ids and handles; may raise ``NotReplayable``."""
     events: Events = np.array(tape.events, dtype=np.int64).reshape(-1, 4)
     handles: dict[int, int] = {}
@@ -98,7 +100,7 @@ def cut_recording(
     if y[0] not in ids or dx[0] not in ids or set(range(2, len(ids))) - freed - {ids[y[0]], ids[dx[0]]}:
         raise NotReplayable
     forward, backward, end, *works = [part[part[:, 0] != NOTHING] for part in parts]
-    return Recording(
+    return BlockRecording(
         tape,
         forward,
         backward,
@@ -112,7 +114,7 @@ def cut_recording(
     )
 
 
-class Chunk:
+class EventChunk:
     """A chunk of consecutive events, translated to the target tape except for ids and handles."""
 
     def __init__(self, events: Events) -> None:
@@ -135,17 +137,17 @@ class Chunk:
         return out
 
 
-def plan_steps(events: Events, recording: Recording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
-    """Yield ``Chunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
+def plan_steps(events: Events, recording: BlockRecording, part: int, *, tape: Tape, layer: int) -> Iterator[Any]:
+    """Yield ``EventChunk``s for ``layer`` and, between them, steps to execute: (kind, argument, module path)."""
     indices, sizes = _translated_lists(recording, tape=tape, layer=layer), _sizes(recording)
     special_storage = recording.y[0] if part == 0 else recording.dx[0] if part == 1 else -1
     chunk: list[list[int]] = []
     live = 0
 
-    def finish_chunk() -> Iterator[Chunk]:
+    def finish_chunk() -> Iterator[EventChunk]:
         nonlocal live
         if chunk:
-            finished = Chunk(np.array(chunk, dtype=np.int64))
+            finished = EventChunk(np.array(chunk, dtype=np.int64))
             finished.live_bytes, live = live, 0
             chunk.clear()
             yield finished
@@ -183,7 +185,7 @@ class _TranslatedLists(NamedTuple):
     messages: list[int]
 
 
-def _translated_lists(recording: Recording, *, tape: Tape, layer: int) -> _TranslatedLists:
+def _translated_lists(recording: BlockRecording, *, tape: Tape, layer: int) -> _TranslatedLists:
     sites = []
     for site in recording.tape.sites:
         first, dot, rest = site.module.partition(".")
@@ -196,6 +198,6 @@ def _translated_lists(recording: Recording, *, tape: Tape, layer: int) -> _Trans
     return _TranslatedLists(sites, kernels, messages)
 
 
-def _sizes(recording: Recording) -> dict[int, int]:
+def _sizes(recording: BlockRecording) -> dict[int, int]:
     parts = (recording.forward, recording.backward, recording.end, *recording.works)
     return {first: second for part in parts for kind, first, second, _ in part.tolist() if kind == ALLOC}

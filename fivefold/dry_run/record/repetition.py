@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Event, Tape
 from fivefold.layout.schedule.action import Action, Part, parts
 from fivefold.layout.schedule.p2p import P2PStep
@@ -138,7 +138,7 @@ class PartLog:
         self.parts.append((event, label, self._row[self._begun].post_receives))
 
 
-def repeat(tape: Tape, log: PartLog, repetition: Repetition, *, recorder: Recorder) -> None:
+def repeat(tape: Tape, log: PartLog, repetition: Repetition, *, recorder: TapeRecorder) -> None:
     """Insert the periods into ``tape`` that its shortened row leaves out. Raises ``NotRepeatable``."""
     _, cut, period, shift, copies, _ = repetition
     start, middle, end = (log.ends[cut - back * period] for back in (2, 1, 0))
@@ -190,7 +190,7 @@ class _Template:
     """The last period that ran: ``events`` of ``tape``, to be copied ``copies`` times, each ``shift`` later."""
 
     def __init__(
-        self, tape: Tape, events: Sequence[Event], names: Names, *, shift: int, copies: int, recorder: Recorder
+        self, tape: Tape, events: Sequence[Event], names: Names, *, shift: int, copies: int, recorder: TapeRecorder
     ) -> None:
         self.tape, self.events, self.names, self.shift, self.copies = tape, events, names, shift, copies
         self.numbers = {name: number for (_, number), name in names.items()}

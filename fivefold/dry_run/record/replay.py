@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fivefold.dry_run.record.recorder import Recorder
+from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.recording import (
     DELIVER,
     PUT_OFF,
-    Chunk,
+    BlockRecording,
+    EventChunk,
     Events,
     G,
     Made,
     NotReplayable,
-    Recording,
-    Shape,
+    TensorShape,
     X,
     cut_recording,
     plan_steps,
@@ -47,13 +47,13 @@ from fivefold.trainer.parallel.gradients import Gradients
 from fivefold.trainer.parallel.pipeline import end_stage, run_backward
 
 
-def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: Recorder) -> None:
+def play_like_blocks(built: Built, *, model: Model, layout: Layout, recorder: TapeRecorder) -> None:
     """Make each block of this rank replay the recording of its kind, which is created when the first of the kind runs.
 
     The head replays a recording of its first micro-batch, unless it predicts several tokens.
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
-    known_recordings: dict[Hashable, dict[bool, Recording] | None] = {}
+    known_recordings: dict[Hashable, dict[bool, BlockRecording] | None] = {}
     is_recomputed = recomputed_layers(model.layers, layout)
     for layer, block in enumerate(built.module.blocks):
         kind = get_kind(model, layer), is_recomputed[layer]
@@ -91,10 +91,10 @@ class Player:
         *,
         layer: int,
         kind: Hashable,
-        known: dict[Hashable, dict[bool, Recording] | None],
+        known: dict[Hashable, dict[bool, BlockRecording] | None],
         split: bool,
         wgrad_store: WgradStore,
-        recorder: Recorder,
+        recorder: TapeRecorder,
     ) -> None:
         self.block, self.inner, self.layer, self.kind, self.known = block, block.forward, layer, kind, known
         self.split, self.wgrad_store, self.recorder = split, wgrad_store, recorder
@@ -128,7 +128,7 @@ class Player:
 
     # Recording
 
-    def _record(self, like: Tensor, rest: Sequence[Any], *, split: bool) -> Recording:
+    def _record(self, like: Tensor, rest: Sequence[Any], *, split: bool) -> BlockRecording:
         """Run forward and backward of this block on a separate tape; ``split``: with deferred weight gradients."""
         with (
             self.recorder.use_separate_tape() as tape,
@@ -148,7 +148,7 @@ class Player:
         x_id, start = recorder.id_of(x), recorder.place()
         y = self.inner(x, *rest)
         spans.append((start, recorder.place()))
-        output = recorder.id_of(y), Shape.from_tensor(y)
+        output = recorder.id_of(y), TensorShape.from_tensor(y)
         inbox = [torch.empty_like(y)]
         g_id = recorder.id_of(inbox[0])
         end = end_stage(y, inbox)
@@ -171,9 +171,9 @@ class Player:
         return spans, {x_id: X, g_id: G}, output, noted["dx"]
 
     @contextmanager
-    def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, tuple[Shape, ...]]]]:
+    def _intercepted_gradients(self, tape: Tape) -> Iterator[list[tuple[str, tuple[TensorShape, ...]]]]:
         """Discard weight gradients, but mark on ``tape`` where they are made or deferred; yields names and shapes."""
-        gradients: list[tuple[str, tuple[Shape, ...]]] = []
+        gradients: list[tuple[str, tuple[TensorShape, ...]]] = []
         former = {name: weight.collect for name, weight in self.weights.items()}
         put_off = count()
 
@@ -181,7 +181,7 @@ class Player:
             self.recorder.place()
             tape.add(DELIVER, len(gradients), tape.site(self.recorder.site_here()))
             parts = gradient[:2] if isinstance(gradient, Cast) else (gradient,)
-            gradients.append((name, tuple(Shape.from_tensor(part) for part in parts)))
+            gradients.append((name, tuple(TensorShape.from_tensor(part) for part in parts)))
             if self.wgrad_store.deferring and self.weights[name].waits:  # type: ignore[attr-defined]
                 do(partial(_let_go, gradient))  # it stays allocated until W
 
@@ -202,10 +202,10 @@ class Player:
 
     # Replaying
 
-    def play(self, played: Played, part: int) -> None:
+    def play(self, played: ReplayedMicroBatch, part: int) -> None:
         """Replay one part of the recording: 0 forward, 1 backward, 2 end, from 3 on the deferred weight gradients."""
         for step in self._steps(played.recording, part):
-            if isinstance(step, Chunk):
+            if isinstance(step, EventChunk):
                 self.recorder.play(
                     step.renumber(first_id=played.first_id, first_handle=played.first_handle),
                     live_bytes=step.live_bytes,
@@ -228,14 +228,14 @@ class Player:
                 self.recorder.free_early(played.g)
                 played.g = None
 
-    def _dummy(self, name: str, shapes: tuple[Shape, ...]) -> Tensor | Cast:
+    def _dummy(self, name: str, shapes: tuple[TensorShape, ...]) -> Tensor | Cast:
         if name not in self._dummies:
             with self.recorder.hide_storages():
                 dummies = [shape.empty() for shape in shapes]
                 self._dummies[name] = dummies[0] if len(dummies) == 1 else Cast(*dummies)
         return self._dummies[name]
 
-    def _steps(self, recording: Recording, part: int) -> list[Any]:
+    def _steps(self, recording: BlockRecording, part: int) -> list[Any]:
         """Return the chunks and steps of a part for the current tape; cached, as all micro-batches share them."""
         tape, key = self.recorder.tape, (id(recording), part)
         cached = self._cached_steps.get(key)
@@ -252,13 +252,13 @@ def _let_go(_gradient: Tensor | Cast) -> None:
     """Do nothing: this is the work of a gradient that only waits for W, and is freed after this call."""
 
 
-class Played:
+class ReplayedMicroBatch:
     """The state of one micro-batch in a replayed block: its tensors, its first storage id and its first handle.
 
     It starts with the recording without deferral; the backward picks the right one (their forwards are equal).
     """
 
-    def __init__(self, recordings: dict[bool, Recording], x: Tensor, recorder: Recorder) -> None:
+    def __init__(self, recordings: dict[bool, BlockRecording], x: Tensor, recorder: TapeRecorder) -> None:
         self.recording = recordings[False]
         # detached, or the deferred dW would keep the graph of earlier blocks and their saved tensors alive
         self.x: Tensor | None = x.detach()
@@ -277,7 +277,7 @@ class Played:
 class SumPlayer:
     """A replacement of ``Gradients.accumulate``: adding to an earlier sum does the same for every micro-batch."""
 
-    def __init__(self, gradients: Gradients, recorder: Recorder) -> None:
+    def __init__(self, gradients: Gradients, recorder: TapeRecorder) -> None:
         self.gradients, self.inner, self.recorder = gradients, gradients.accumulate, recorder
         self._events: dict[tuple[int, str], Events] = {}  # by weight and running module, on the current tape
         self._tape: Tape | None = None
@@ -303,7 +303,7 @@ class SumPlayer:
 class _GraphEnd:
     """An object held by the autograd graph: replays the end part when the graph is freed."""
 
-    def __init__(self, player: Player, played: Played) -> None:
+    def __init__(self, player: Player, played: ReplayedMicroBatch) -> None:
         self.player, self.played = player, played
 
     def __del__(self) -> None:
@@ -312,9 +312,11 @@ class _GraphEnd:
 
 class _ReplayBlock(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, player: Player, recordings: dict[bool, Recording], kept: Sequence[Any]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, player: Player, recordings: dict[bool, BlockRecording], kept: Sequence[Any]
+    ) -> Tensor:
         ctx.player, ctx.recordings, ctx.kept = player, recordings, kept
-        ctx.played = played = Played(recordings, x, player.recorder)
+        ctx.played = played = ReplayedMicroBatch(recordings, x, player.recorder)
         player.play(played, 0)
         return played.take()
 
@@ -345,5 +347,8 @@ class _InputGradient(torch.autograd.Function):
         return None, None
 
 
-def _note_gradient(gradients: dict[str, Any], recorder: Recorder, gradient: Tensor) -> None:
-    gradients["place"], gradients["dx"] = recorder.place(), (recorder.id_of(gradient), Shape.from_tensor(gradient))
+def _note_gradient(gradients: dict[str, Any], recorder: TapeRecorder, gradient: Tensor) -> None:
+    gradients["place"], gradients["dx"] = (
+        recorder.place(),
+        (recorder.id_of(gradient), TensorShape.from_tensor(gradient)),
+    )

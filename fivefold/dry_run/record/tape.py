@@ -24,7 +24,7 @@ SCOPE = 5  # scope: later events belong to it
 Event = tuple[int, int, int, int]  # kind and up to three arguments; unused ones are 0
 
 
-class Site(NamedTuple):
+class CodeSite(NamedTuple):
     """A place in the code: module of the model, line of a file, torch operation."""
 
     module: str  # path as in named_modules; "" if none runs
@@ -64,7 +64,7 @@ class Kernel(NamedTuple):
     passed_bytes: int = 0  # read and written by those operations one after another
 
 
-class Message(NamedTuple):
+class TapeMessage(NamedTuple):
     """A message of this rank. ``members``: the ranks of the world that take part, in group order."""
 
     axis: str  # mesh axis
@@ -86,10 +86,10 @@ class Tape:
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
         self.events = array("q")
-        self.sites: list[Site] = []
+        self.sites: list[CodeSite] = []
         self.scopes: list[Scope] = []
         self.kernels: list[Kernel] = []
-        self.messages: list[Message] = []
+        self.messages: list[TapeMessage] = []
         self._indices: dict[tuple[int, Hashable], int] = {}
 
     def __len__(self) -> int:
@@ -104,7 +104,7 @@ class Tape:
         """Append an event."""
         self.events.extend((kind, first, second, third))
 
-    def site(self, site: Site) -> int:
+    def site(self, site: CodeSite) -> int:
         """Return the index of ``site`` in ``sites``, added if new."""
         return self._index(self.sites, site)
 
@@ -116,7 +116,7 @@ class Tape:
         """Return the index of ``kernel`` in ``kernels``, added if new."""
         return self._index(self.kernels, kernel)
 
-    def message(self, message: Message) -> int:
+    def message(self, message: TapeMessage) -> int:
         """Return the index of ``message`` in ``messages``, added if new."""
         return self._index(self.messages, message)
 

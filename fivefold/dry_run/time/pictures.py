@@ -10,7 +10,7 @@ from itertools import groupby
 
 from fivefold.dry_run.memory.breakdown import levels as all_levels
 from fivefold.dry_run.record.tape import SCOPE, WAIT, Tape
-from fivefold.dry_run.time.play import Played, TimedSpan
+from fivefold.dry_run.time.play import SimulatedTapes, TimedSpan
 from fivefold.layout.schedule.columns import Row
 from fivefold.results.spans import Level, Span
 
@@ -18,7 +18,7 @@ LEVELS = 1200  # equal time intervals; the levels of highest and lowest memory o
 MOMENT = 1e-9  # seconds: tolerance for two events at the same time
 
 
-def levels(played: Played, tape: Tape) -> list[Level]:
+def levels(played: SimulatedTapes, tape: Tape) -> list[Level]:
     """Return live bytes over time on the tape's rank, thinned to about 2 · ``LEVELS``.
 
     Causes omit the line of code, for which a chart has no room.
@@ -35,7 +35,7 @@ def levels(played: Played, tape: Tape) -> list[Level]:
     return [*kept, kept[-1]._replace(seconds=played.step_seconds, cause="")]
 
 
-def spans(played: Played, tape: Tape, row: Row) -> tuple[Span, ...]:
+def spans(played: SimulatedTapes, tape: Tape, row: Row) -> tuple[Span, ...]:
     """Return the spans of a rank: each action of its ``row`` with its exposed messages, then the update."""
     action_spans: list[Span] = []
     waits: list[TimedSpan] = []

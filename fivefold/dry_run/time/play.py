@@ -50,7 +50,7 @@ class TimedSpan(NamedTuple):
     end: float
 
 
-class Played:
+class SimulatedTapes:
     """The tapes with a time for every event; ``ranks``: the time breakdown of each rank, in the order of ``tapes``."""
 
     def __init__(self, streams: Streams) -> None:
@@ -138,11 +138,11 @@ def _is_update(tape: Tape, at: int) -> bool:
     return tape.scopes[tape.events[4 * at + 1]].phase == "update"
 
 
-def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> Played:
+def play(tapes: Sequence[Tape], *, machine: Machine, job: Job, world: int) -> SimulatedTapes:
     """Simulate a step of some ranks of ``world``, usually one per pipeline rank; raise ``UserError`` on a deadlock."""
     pricer = Pricer(machine=machine, job=job, world=world)
     streams = Streams(tapes, streams=machine.can_overlap, costs=[pricer.costs(tape) for tape in tapes])
     lines = deadlocks(streams)
     if lines:
         raise UserError(lines[0])
-    return Played(streams)
+    return SimulatedTapes(streams)

@@ -7,10 +7,10 @@ launch: the host's seconds per kernel and message, as in planner/time/unit_time.
 
 from __future__ import annotations
 
-from fivefold.dry_run.record.tape import Kernel, Message, Tape
+from fivefold.dry_run.record.tape import Kernel, Tape, TapeMessage
 from fivefold.dry_run.time.streams import Costs
 from fivefold.job import Job
-from fivefold.layout.mesh import Group
+from fivefold.layout.mesh import RankGroup
 from fivefold.machine.spec import Machine
 from fivefold.planner.time import roofline
 from fivefold.planner.time.compute import Prices
@@ -113,20 +113,20 @@ class Pricer:
             constants=self.constants,
         )
 
-    def message(self, message: Message, *, rank: int) -> float:
+    def message(self, message: TapeMessage, *, rank: int) -> float:
         """Return a message's seconds on the links between its ranks; 0 for a group of one."""
         members = message.members
         if len(members) == 1:
             return 0.0
-        group = Group(len(members), members[1] - members[0])
+        group = RankGroup(len(members), members[1] - members[0])
         if message.collective == "p2p" and not self.machine.calibration:
             span = self.machine.links[0].span
             distance, same_node = abs(message.peer - rank), message.peer // span == rank // span
-            group = Group(2, distance if same_node else max(distance, span))
+            group = RankGroup(2, distance if same_node else max(distance, span))
         return self.network.seconds(message.collective, message.payload, group)
 
 
-def _slows_compute(message: Message) -> bool:
+def _slows_compute(message: TapeMessage) -> bool:
     """Return whether a message slows concurrent compute, as in the planner: pp messages do not.
 
     Of the send and the receive of a p2p exchange only the receive counts.

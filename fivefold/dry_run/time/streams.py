@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fivefold.dry_run.record.tape import KERNEL, START, WAIT, Message, Tape
+from fivefold.dry_run.record.tape import KERNEL, START, WAIT, Tape, TapeMessage
 
 
 class Costs(NamedTuple):
@@ -45,7 +45,7 @@ class Endpoint:
 
     def __init__(self, rank: int, at: int) -> None:
         self.rank, self.at = rank, at  # index of the tape, and of the (first) START event in it
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[MatchedEndpoints] = []
         self.before: Endpoint | None = None  # the previous endpoint on the same stream
         self.after: Endpoint | None = None  # the next one
         self.missing = 1  # conditions missing to begin: its issue, and the end of ``before`` if there is one
@@ -55,7 +55,7 @@ class Endpoint:
         self.waiter = False  # the rank is blocked in the WAIT for it
 
 
-class Exchange:
+class MatchedEndpoints:
     """A message, with the endpoints of all its members that have a tape."""
 
     __slots__ = ("end", "endpoints", "key", "missing", "number", "parts", "seconds", "start")
@@ -63,7 +63,7 @@ class Exchange:
     def __init__(self, key: Hashable, number: int, missing: int) -> None:
         self.key, self.number, self.missing = key, number, missing  # number: from 0, per key; endpoints not yet ready
         self.endpoints: list[Endpoint] = []
-        self.parts: list[tuple[int, int, Message]] = []  # index of the tape, index of the event, message
+        self.parts: list[tuple[int, int, TapeMessage]] = []  # index of the tape, index of the event, message
         self.seconds = self.start = self.end = 0.0
 
 
@@ -87,7 +87,7 @@ class Streams:
         self.places = {tape.rank: place for place, tape in enumerate(tapes)}
         if len(self.places) < len(tapes):
             raise ValueError(f"ranks {[tape.rank for tape in tapes]}: each must be given once")
-        self.exchanges: dict[Hashable, Exchange] = {}
+        self.exchanges: dict[Hashable, MatchedEndpoints] = {}
         self.issued = [self._endpoints_of(place) for place in range(len(tapes))]
         self.begins = [array("d", bytes(8 * len(tape))) for tape in tapes]
         self.ends = [array("d", bytes(8 * len(tape))) for tape in tapes]
@@ -119,7 +119,7 @@ class Streams:
             endpoints.append(endpoint)
             exchange = self.exchanges.get((key, number))
             if exchange is None:
-                exchange = self.exchanges[key, number] = Exchange(key, number, self._parts_expected(message))
+                exchange = self.exchanges[key, number] = MatchedEndpoints(key, number, self._parts_expected(message))
             exchange.seconds = max(exchange.seconds, seconds[index])
             exchange.endpoints.append(endpoint)
             exchange.parts.append((place, event, message))
@@ -127,14 +127,14 @@ class Streams:
             endpoint.open += 1
         return endpoints
 
-    def _parts_expected(self, message: Message) -> int:
+    def _parts_expected(self, message: TapeMessage) -> int:
         """Count the members of a message that have a tape."""
         if message.collective == "p2p":
             return 1 + (message.peer in self.places)
         return sum(member in self.places for member in message.members)
 
     def _enqueue(
-        self, endpoint: Endpoint, message: Message, streams: dict[Hashable, Endpoint], *, rank: int, batched: bool
+        self, endpoint: Endpoint, message: TapeMessage, streams: dict[Hashable, Endpoint], *, rank: int, batched: bool
     ) -> None:
         """Put an endpoint at the end of its stream.
 
@@ -229,7 +229,7 @@ class Streams:
                     exchange.end = exchange.start + (exchange.seconds if self.streams else 0.0)
                     pending.extend(self._end_exchange(exchange))
 
-    def _end_exchange(self, exchange: Exchange) -> Iterator[Endpoint]:
+    def _end_exchange(self, exchange: MatchedEndpoints) -> Iterator[Endpoint]:
         """End an exchange: make its waiters runnable, and yield the endpoints queued behind it."""
         for endpoint in exchange.endpoints:
             endpoint.open -= 1
@@ -242,7 +242,7 @@ class Streams:
                     yield endpoint.after
 
 
-def _order_key(message: Message, *, rank: int) -> Hashable:
+def _order_key(message: TapeMessage, *, rank: int) -> Hashable:
     """Return the key within which messages match in order: the communicator, for p2p with sender and receiver."""
     if message.collective != "p2p":
         return message.group

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, Tape
-from fivefold.dry_run.time.play import Played, TimedSpan
+from fivefold.dry_run.time.play import SimulatedTapes, TimedSpan
 from fivefold.rendering import trace
 
-MOST_SPANS = 50_000  # kernels, and messages, per rank: some 15 MB
+MAX_SPANS = 50_000  # kernels, and messages, per rank: some 15 MB
 STEPS = 2000  # resolution of memory: the counter is written when it has changed by peak ÷ STEPS
 SCOPES, MODULES, COMPUTE = range(3)  # line numbers; communicators follow
 
 
-def save(played: Played, path: Path, *, ranks: Sequence[int], about: dict[str, str]) -> None:
+def save(played: SimulatedTapes, path: Path, *, ranks: Sequence[int], about: dict[str, str]) -> None:
     """Write the trace of ``ranks``, which must be among the simulated ones, with ``about`` as its metadata."""
     trace.write((event for rank in ranks for event in _events(played, rank)), path, about=about)
 
 
-def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
+def _events(played: SimulatedTapes, rank: int) -> Iterator[dict[str, Any]]:
     """Yield all trace events of one rank."""
     tape = next(tape for tape in played.tapes if tape.rank == rank)
     spans = list(played.spans(rank))
@@ -71,11 +71,11 @@ def _events(played: Played, rank: int) -> Iterator[dict[str, Any]]:
 
 
 def _select_longest(spans: list[TimedSpan]) -> list[TimedSpan]:
-    """Return the ``MOST_SPANS`` longest spans, in their order."""
-    if len(spans) <= MOST_SPANS:
+    """Return the ``MAX_SPANS`` longest spans, in their order."""
+    if len(spans) <= MAX_SPANS:
         return spans
-    min_seconds = sorted((span.end - span.start for span in spans), reverse=True)[MOST_SPANS - 1]
-    return [span for span in spans if span.end - span.start >= min_seconds][:MOST_SPANS]
+    min_seconds = sorted((span.end - span.start for span in spans), reverse=True)[MAX_SPANS - 1]
+    return [span for span in spans if span.end - span.start >= min_seconds][:MAX_SPANS]
 
 
 def _groups(tape: Tape) -> dict[str, str]:
@@ -104,7 +104,7 @@ def _modules(tape: Tape, kernels: list[TimedSpan]) -> Iterator[dict[str, Any]]:
             begun, module, end = begun or span, span_module or "", span.end
 
 
-def _memory(tape: Tape, played: Played) -> Iterator[dict[str, Any]]:
+def _memory(tape: Tape, played: SimulatedTapes) -> Iterator[dict[str, Any]]:
     """Yield live bytes as a counter: at its peak, and whenever it has changed by more than a step."""
     rows = np.frombuffer(tape.events, dtype=np.int64).reshape(-1, 4)
     sizes = dict(rows[rows[:, 0] == ALLOC, 1:3].tolist())

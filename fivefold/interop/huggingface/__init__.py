@@ -9,7 +9,7 @@ data                           their data sets, chat templates, packing and loss
 
 from __future__ import annotations
 
-from fivefold.interop.format import Format
+from fivefold.interop.format import ConfigFormat
 from fivefold.interop.huggingface.dialects import DIALECTS
 from fivefold.interop.huggingface.emit import emit_accelerate, emit_deepspeed
 from fivefold.interop.huggingface.keys import TABLE, VERSIONS
@@ -19,7 +19,7 @@ from fivefold.interop.huggingface.to_job import to_job
 MAIN_KEYS = frozenset({"max_length", "per_device_train_batch_size", "gradient_accumulation_steps"})
 KEYS = {"trainer": TABLE, "accelerate": TABLE, **{dialect.name: {**TABLE, **dialect.table} for dialect in DIALECTS}}
 FORMATS = (
-    Format(
+    ConfigFormat(
         "accelerate",
         VERSIONS["accelerate"],
         "fsdp2",
@@ -31,7 +31,7 @@ FORMATS = (
         MAIN_KEYS,
         order=3,
     ),
-    Format(
+    ConfigFormat(
         "deepspeed",
         VERSIONS["deepspeed"],
         "deepspeed",

@@ -105,8 +105,8 @@ DEEPSPEED: Table = {
         "an optimizer update that overlaps compute", f"{Z}offload_optimizer.super_offload", default=False
     ),
     **unmodelled_keys("an optimizer update that overlaps compute", f"{Z}zenflow", f"{Z}zenflow.*"),
-    **unmodelled_keys("reads and writes beside the update", f"{Z}offload_optimizer.pipeline_read", default=False),
-    **unmodelled_keys("reads and writes beside the update", f"{Z}offload_optimizer.pipeline_write", default=False),
+    **unmodelled_keys("reads and writes during the update", f"{Z}offload_optimizer.pipeline_read", default=False),
+    **unmodelled_keys("reads and writes during the update", f"{Z}offload_optimizer.pipeline_write", default=False),
     **unmodelled_keys("linear layers that keep more", f"{Z}memory_efficient_linear", default=True),
     **unmodelled_keys("ZeRO-1 as it was", f"{Z}legacy_stage1", default=False),
     **unmodelled_keys("gathers in 8 bits", f"{Z}zero_quantized_nontrainable_weights", default=False),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from fivefold.interop.equivalence import resolve_rate
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, STAGE_3
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.render import yaml_file
@@ -54,7 +54,7 @@ OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw8bit": "adamw_bnb_8bit", "adaf
 ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
 
 
-def arguments(plan: Plan, *, deepspeed: bool) -> dict[str, Any]:
+def arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
     """Return the TrainingArguments of a plan."""
     layout, job = plan.layout, plan.job
     if layout.ac not in ("none", "full"):
@@ -100,7 +100,7 @@ def schedule(job: Job) -> dict[str, Any]:
     return {"lr_scheduler_type": "cosine_with_min_lr", f"{name}.min_lr_rate": rate.floor}
 
 
-def _files(plan: Plan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:
+def _files(plan: ConfigPlan, launch: str, *, config: str, about: str, deepspeed: bool) -> dict[str, str]:
     """Return the files that all strategies have; the script is first, since ``read`` takes the first one."""
     extra = {"output_dir": ("./outputs", "logs and checkpoints")}
     lines = (f"{about}: {plan.model.name}, {plan.layout}",)
@@ -111,7 +111,7 @@ def _files(plan: Plan, launch: str, *, config: str, about: str, deepspeed: bool)
     return {"run.sh": script, "arguments.yaml": text, "config.json": model, "train.py": TRAIN}
 
 
-def emit_accelerate(plan: Plan) -> Written:
+def emit_accelerate(plan: ConfigPlan) -> Written:
     """Return accelerate's YAML for FSDP2, and the files that belong to it."""
     layout, job = plan.layout, plan.job
     if layout.zero == 0:
@@ -161,7 +161,7 @@ def emit_accelerate(plan: Plan) -> Written:
     return Written(files | {"accelerate.yaml": text})
 
 
-def emit_deepspeed(plan: Plan) -> Written:
+def emit_deepspeed(plan: ConfigPlan) -> Written:
     """Return DeepSpeed's JSON, and the files that belong to it."""
     layout, job = plan.layout, plan.job
     if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:

@@ -6,11 +6,13 @@ a SkyPilot task of one
 
 from __future__ import annotations
 
-from fivefold.interop.format import Format
+from fivefold.interop.format import ConfigFormat
 from fivefold.interop.launch import kubernetes, run_file, skypilot
 
 FORMATS = (
-    Format("fivefold", "", "fivefold", run_file.is_run_file, run_file.parse, run_file.to_job, run_file.emit_run_file),
-    Format("kubernetes", "", "fivefold", lambda document: False, None, None, kubernetes.emit),
-    Format("skypilot", "", "fivefold", lambda document: False, None, None, skypilot.emit),
+    ConfigFormat(
+        "fivefold", "", "fivefold", run_file.is_run_file, run_file.parse, run_file.to_job, run_file.emit_run_file
+    ),
+    ConfigFormat("kubernetes", "", "fivefold", lambda document: False, None, None, kubernetes.emit),
+    ConfigFormat("skypilot", "", "fivefold", lambda document: False, None, None, skypilot.emit),
 )

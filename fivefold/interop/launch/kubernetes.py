@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.launch.run_file import FOLDER, files
 from fivefold.interop.render import dump
 
@@ -20,7 +20,7 @@ IMAGE = "your-registry/fivefold:latest"
 API = "trainer.kubeflow.org/v1alpha1"
 
 
-def emit(plan: Plan) -> Written:
+def emit(plan: ConfigPlan) -> Written:
     """Return the YAML for ``kubectl apply -f``."""
     name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
     parts = [_volume(name), _config(name, files(plan)), _runtime(plan, name), _job(plan, name)]
@@ -44,7 +44,7 @@ def _config(name: str, contents: dict[str, str]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": contents}
 
 
-def _runtime(plan: Plan, name: str) -> dict[str, Any]:
+def _runtime(plan: ConfigPlan, name: str) -> dict[str, Any]:
     """Return the TrainingRuntime: one container per node, which torchrun starts from PET_… variables."""
     nodes, _ = plan.hosts
     command = "cp /etc/fivefold/* . && exec torchrun --max-restarts 0 -m fivefold train run.toml"
@@ -88,7 +88,7 @@ def _runtime(plan: Plan, name: str) -> dict[str, Any]:
     }
 
 
-def _job(plan: Plan, name: str) -> dict[str, Any]:
+def _job(plan: ConfigPlan, name: str) -> dict[str, Any]:
     nodes, gpus_per_node = plan.hosts
     return {
         "apiVersion": API,

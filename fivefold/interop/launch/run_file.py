@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Document, Overrides, ParsedConfig, Plan, Written
+from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, Written
 from fivefold.interop.keys import Values
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
@@ -73,7 +73,7 @@ def _to_builtin(value: Any) -> Any:
     return value
 
 
-def text(plan: Plan, *, model: str) -> str:
+def text(plan: ConfigPlan, *, model: str) -> str:
     """Return the text of the run file."""
     plan = plan._replace(job=set_objective(plan))
     objective = plan.job.objective
@@ -100,7 +100,7 @@ def text(plan: Plan, *, model: str) -> str:
     return f"# {command}: {plan.layout.world} ranks; [data] names your corpus\n" + emit(values)
 
 
-def set_objective(plan: Plan) -> Job:
+def set_objective(plan: ConfigPlan) -> Job:
     """Return the job with the objective of the plan's data: samples one by one need no documents."""
     fields = plan.data.fields if plan.data else {}
     if fields.get("format", "text") == "text":
@@ -109,7 +109,7 @@ def set_objective(plan: Plan) -> Job:
     return plan.job.replace(objective="sft", documents=documents)
 
 
-def machine(plan: Plan) -> str:
+def machine(plan: ConfigPlan) -> str:
     """Return the machine with as many ranks as the layout has; raise ``UserError`` if none was named."""
     if not plan.machine:
         raise UserError("a run file needs a machine: add --gpus h100:64")
@@ -118,7 +118,7 @@ def machine(plan: Plan) -> str:
     return spelled if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"
 
 
-def files(plan: Plan) -> dict[str, str]:
+def files(plan: ConfigPlan) -> dict[str, str]:
     """Return the run file, and the model's file if the catalog does not have the model."""
     known = plan.model.name in catalog.CATALOG and catalog.build_model(plan.model.name) == plan.model
     if known:
@@ -127,6 +127,6 @@ def files(plan: Plan) -> dict[str, str]:
     return {"run.toml": text(plan, model="model.toml"), "model.toml": emit(fields)}
 
 
-def emit_run_file(plan: Plan) -> Written:
+def emit_run_file(plan: ConfigPlan) -> Written:
     """Return the run file and the model's file."""
     return Written(files(plan), plan.data.remarks if plan.data else ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.launch.kubernetes import RESTARTS
 from fivefold.interop.launch.run_file import FOLDER, files
 from fivefold.interop.launch.run_file import machine as machine_of
@@ -22,7 +22,7 @@ torchrun --nnodes "$SKYPILOT_NUM_NODES" --nproc-per-node "$SKYPILOT_NUM_GPUS_PER
 """
 
 
-def emit(plan: Plan) -> Written:
+def emit(plan: ConfigPlan) -> Written:
     """Return the task, and the run file for its workdir."""
     nodes, gpus_per_node = plan.hosts
     chip = machine_of(plan).partition(":")[0].partition(" ")[0].upper()

@@ -6,14 +6,14 @@ change the step and are not counted      harmless   arguments without effect
 
 from __future__ import annotations
 
-from fivefold.interop.format import Format
+from fivefold.interop.format import ConfigFormat
 from fivefold.interop.megatron.emit import emit
 from fivefold.interop.megatron.keys import TABLE, VERSION
 from fivefold.interop.megatron.parse import is_megatron, parse
 from fivefold.interop.megatron.to_job import to_job
 
 FORMATS = (
-    Format(
+    ConfigFormat(
         "megatron",
         VERSION,
         "megatron-core",

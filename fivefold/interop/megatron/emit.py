@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.megatron.keys import ACTIVATIONS, JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
 from fivefold.interop.megatron.to_job import FP8, MODULES
@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.record import UserError
 
 
-def emit(plan: Plan) -> Written:
+def emit(plan: ConfigPlan) -> Written:
     """Return a script that starts Megatron-LM's pretrain_gpt.py."""
     values = arguments(plan)
     nodes, per_node = plan.hosts
@@ -65,7 +65,7 @@ def _flag(name: str, value: Any) -> str:
     return f"{flag} {' '.join(shlex.quote(str(word)) for word in words)}"
 
 
-def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:
+def arguments(plan: ConfigPlan, *, full: bool = False) -> dict[str, Any]:
     """Return the arguments of a plan by name; unless ``full``, without those that equal Megatron's default."""
     values = write_values(TABLE, {"model": plan.model, "layout": plan.layout, "job": plan.job}) | convert_job(plan)
     if full:
@@ -74,7 +74,7 @@ def arguments(plan: Plan, *, full: bool = False) -> dict[str, Any]:
     return {name: value for name, value in set_values.items() if name not in TABLE or value != TABLE[name].default}
 
 
-def convert_job(plan: Plan) -> dict[str, Any]:
+def convert_job(plan: ConfigPlan) -> dict[str, Any]:
     """Return the values of the arguments that do not correspond to a single field."""
     model, layout, job = plan.model, plan.layout, plan.job
     values = (
@@ -117,7 +117,7 @@ def _decay(job: Job) -> dict[str, Any]:
     }
 
 
-def parallel(plan: Plan) -> dict[str, Any]:
+def parallel(plan: ConfigPlan) -> dict[str, Any]:
     """Return the arguments of degrees, ZeRO, stages and the order of the ranks."""
     model, layout = plan.model, plan.layout
     if layout.order not in (DEFAULT_ORDER, ("tp", "cp", "pp", "dp")):
@@ -186,7 +186,7 @@ def precision(asked: Recipe) -> dict[str, Any]:
     return reduced | recipes[base]
 
 
-def emit_stack(plan: Plan) -> dict[str, Any]:
+def emit_stack(plan: ConfigPlan) -> dict[str, Any]:
     """Return the arguments that set facts of the stack."""
     stack, moe = plan.job.stack, plan.model.moe is not None
     scopes = {"full": None, "partial": ["attn", "moe_router", "moe_preprocess"], "router": ["moe_router"]}

@@ -5,10 +5,12 @@ keys · parse · emit   three of the four modules of a format (``../format.py``)
 
 from __future__ import annotations
 
-from fivefold.interop.format import Format
+from fivefold.interop.format import ConfigFormat
 from fivefold.interop.megatron.to_job import to_job
 from fivefold.interop.megatron_bridge.emit import emit
 from fivefold.interop.megatron_bridge.keys import BOTH, BRIDGE
 from fivefold.interop.megatron_bridge.parse import is_bridge, parse
 
-FORMATS = (Format("bridge", BRIDGE, "megatron-bridge", is_bridge, parse, to_job, emit, keys={"bridge": BOTH}, order=1),)
+FORMATS = (
+    ConfigFormat("bridge", BRIDGE, "megatron-bridge", is_bridge, parse, to_job, emit, keys={"bridge": BOTH}, order=1),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.megatron.emit import arguments
 from fivefold.interop.megatron.keys import TABLE
 from fivefold.interop.megatron_bridge.keys import BRIDGE, NAMES, NOT, PLACES
@@ -41,7 +41,7 @@ TARGETS = {
 }
 
 
-def emit(plan: Plan) -> Written:
+def emit(plan: ConfigPlan) -> Written:
     """Return a ``run_config.yaml`` of Megatron-Bridge."""
     model, given = plan.model, arguments(plan, full=True)
     field_names = {theirs: ours for ours, theirs in NAMES.items() if theirs not in ("seq_length", "train_iters")}
@@ -73,7 +73,7 @@ def _function(name: str, target: str) -> list[str]:
     return [f"  {name}:", f"    _target_: {target}", "    _call_: false"]
 
 
-def _file(plan: Plan, sections: dict[str, list[str]]) -> str:
+def _file(plan: ConfigPlan, sections: dict[str, list[str]]) -> str:
     """Return the YAML of a ConfigContainer with these sections."""
     model, job = plan.model, plan.job
     provider = "MLAModelProvider" if model.mla else "GPTModelProvider"

@@ -5,10 +5,10 @@ keys · parse · to_job · emit   the four modules of a format, described in ``.
 
 from __future__ import annotations
 
-from fivefold.interop.format import Format
+from fivefold.interop.format import ConfigFormat
 from fivefold.interop.nanotron.emit import emit
 from fivefold.interop.nanotron.keys import TABLE, VERSION
 from fivefold.interop.nanotron.parse import is_nanotron, parse
 from fivefold.interop.nanotron.to_job import to_job
 
-FORMATS = (Format("nanotron", VERSION, "nanotron", is_nanotron, parse, to_job, emit, keys={"nanotron": TABLE}),)
+FORMATS = (ConfigFormat("nanotron", VERSION, "nanotron", is_nanotron, parse, to_job, emit, keys={"nanotron": TABLE}),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.keys import write_values
 from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, OF_MODEL, OPTIMIZER, TABLE, VERSION, F, R
 from fivefold.interop.render import yaml_file
@@ -13,7 +13,7 @@ from fivefold.model.huggingface.write import to_config
 from fivefold.record import UserError
 
 
-def emit(plan: Plan) -> Written:
+def emit(plan: ConfigPlan) -> Written:
     """Return the YAML of a plan; raise ``UserError`` for what nanotron cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     if model.moe is not None or layout.ep > 1:
@@ -55,7 +55,7 @@ def emit(plan: Plan) -> Written:
     return _file(plan, values, family=str(config["model_type"]))
 
 
-def _file(plan: Plan, values: dict[str, Any], *, family: str) -> Written:
+def _file(plan: ConfigPlan, values: dict[str, Any], *, family: str) -> Written:
     """Return the file, for 0.4 unless it needs a key of the main branch."""
     defaults = {key: TABLE[key].default for key in MAIN} | {
         f"{MODEL}rope_theta": 10_000.0,
@@ -94,5 +94,6 @@ def _file(plan: Plan, values: dict[str, Any], *, family: str) -> Written:
     )
     text = yaml_file(values, table, about=about, extra=extra)
     return Written(
-        {"nanotron.yaml": text}, (f"is for {version}: {VERSION} lacks keys that it needs",) if needs_main_branch else ()
+        {"nanotron.yaml": text},
+        (f"is for {version}: {VERSION} does not have keys that it needs",) if needs_main_branch else (),
     )

@@ -92,7 +92,7 @@ TABLE: Table = {
     "general.seed": part("job.seed", None),
     "optimizer.weight_decay_exclude_named_params": ignored_keys("x")["x"],
     "parallelism.moe_layer_recompute": unmodelled_key("experts run again in the backward", False),
-    "doremi.*": unmodelled_key("the weights of domains are learnt beside another model", None),
+    "doremi.*": unmodelled_key("the weights of domains are learnt next to another model", None),
     f"{MODEL}moe_config": unmodelled_key("experts: say the model by --model", None),
     f"{MODEL}_attn_implementation": unmodelled_key("another attention kernel", "flash_attention_2"),
     f"{MODEL}sliding_window_size": unmodelled_key("attention within a window", None),

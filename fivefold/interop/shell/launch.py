@@ -12,7 +12,7 @@ from typing import NamedTuple
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 MODULES = ("torch.distributed.launch", "torch.distributed.run", "torch.distributed.torchrun", "deepspeed")
 PER_NODE = ("nproc_per_node", "num_gpus", "gpus_per_node", "ntasks_per_node", "nproc-per-node")
-NODES = ("nnodes", "num_nodes", "num_machines")
+NODE_COUNT_OPTIONS = ("nnodes", "num_nodes", "num_machines")
 ALL = ("num_processes",)
 FLAGS = ("standalone", "module", "no_python", "multi_gpu", "use_fsdp", "use_deepspeed", "master_port_auto", "rdzv_auto")
 
@@ -32,7 +32,7 @@ class Launch(NamedTuple):
         ranks_per_node = next(
             (numbers[name.replace("-", "_")] for name in PER_NODE if name.replace("-", "_") in numbers), per_node
         )
-        node_count = next((numbers[name] for name in NODES if name in numbers), nodes)
+        node_count = next((numbers[name] for name in NODE_COUNT_OPTIONS if name in numbers), nodes)
         if ranks_per_node is None or (
             node_count is None and self.options.keys() & {"nnodes", "num_nodes", "num_machines"}
         ):

@@ -6,14 +6,14 @@ family and flavor
 
 from __future__ import annotations
 
-from fivefold.interop.format import Format
+from fivefold.interop.format import ConfigFormat
 from fivefold.interop.torchtitan.emit import emit
 from fivefold.interop.torchtitan.keys import TABLE, VERSION
 from fivefold.interop.torchtitan.parse import is_torchtitan, parse
 from fivefold.interop.torchtitan.to_job import to_job
 
 FORMATS = (
-    Format(
+    ConfigFormat(
         "torchtitan",
         VERSION,
         "torchtitan",

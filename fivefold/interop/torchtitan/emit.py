@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.render import append_comment
 from fivefold.interop.torchtitan.flavors import find_flavor, llama
@@ -44,7 +44,7 @@ from torchtitan.models.llama3 import (
 """
 
 
-def emit(plan: Plan) -> Written:
+def emit(plan: ConfigPlan) -> Written:
     """Return the Python config of a plan; raise ``UserError`` for what it cannot express or torchtitan cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     mode, _ = emit_recomputation(layout.ac, groups=False)
@@ -87,7 +87,7 @@ def emit(plan: Plan) -> Written:
     return Written({"torchtitan_config.py": text}, remarks)
 
 
-def _converters(plan: Plan) -> str | None:
+def _converters(plan: ConfigPlan) -> str | None:
     """Return the call of a float8 converter, as source text."""
     precision_recipe = plan.job.precision
     if not precision_recipe.is_low_precision:
@@ -129,7 +129,7 @@ def _sizes(model: Model) -> dict[str, Any]:
     return {field: getattr(model, field) for field in SIZES.values()}
 
 
-def emit_shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
+def emit_shared(plan: ConfigPlan, *, head: str, casts: bool) -> dict[str, Any]:
     """Return the values of the keys that both versions have.
 
     ``head``: the name of the output projection; ``casts``: whether fully_shard is applied, which casts to 16 bits.
@@ -157,7 +157,7 @@ def emit_shared(plan: Plan, *, head: str, casts: bool) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def sharding(plan: Plan) -> tuple[int, int]:
+def sharding(plan: ConfigPlan) -> tuple[int, int]:
     """Return dp_replicate and dp_shard."""
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
     if layout.zero == 0 and layout.cp > 1:
@@ -177,7 +177,7 @@ def sharding(plan: Plan) -> tuple[int, int]:
         return layout.dp, 1
     if layout.shards % layout.cp:
         raise UserError(
-            f"layout {str(layout)!r}: torchtitan's shard groups hold whole sequences; "
+            f"layout {str(layout)!r}: torchtitan's shard groups hold complete sequences; "
             f"take zero{layout.zero}/{layout.cp * max(1, layout.shards // layout.cp)}"
         )
     if layout.shard_group == replicas:
@@ -185,7 +185,7 @@ def sharding(plan: Plan) -> tuple[int, int]:
     return replicas // layout.shards, layout.shards // layout.cp
 
 
-def stages(plan: Plan, *, head: str) -> list[list[str]] | None:
+def stages(plan: ConfigPlan, *, head: str) -> list[list[str]] | None:
     """Return the modules of each stage, or None if torchtitan's default division gives the same."""
     layout, layers = plan.layout, plan.model.layers
     stage_indices = stage_layers(layers, layout)
@@ -203,7 +203,7 @@ def stages(plan: Plan, *, head: str) -> list[list[str]] | None:
     return stage_modules
 
 
-def precision(plan: Plan, *, sharded: bool) -> dict[str, Any]:
+def precision(plan: ConfigPlan, *, sharded: bool) -> dict[str, Any]:
     """Return the types of weights and of gathered weights."""
     wanted = plan.job.precision
     half_types = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}

@@ -68,7 +68,7 @@ def _find_config_file(said: dict[str, object], document: Document) -> Document:
     return config_document._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)
 
 
-class Call(NamedTuple):
+class CallValue(NamedTuple):
     """A call as a value; ``name`` is without ``.Config``."""
 
     name: str
@@ -96,7 +96,7 @@ def _model(
     """
     if given.get("model_spec") == "replace":  # (model_registry(…), model=Llama3Model.Config(…))
         replaced_spec = given.pop("model_spec.0", None)
-        if isinstance(replaced_spec, Call):
+        if isinstance(replaced_spec, CallValue):
             given["model_spec"] = replaced_spec.name
             given |= {f"model_spec.{index}": argument for index, argument in enumerate(replaced_spec.positional)}
             given |= {f"model_spec.{key}": value for key, value in replaced_spec.named.items()}
@@ -193,7 +193,7 @@ def _read_return(
             else {}
         )
     returned_value = _value(node, local) if node is not None else None
-    if not isinstance(returned_value, Call):
+    if not isinstance(returned_value, CallValue):
         raise UserError(f"{origin}: a config function returns {returned_value!r}; it must return a Trainer.Config")
     if returned_value.name in functions(text, origin=origin):
         if depth > 8:
@@ -215,7 +215,7 @@ def _replace(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _keys(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Call):
+    if not isinstance(value, CallValue):
         yield key, value
         return
     yield key, value.name
@@ -234,7 +234,7 @@ def _value(node: ast.AST, local: Mapping[str, Any], depth: int = 0) -> Any:
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func).removesuffix(".Config").rpartition(".")[2]
         named = {element.arg: _value(element.value, local, depth + 1) for element in node.keywords if element.arg}
-        return Call(name, tuple(_value(element, local, depth + 1) for element in node.args), named)
+        return CallValue(name, tuple(_value(element, local, depth + 1) for element in node.args), named)
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(element, local, depth + 1) for element in node.elts]
     try:

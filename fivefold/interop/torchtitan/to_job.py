@@ -11,7 +11,7 @@ from typing import Any
 from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.keys import LOOPED, SCHEDULES
-from fivefold.interop.torchtitan.parse import Call
+from fivefold.interop.torchtitan.parse import CallValue
 from fivefold.job import Recipe, recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import stage_layers
@@ -70,7 +70,9 @@ def _read_recomputation(values: Values) -> str:
 
 def _precision(values: Values) -> Recipe:
     base_recipe = sixteen_bits(values, sharded=True)  # fully_shard is always applied, over one rank too
-    converters = [converter for converter in to_list(values["model_spec.converters"]) if isinstance(converter, Call)]
+    converters = [
+        converter for converter in to_list(values["model_spec.converters"]) if isinstance(converter, CallValue)
+    ]
     converter_options = {converter.name: converter.named for converter in converters}
     key = "model_spec.converters"
     for name in converter_options:

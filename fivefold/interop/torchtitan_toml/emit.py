@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import Plan, Written
+from fivefold.interop.format import ConfigPlan, Written
 from fivefold.interop.keys import write_values
 from fivefold.interop.render import toml_file
 from fivefold.interop.torchtitan.emit import emit_recomputation, emit_shared
@@ -15,7 +15,7 @@ from fivefold.job import recipe
 from fivefold.record import UserError
 
 
-def emit(plan: Plan) -> Written:
+def emit(plan: ConfigPlan) -> Written:
     """Return the TOML file of a plan; raise ``UserError`` for a model that is no flavor, or for an unsupported job."""
     model, layout, job = plan.model, plan.layout, plan.job
     flavor = find_flavor(model)
@@ -59,7 +59,7 @@ def emit(plan: Plan) -> Written:
     return Written({"torchtitan.toml": toml_file(values, TOML, about=about, extra=extra)})
 
 
-def _converters(plan: Plan) -> dict[str, Any]:
+def _converters(plan: ConfigPlan) -> dict[str, Any]:
     precision_recipe = plan.job.precision
     if not precision_recipe.is_low_precision:
         return {}

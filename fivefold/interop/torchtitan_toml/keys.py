@@ -30,7 +30,7 @@ TOML: Table = {
     **SHARED,
     "parallelism.enable_async_tensor_parallel": part("job.stack.overlap: tp communication overlaps compute", False),
     "parallelism.expert_tensor_parallel_degree": part("layout.etp, of experts with ep > 1", 1),
-    "parallelism.disable_loss_parallel": unmodelled_key("logits whole on every tensor-parallel rank", False),
+    "parallelism.disable_loss_parallel": unmodelled_key("full logits on every tensor-parallel rank", False),
     "parallelism.pipeline_parallel_expert_parallel_overlap": part("job.stack.pairs, under DualPipeV with ep", True),
     "parallelism.context_parallel_rotate_method": unmodelled_key("how keys travel: counted as a ring", "allgather"),
     "activation_checkpoint.mode": part(AC, "selective"),
@@ -52,7 +52,7 @@ TOML: Table = {
     "quantize.linear.mx.filter_fqns": part(f"{PRECISION}: what stays in 16 bits", ["output"]),
     "quantize.grouped_mm.float8.fqns": part(f"{PRECISION}: whether experts are in fp8", []),
     "quantize.grouped_mm.mx.fqns": part(f"{PRECISION}: whether experts are in MX fp8", []),
-    "fault_tolerance.enable": unmodelled_key("TorchFT replicas beside those of the layout", False),
+    "fault_tolerance.enable": unmodelled_key("TorchFT replicas in addition to those of the layout", False),
     **ignored_keys(
         "job.*",
         "profiling.*",

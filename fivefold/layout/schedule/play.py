@@ -16,7 +16,7 @@ from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.table import Table
 
 
-class Span(NamedTuple):
+class ActionSpan(NamedTuple):
     """An action with its start and end, in the unit of the durations, from the start of the first rank."""
 
     action: Action
@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Played:
+class SimulatedSchedule:
     """A simulated table: ``ends`` by action and ``durations`` by task of ``table.order``, and the end of each rank."""
 
     table: Table
@@ -39,13 +39,13 @@ class Played:
         return max(self.ends)
 
     @cached_property
-    def spans(self) -> tuple[tuple[Span, ...], ...]:
+    def spans(self) -> tuple[tuple[ActionSpan, ...], ...]:
         """Return the spans of each rank, in the order of ``table.rows``."""
-        rows: list[list[Span]] = [[] for _ in self.table.rows]
+        rows: list[list[ActionSpan]] = [[] for _ in self.table.rows]
         order = self.table.order
         for rank, task, end in zip(order.rank, order.task, self.ends, strict=True):
             row = rows[rank]
-            row.append(Span(self.table.rows[rank][len(row)], end - self.durations[task], end))
+            row.append(ActionSpan(self.table.rows[rank][len(row)], end - self.durations[task], end))
         return tuple(map(tuple, rows))
 
     @cached_property
@@ -73,7 +73,7 @@ def play(
     seconds: Callable[[Task], float],
     hop_seconds: Callable[[int, int], float] = lambda *_: 0.0,
     queues: bool = False,
-) -> Played:
+) -> SimulatedSchedule:
     """Simulate ``table``. Calls ``seconds`` once per task and ``hop_seconds`` once per pair of ranks (from, to).
 
     ``queues``: a link carries one message at a time, each after the receiver has posted its receive, an action ahead.
@@ -107,4 +107,4 @@ def play(
                     start = arrival
         free[rank] = end = start + durations[task]
         append(end)
-    return Played(table, tuple(ends), durations, tuple(free))
+    return SimulatedSchedule(table, tuple(ends), durations, tuple(free))

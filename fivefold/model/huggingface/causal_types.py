@@ -44,7 +44,7 @@ _NEEDED = {
     "relative positions in the scores, and convolutions of keys and values": """
         inkling_text InklingForCausalLM; inkling2_text Inkling2ForCausalLM
     """,
-    "two attentions and two MLPs a layer, with experts beside them and experts that do nothing": """
+    "two attentions and two MLPs a layer, with experts next to them, and experts that do nothing": """
         longcat_flash LongcatFlashForCausalLM
     """,
     "sums that are scaled by their depth, and a bias of the gate on attention": "beam BeamForCausalLM",
@@ -53,7 +53,7 @@ _NEEDED = {
     """,
     "attention as a difference of two softmaxes": "diffllama DiffLlamaForCausalLM",
     "attention masks that are computed from values, and experts found by keys": "doge DogeForCausalLM",
-    "experts of attention beside those of the MLP": "jetmoe JetMoeForCausalLM",
+    "experts of attention next to those of the MLP": "jetmoe JetMoeForCausalLM",
     "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
     "queries, keys and values that are clipped (clip_qkv)": "dbrx DbrxForCausalLM",
     "scores with a bias by distance (ALiBi)": "bloom BloomForCausalLM; mpt MptForCausalLM",

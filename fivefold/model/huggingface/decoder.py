@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fivefold.model.huggingface.family import Fused
+from fivefold.model.huggingface.family import FusedTensor
 from fivefold.model.shape import RopeScaling
 from fivefold.model.spec import Model
 
@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-TENSORS: dict[str, str | Fused] = {
+TENSORS: dict[str, str | FusedTensor] = {
     "blocks": "model.layers.{}",
     "embed.tokens": "model.embed_tokens",
     "head.norm": "model.norm",
@@ -94,7 +94,7 @@ TENSORS: dict[str, str | Fused] = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-LATENT_TENSORS: dict[str, str | Fused] = {
+LATENT_TENSORS: dict[str, str | FusedTensor] = {
     "attention.q_down": "self_attn.q_a_proj",
     "attention.q_norm": "self_attn.q_a_layernorm",
     "attention.q_up": "self_attn.q_b_proj",
@@ -104,7 +104,7 @@ LATENT_TENSORS: dict[str, str | Fused] = {
 }
 QKV = ("attention.q", "attention.k", "attention.v")
 GATE_UP = ("mlp.gate", "mlp.up")
-FUSED_GATE_UP = dict.fromkeys(GATE_UP, Fused("mlp.gate_up_proj", GATE_UP))
+FUSED_GATE_UP = dict.fromkeys(GATE_UP, FusedTensor("mlp.gate_up_proj", GATE_UP))
 PLAIN_MLP = {"mlp.up": "mlp.dense_h_to_4h", "mlp.down": "mlp.dense_4h_to_h"}
 
 EXPERT_TENSORS = TENSORS | {
@@ -125,14 +125,14 @@ BIASED_EXPERT_TENSORS = EXPERT_TENSORS | SHARED_EXPERT_TENSORS | {"moe.bias": "m
 EXPERT_GATE_UP = ("moe.experts.gate", "moe.experts.up")
 
 
-def stack_experts(place: str = "mlp", *, router: str = "gate") -> dict[str, str | Fused]:
+def stack_experts(place: str = "mlp", *, router: str = "gate") -> dict[str, str | FusedTensor]:
     """Return the tensor names of a layer whose experts are stacked, as in memory under transformers 5.
 
     One tensor holds gate and up of all experts, another down.
     """
     return {
         "moe.router": f"{place}.{router}",
-        **dict.fromkeys(EXPERT_GATE_UP, Fused(f"{place}.experts.gate_up_proj", EXPERT_GATE_UP)),
+        **dict.fromkeys(EXPERT_GATE_UP, FusedTensor(f"{place}.experts.gate_up_proj", EXPERT_GATE_UP)),
         "moe.experts.down": f"{place}.experts.down_proj",
     }
 

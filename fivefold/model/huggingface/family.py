@@ -15,7 +15,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 
 
-class Fused(NamedTuple):
+class FusedTensor(NamedTuple):
     """The tensor ``name`` of a checkpoint that holds several of our ``weights``, in order.
 
     The tensor has ``groups`` equal groups of rows, each with rows of the first weight, then of the next. 1: one weight
@@ -30,7 +30,7 @@ class Fused(NamedTuple):
     transposed: bool = False
 
 
-Names = Mapping[str, "str | Fused"]
+Names = Mapping[str, "str | FusedTensor"]
 
 
 class Supported(NamedTuple):

@@ -14,13 +14,13 @@ from math import prod
 from typing import NamedTuple
 
 from fivefold.model.huggingface.families import FAMILIES
-from fivefold.model.huggingface.family import Fused, Names
+from fivefold.model.huggingface.family import FusedTensor, Names
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_name, get_layer, weights
 from fivefold.record import make_unknown_name_error
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """The place of our weight ``ours``, or one of its experts, in a tensor of the folder: alone, or fused with others.
 
     Our rows are along ``dim`` of the tensor, from row ``first`` on: contiguous, or ``run`` of them every ``stride``.
@@ -73,7 +73,7 @@ STACKED_SIGN = ".experts.gate_up_proj"
 
 def parts(
     model: Model, *, family: str, stacked: bool = False, interleaved: bool = True, copies: bool = False
-) -> Iterator[Part]:
+) -> Iterator[TensorPart]:
     """Yield the tensors of a folder of ``family``, in module order, with the routing biases of experts.
 
     ``stacked``: experts in one tensor per layer. ``interleaved``: rotary pairs of latent attention are interleaved, as
@@ -96,12 +96,12 @@ def parts(
     for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
         for inner, ours in COPIES.items():
             weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])
-            yield Part(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
+            yield TensorPart(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     if model.moe is not None and model.moe.balance == "free" and "moe.bias" in names:
         for layer in filter(model.is_moe, range(model.layers + model.mtp_depth)):
             tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.bias']}"
             shape = (1, model.moe.experts) if record.bias_is_row else (model.moe.experts,)
-            yield Part(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
+            yield TensorPart(tensor_name, shape, bias_name(model, layer), dim=len(shape) - 1)
 
 
 def constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ...]]:
@@ -122,7 +122,7 @@ def bias_name(model: Model, layer: int) -> str:
 
 def _parts_of(
     weight: Weight, model: Model, names: Names, every: Mapping[str, Weight], *, reordered: bool
-) -> Iterator[Part]:
+) -> Iterator[TensorPart]:
     """Yield the tensors that hold ``weight``: one, or one for each expert."""
     prefix, block, inner, layer = "", "", weight.name, 0
     if inner.startswith(("blocks.", "head.mtp.")):
@@ -133,7 +133,7 @@ def _parts_of(
         inner = re.sub(r"^head\.mtp\.\d+", "mtp", inner)
     stem, leaf = (inner, "") if inner in names else inner.rsplit(".", 1)
     place, leaf = names[stem], f".{leaf}" if leaf else ""
-    if isinstance(place, Fused):
+    if isinstance(place, FusedTensor):
         siblings = [every[f"{block}{name}{leaf}"] for name in place.weights]
         groups = _count_groups(place, model, layer=layer)
         head = _rotary_rows(stem, model, layer=layer) if reordered else None
@@ -142,35 +142,37 @@ def _parts_of(
         )
     elif "{}" in place:
         for expert in range(weight.shape[0]):
-            yield Part(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
+            yield TensorPart(prefix + place.format(expert), weight.shape[1:], weight.name, expert)
     elif weight.kind == "conv":
         channels, taps = weight.shape
-        yield Part(f"{prefix}{place}{leaf}", (channels, 1, taps), weight.name, filters=True)
+        yield TensorPart(f"{prefix}{place}{leaf}", (channels, 1, taps), weight.name, filters=True)
     else:
         head = _rotary_rows(stem, model, layer=layer) if reordered else None
-        yield Part(f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight))
+        yield TensorPart(
+            f"{prefix}{place}{leaf}", weight.shape, weight.name, head=head, dim=_dim_of_heads(stem, weight)
+        )
 
 
-def _count_groups(place: Fused, model: Model, *, layer: int) -> int:
+def _count_groups(place: FusedTensor, model: Model, *, layer: int) -> int:
     """Return the number of groups of rows of a fused tensor of ``layer``."""
     net, shape = model.gated_delta_net, model.attention(layer)
     by_name = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mixer_key_heads": net.key_heads if net else 1}
     return by_name[place.groups] if isinstance(place.groups, str) else place.groups
 
 
-def _make_fused_part(weight: Weight, beside: list[Weight], place: Fused, name: str) -> Part:
-    """Return the part of ``weight`` in a tensor that holds all weights in ``beside``."""
+def _make_fused_part(weight: Weight, fused_weights: list[Weight], place: FusedTensor, name: str) -> TensorPart:
+    """Return the part of ``weight`` in a tensor that holds all weights in ``fused_weights``."""
     shape = list(weight.shape)
     stacked = weight.kind.startswith("expert")
     dim = 1 if stacked else 0
-    sizes = [sibling.shape[dim] for sibling in beside]
+    sizes = [sibling.shape[dim] for sibling in fused_weights]
     groups = int(place.groups) or sizes[0]
-    index = [sibling.name for sibling in beside].index(weight.name)
+    index = [sibling.name for sibling in fused_weights].index(weight.name)
     shape[dim] = sum(sizes)
     if place.transposed and len(shape) > dim + 1:
         shape[-1], shape[-2] = shape[-2], shape[-1]
         dim += 1
-    return Part(
+    return TensorPart(
         name,
         tuple(shape),
         weight.name,

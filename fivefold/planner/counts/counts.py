@@ -10,7 +10,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import Unit as Sharded
+from fivefold.layout.sharding import FsdpUnit as Sharded
 from fivefold.layout.sharding import reduces_every_micro_batch
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages, stage_layers
@@ -21,9 +21,9 @@ from fivefold.planner.counts.memory.liveness import (
     NO_SUMS,
     NO_WAITS,
     EnteredUnit,
+    GradientSums,
     Profile,
     SplitProfile,
-    Sums,
     Waits,
     play,
     play_graph,
@@ -35,8 +35,8 @@ from fivefold.planner.counts.operations.layer import Kind, get_kind
 from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op, scratch_tensor
-from fivefold.planner.counts.operations.recompute import Unit
-from fivefold.planner.counts.operations.unit_cache import Built
+from fivefold.planner.counts.operations.recompute import UnitOperations
+from fivefold.planner.counts.operations.unit_cache import UnitCache
 
 Name = Kind | str  # a kind of block, or "embed" or "head"
 
@@ -74,29 +74,29 @@ class Counts:
         self._shapes: Cache[tuple[LocalDegrees, Name], frozenset[tuple[int, int]]] = Cache()
         self._largest: Cache[tuple[LocalDegrees, Name], list[int]] = Cache()
         self._logits: Cache[LocalDegrees, int] = Cache()
-        self._profiles: Cache[tuple[LocalDegrees, Name, Sums], Profile] = Cache(PROFILES)
+        self._profiles: Cache[tuple[LocalDegrees, Name, GradientSums], Profile] = Cache(PROFILES)
         self._entered: Cache[tuple[LocalDegrees, Name], EnteredUnit] = Cache()
-        self._splits: Cache[tuple[LocalDegrees, Name, Sums, Waits], SplitProfile] = Cache(PROFILES)
+        self._splits: Cache[tuple[LocalDegrees, Name, GradientSums, Waits], SplitProfile] = Cache(PROFILES)
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._parts: dict[tuple[object, ...], UnitStates] = {}
         self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[UnitGroup, int], ...], ...]] = {}
-        self._alike: dict[tuple[object, ...], tuple[int, ...]] = {}
+        self._first_equal_stages: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.caches = Caches()  # of the modules that count from these counts
         self._runs: dict[tuple[object, ...], tuple[tuple[UnitGroup, ...], ...]] = {}
         kinds = [get_kind(model, layer) for layer in range(model.layers)]
         if job.adapter is not None:
             kinds[0] = kinds[0]._replace(leads=True)
         self.kinds = tuple(kinds)
-        self.alike = {kind.representative: kind for kind in reversed(kinds)}
+        self.name_by_representative = {kind.representative: kind for kind in reversed(kinds)}
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
-        self._built = Built(model, job, self.example)
+        self._built = UnitCache(model, job, self.example)
 
     def get_local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
         return self._built.get_local(part)
 
-    def unit(self, part: LocalDegrees, name: Name) -> Unit:
+    def unit(self, part: LocalDegrees, name: Name) -> UnitOperations:
         """Return the operations of a unit."""
         return self._built.unit(part, name)
 
@@ -107,7 +107,7 @@ class Counts:
         """
         return self._built.list_ops(part, name)
 
-    def profile(self, part: LocalDegrees, name: Name, sums: Sums = NO_SUMS) -> Profile:
+    def profile(self, part: LocalDegrees, name: Name, sums: GradientSums = NO_SUMS) -> Profile:
         """Return the live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
         key = part, name, sums
         profile = self._profiles.get(key)
@@ -115,7 +115,9 @@ class Counts:
             profile = self._profiles[key] = play(self._entered_unit(part, name), sums=sums)
         return profile
 
-    def split(self, part: LocalDegrees, name: Name, sums: Sums = NO_SUMS, *, waits: Waits = NO_WAITS) -> SplitProfile:
+    def split(
+        self, part: LocalDegrees, name: Name, sums: GradientSums = NO_SUMS, *, waits: Waits = NO_WAITS
+    ) -> SplitProfile:
         """Return the live bytes of a unit whose weight gradients (W) are deferred.
 
         ``waits`` as in ``liveness.play_split``.
@@ -310,19 +312,19 @@ class Counts:
     def equal_stages(self, layout: Layout) -> tuple[int, ...]:
         """Return, for each of the pp·v stages, the first stage with an equal ``stage_work``."""
         key = self.stage_key(layout)
-        if key not in self._alike:
+        if key not in self._first_equal_stages:
             first: dict[object, int] = {}
-            self._alike[key] = tuple(
+            self._first_equal_stages[key] = tuple(
                 first.setdefault(work, stage) for stage, work in enumerate(self.stage_work(layout))
             )
-        return self._alike[key]
+        return self._first_equal_stages[key]
 
     def _stage(
         self, layers: range, layout: Layout, again: tuple[bool, ...], *, first: bool, last: bool
     ) -> tuple[UnitGroup, ...]:
         runs = [UnitGroup("embed", 0, 1)] if first else []
         for layer in layers:
-            kind = self.alike[self.kinds[layer].representative]
+            kind = self.name_by_representative[self.kinds[layer].representative]
             if runs and runs[-1].name == kind and runs[-1].recomputed == again[layer]:
                 runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
             else:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fivefold.layout.sharding import Unit, policy, select_trained, shard_numel
+from fivefold.layout.sharding import FsdpUnit, policy, select_trained, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.states import gathered_bytes
-from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.parameter_prefetch import fetch_messages
 from fivefold.units import ceil_div
 
@@ -25,7 +25,7 @@ UNSHARDED = 500_000_000  # elements of DeepSpeed's buckets under ZeRO-0 (engine.
 ALIGNED = 2  # elements; DeepSpeed pads each rank's part of all weights to a multiple
 
 
-class Gradient(NamedTuple):
+class BucketGradient(NamedTuple):
     """The gradient of a weight: elements that are sent, the number of shards, and of replicas of the shards."""
 
     numel: int
@@ -45,7 +45,7 @@ def coalesces_gathers(counts: Counts, layout: Layout) -> bool:
     return counts.job.stack.zero3_gather == "weights"
 
 
-def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the joined messages of a rank that holds the stages ``chunks``; they replace those of its units."""
     if coalesces_reductions(counts):
         yield from _reductions(counts, layout, chunks=chunks)
@@ -57,10 +57,10 @@ def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int
             units = [select_trained(unit, counts.job) for unit, *_ in _parts(counts, layout, chunks)]
             weights_bytes = sum(gathered_bytes(unit, shards=1, recipe=recipe) for unit in units)
             alignment = ALIGNED * layout.shards * recipe.high_precision_bytes
-            yield Message("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
+            yield RepeatedMessage("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
 
 
-def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tuple[Unit, int, int]]:
+def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tuple[FsdpUnit, int, int]]:
     """Yield the weights of the stages in model order, each unit with its number of shards and of replicas."""
     for chunk in chunks:
         for run in counts.stage_runs(layout)[chunk]:
@@ -68,10 +68,12 @@ def _parts(counts: Counts, layout: Layout, chunks: Iterable[int]) -> Iterator[tu
                 yield from counts.local_parts(layout, run.name)
 
 
-def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[Gradient]:
+def gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[BucketGradient]:
     """Return the gradients of the stages in the order of their trained weights."""
     return [
-        Gradient(shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas)
+        BucketGradient(
+            shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel, shards, replicas
+        )
         for unit, shards, replicas in _parts(counts, layout, chunks)
         for weight in select_trained(unit, counts.job).weights
     ]
@@ -89,7 +91,7 @@ def buckets(sizes: Iterable[int], *, most: int) -> Iterator[int]:
         yield bucket
 
 
-def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the bucketed reductions, starting with the gradient of the last weight.
 
     DeepSpeed under ZeRO-0 and -1 starts with the first, because it reduces only after all gradients exist.
@@ -109,16 +111,16 @@ def _reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> I
     collective = "reduce_scatter" if layout.zero == 3 else "all_reduce"
     group = "replica" if layout.shards == 1 else "shard"
     for elements in buckets(sizes, most=bucket_elements):
-        yield Message("dp", collective, times, elements * width, ranks, group)
+        yield RepeatedMessage("dp", collective, times, elements * width, ranks, group)
 
 
-def _fill_buckets(ready: Iterable[Gradient], *, width: int) -> Iterator[Message]:
+def _fill_buckets(ready: Iterable[BucketGradient], *, width: int) -> Iterator[RepeatedMessage]:
     """Yield the all-reduces of DistributedDataParallel's buckets."""
     bucket_bytes, capacity = 0, FIRST_BUCKET_BYTES
     for gradient in ready:
         bucket_bytes += gradient.numel * width
         if bucket_bytes >= capacity:
-            yield Message("dp", "all_reduce", 1, bucket_bytes, gradient.replicas, "replica")
+            yield RepeatedMessage("dp", "all_reduce", 1, bucket_bytes, gradient.replicas, "replica")
             bucket_bytes, capacity = 0, BUCKET_BYTES
     if bucket_bytes:
-        yield Message("dp", "all_reduce", 1, bucket_bytes, gradient.replicas, "replica")
+        yield RepeatedMessage("dp", "all_reduce", 1, bucket_bytes, gradient.replicas, "replica")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Message(NamedTuple):
+class RepeatedMessage(NamedTuple):
     """Equal messages of a step: ``times`` of them among the ``ranks`` of ``group``.
 
     ``payload``: the full tensor in bytes.

@@ -21,12 +21,12 @@ from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.sharding import local_weight, policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.stack.spec import Stack
 from fivefold.units import ceil_div
 
 
-class Call(NamedTuple):
+class ModuleCall(NamedTuple):
     """The forward or backward of a module: the numbers of its weights, and the unit that it belongs to."""
 
     unit: int
@@ -59,7 +59,7 @@ class Fetches(NamedTuple):
     small: tuple[int, ...]
 
 
-def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the all-gathers of a step."""
     element_bytes, ranks, micro_batches = (
         counts.job.precision.high_precision_bytes,
@@ -72,7 +72,7 @@ def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -
             continue
         for sizes, times in ((stage_gathers.gathers, micro_batches), (stage_gathers.small, 1)):
             for size in sizes:
-                yield Message("dp", "all_gather", times, size * element_bytes, ranks)
+                yield RepeatedMessage("dp", "all_gather", times, size * element_bytes, ranks)
 
 
 def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
@@ -113,17 +113,17 @@ def limits(stack: Stack) -> Limits:
     )
 
 
-def _calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool]) -> Iterator[Call]:
+def _calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool]) -> Iterator[ModuleCall]:
     """Yield the calls of a micro-batch in order.
 
     The root module's own calls, without weights, belong to the first and last unit.
     """
-    last, root_call = len(units) - 1, Call(0, backward=False)
+    last, root_call = len(units) - 1, ModuleCall(0, backward=False)
     yield from (root_call, root_call)
     for unit_index, unit in enumerate(units):
         yield from _unit_calls(unit, unit_index, backward=False)
-        yield from [Call(unit_index, backward=False)] * (unit_index == 0)  # rotary embedding
-    yield Call(last, backward=True)
+        yield from [ModuleCall(unit_index, backward=False)] * (unit_index == 0)  # rotary embedding
+    yield ModuleCall(last, backward=True)
     for unit_index in range(last, -1, -1):
         if recomputed[unit_index]:
             yield from (
@@ -132,33 +132,33 @@ def _calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool
         unit_calls = list(_unit_calls(units[unit_index], unit_index, backward=True))
         yield from unit_calls
         if unit_index == last:
-            yield Call(last, backward=True)
+            yield ModuleCall(last, backward=True)
 
 
-def _unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) -> Iterator[Call]:
+def _unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) -> Iterator[ModuleCall]:
     """Yield the calls of a unit's modules, each module before its submodules."""
     modules = {  # in order
         name: tuple(number for _, number in numbered_weights)
         for name, numbered_weights in groupby(unit, key=lambda weight: weight[0].rpartition(".")[0])
     }
-    calls_by_module: dict[str, list[Call]] = {}
+    calls_by_module: dict[str, list[ModuleCall]] = {}
     for name, numbers in modules.items():
         module, _, submodule = name.partition(".")
         calls = calls_by_module.setdefault(module if submodule and module in PARENTS else name, [])
-        calls.append(Call(place, backward, numbers))
+        calls.append(ModuleCall(place, backward, numbers))
         if submodule == "gate" and module != "attention":
-            calls.append(Call(place, backward))  # the activation
+            calls.append(ModuleCall(place, backward))  # the activation
     block = any(name in PARENTS for name in calls_by_module)
     if block:
-        yield Call(place, backward)
+        yield ModuleCall(place, backward)
     for name in reversed(calls_by_module) if backward else calls_by_module:
         if name in PARENTS:
-            yield Call(place, backward)
+            yield ModuleCall(place, backward)
         yield from reversed(calls_by_module[name]) if backward else calls_by_module[name]
 
 
 @lru_cache(maxsize=256)
-def _fetches(calls: tuple[Call, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits) -> Fetches:
+def _fetches(calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits) -> Fetches:
     """Simulate the calls as the coordinator handles them once it knows their order."""
     coordinator = _Player(calls, sizes, shards, limits)
     max_live: dict[bool, list[int]] = {False: [0] * units, True: [0] * units}
@@ -173,7 +173,7 @@ def _fetches(calls: tuple[Call, ...], sizes: tuple[int, ...], units: int, shards
 class _Player:
     """The state of DeepSpeed's coordinator."""
 
-    def __init__(self, calls: Sequence[Call], sizes: Sequence[int], shards: int, limits: Limits) -> None:
+    def __init__(self, calls: Sequence[ModuleCall], sizes: Sequence[int], shards: int, limits: Limits) -> None:
         self.calls, self.sizes, self.limits = calls, sizes, limits
         self.padded = [shards * ceil_div(size, shards) for size in sizes]
         self.here = {number for number, size in enumerate(sizes) if size <= limits.small}  # gathered

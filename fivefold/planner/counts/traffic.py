@@ -29,16 +29,16 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
-from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.operations.op import Message as Exchange
 from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.op import OpMessage as Exchange
 from fivefold.planner.counts.update import update_messages
 from fivefold.step import Traffic, sent_bytes
 
 
-def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[Message]:
+def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) -> list[RepeatedMessage]:
     """Return every message of a step of a rank that holds the stages ``chunks``, in no particular order."""
     micro_batches, stages = passes(layout, counts.job), counts.stage_work(layout)
     rank_messages = [*step_messages(counts, layout, chunks=chunks), *update_messages(counts, layout, chunks=chunks)]
@@ -71,7 +71,7 @@ def passes(layout: Layout, job: Job) -> int:
     return micro_batches // 2 if layout.pipeline.enters_both_ends else micro_batches
 
 
-def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
+def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[RepeatedMessage]:
     """Yield a unit's data-parallel messages of a step: gathers, reduce-scatters, all-reduces over replicas.
 
     Where a message joins several units (``ddp_buckets.py``), this is the unit's share, which it is charged for.
@@ -89,15 +89,15 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
                 gathers += 1 if name == "head" or (name == "embed" and counts.model.shares_table) else micro_batches
             group = f"{prefix}shard"
             payload = gathered_bytes(unit, shards=shards, recipe=recipe)
-            payload += 0 if stay else frozen_bytes(whole_unit, shards=shards, job=counts.job).whole
+            payload += 0 if stay else frozen_bytes(whole_unit, shards=shards, job=counts.job).gathered
             if payload:
-                yield Message("dp", "all_gather", gathers, payload, shards, group)
+                yield RepeatedMessage("dp", "all_gather", gathers, payload, shards, group)
         if not padded:  # every weight is frozen
             continue
         if shards > 1:
             reduces = micro_batches if reduces_every_backward else 1
             all_reduces = counts.job.stack.reduce_bucket and stay
-            yield Message(
+            yield RepeatedMessage(
                 "dp",
                 "all_reduce" if all_reduces else "reduce_scatter",
                 reduces,
@@ -107,10 +107,10 @@ def unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             )
         if replicas > 1:
             payload = padded // shards * recipe.summed_bytes
-            yield Message("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
+            yield RepeatedMessage("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
 
 
-def _list_sent_messages(counts: Counts, layout: Layout, name: Name) -> list[Message]:
+def _list_sent_messages(counts: Counts, layout: Layout, name: Name) -> list[RepeatedMessage]:
     """Return ``unit_messages`` as they are sent: if embedding and head are one unit, the head sends for both."""
     messages_of_unit = list(unit_messages(counts, layout, name))
     if name not in ("embed", "head") or not joins_ends(layout, counts.job):
@@ -124,7 +124,7 @@ def _list_sent_messages(counts: Counts, layout: Layout, name: Name) -> list[Mess
     ]
 
 
-def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Message]:
+def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[RepeatedMessage]:
     """Yield the gradient all-reduces that follow those of data parallelism.
 
     They are over tp for weights replicated over tp (``sharding.extra_reduce_axis``), and under DualPipe of all weights
@@ -146,13 +146,15 @@ def copy_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[Messag
             mesh_group = "tp" if replica_group == "kv" else replica_group
             numels = sizes[replica_group] if per_weight else [sum(sizes[replica_group])]
             yield from (
-                Message("tp", "all_reduce", times, numel * width, ranks, mesh_group) for numel in numels if numel
+                RepeatedMessage("tp", "all_reduce", times, numel * width, ranks, mesh_group)
+                for numel in numels
+                if numel
             )
         if layout.pipeline.enters_both_ends:
-            yield Message("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
+            yield RepeatedMessage("pp", "all_reduce", 1, padded_numel(unit, shards=shards) // shards * width, 2, "pp")
 
 
-def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: int) -> Iterator[Message]:
+def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: int) -> Iterator[RepeatedMessage]:
     """Yield an MoE layer's messages other than its tokens, ``times`` per step.
 
     They carry token counts, routing weights and the dispatch's fp8 scales; for the balance loss and capacity, counts
@@ -170,29 +172,29 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     copies = local.stream_rows * moe.topk
     forward_times, weights = times * (2 if resends else 1), 4 * copies
     if layout.ep > 1:
-        yield Message("ep", "all_to_all", plan_times, 8 * moe.experts, layout.ep, "ep")
-        yield Message("ep", "all_to_all", forward_times + times, weights, layout.ep, "ep")
+        yield RepeatedMessage("ep", "all_to_all", plan_times, 8 * moe.experts, layout.ep, "ep")
+        yield RepeatedMessage("ep", "all_to_all", forward_times + times, weights, layout.ep, "ep")
     if layout.etp > 1:
-        yield Message("etp", "all_gather", plan_times, 8 * moe.experts * layout.etp, layout.etp, "etp")
+        yield RepeatedMessage("etp", "all_gather", plan_times, 8 * moe.experts * layout.etp, layout.etp, "etp")
         for collective, n_messages in (("all_gather", forward_times), ("reduce_scatter", times)):
-            yield Message("etp", collective, n_messages, weights * layout.etp, layout.etp, "etp")
+            yield RepeatedMessage("etp", collective, n_messages, weights * layout.etp, layout.etp, "etp")
     if scales := local.row_scales_bytes * copies:  # of fp8 rows in the forward, and of their gradients
         if layout.ep > 1:
-            yield Message("ep", "all_to_all", forward_times + times, scales, layout.ep, "ep")
+            yield RepeatedMessage("ep", "all_to_all", forward_times + times, scales, layout.ep, "ep")
         if layout.etp > 1:
-            yield Message("etp", "all_gather", forward_times + times, scales * layout.etp, layout.etp, "etp")
+            yield RepeatedMessage("etp", "all_gather", forward_times + times, scales * layout.etp, layout.etp, "etp")
     split_axes = [axis for axis, many in (("tp", part.sp), ("cp", layout.cp > 1)) if many]
     counts_bytes = 8 * layout.mbs * moe.experts
     if split_axes and moe.balance == "aux" and moe.aux_coefficient:
         for axis in split_axes:
-            yield Message(axis, "all_reduce", times, counts_bytes, group(layout, axis).ranks, axis)
+            yield RepeatedMessage(axis, "all_reduce", times, counts_bytes, group(layout, axis).ranks, axis)
     if split_axes and moe.capacity is not None:  # counts of each part of a sequence
         parts = layout.tp * layout.cp * (2 if layout.cp > 1 and layout.cp_kind == "ring" else 1)
         for axis in split_axes:
-            yield Message(axis, "all_reduce", plan_times, counts_bytes * parts, group(layout, axis).ranks, axis)
+            yield RepeatedMessage(axis, "all_reduce", plan_times, counts_bytes * parts, group(layout, axis).ranks, axis)
 
 
-def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the messages sent once a step.
 
     They are the norm and loss, the tied table's gradient between the two ends of the pipeline (none if one rank holds
@@ -202,24 +204,24 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     ends = {0, len(stages) - 1} & set(chunks)
     if layout.world > 1:
         sums = counts.job.loss_sums + counts.model.mtp_depth  # besides the norm and the vote to stop
-        yield Message("world", "all_reduce", 1, 4 * (2 + sums), layout.world, "world")
+        yield RepeatedMessage("world", "all_reduce", 1, 4 * (2 + sums), layout.world, "world")
     if layout.pp > 1 and counts.model.shares_table and len(ends) == 1 and counts.job.adapter is None:
         (unit, shards, _), *_ = counts.local_parts(layout, "embed")
         table = unit._replace(weights=unit.weights[:1])
         payload = padded_numel(table, shards=shards) // shards * counts.job.precision.summed_bytes
-        yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+        yield RepeatedMessage("pp", "all_reduce", 1, payload, 2, "pp")
     yield from _scale_messages(counts, layout, chunks=chunks)
     moe = counts.model.moe
     if moe and moe.balance == "free":  # tokens per expert, of all layers of this rank
         runs = (work for chunk in chunks for work in stages[chunk])
         payload = 8 * moe.experts * sum(times * counts.count_moe_layers(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:
-            yield Message("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
+            yield RepeatedMessage("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
         if payload and layout.pipeline.enters_both_ends:
-            yield Message("pp", "all_reduce", 1, payload, 2, "pp")
+            yield RepeatedMessage("pp", "all_reduce", 1, payload, 2, "pp")
 
 
-def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[Message]:
+def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the all-reduces of max |w| per scale after the update, for weights that are gathered in fp8."""
     sizes, recipe = dict[tuple[str, int], int](), counts.job.precision
     if recipe.gathers == "fp8":
@@ -230,10 +232,12 @@ def _scale_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) 
                 sizes[group, shards] = sizes.get((group, shards), 0) + times * scales
     for (group, shards), scales_count in sizes.items():
         if shards > 1 and scales_count:
-            yield Message("dp", "all_reduce", 1, 4 * scales_count, shards, group)
+            yield RepeatedMessage("dp", "all_reduce", 1, 4 * scales_count, shards, group)
 
 
-def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int, reference: bool) -> Iterator[Message]:
+def _op_messages(
+    op: Op, message: Exchange, layout: Layout, *, times: int, reference: bool
+) -> Iterator[RepeatedMessage]:
     """Yield the messages of one operation: forward, backward, and repeated ones (regathered for dW, or recomputed).
 
     ``reference``: it also runs in the forward of DPO's reference.
@@ -244,18 +248,18 @@ def _op_messages(op: Op, message: Exchange, layout: Layout, *, times: int, refer
         message = message.uncast
     if message.forward:
         forwards = 1 + op.recomputed + reference
-        yield Message(axis, message.forward, times * forwards, message.payload, ranks, message.axis)
+        yield RepeatedMessage(axis, message.forward, times * forwards, message.payload, ranks, message.axis)
     for collective, payload in message.scales:
-        yield Message(axis, collective, times, payload, ranks, message.axis)
+        yield RepeatedMessage(axis, collective, times, payload, ranks, message.axis)
     if message.regather and not op.recomputed:
-        yield Message(axis, message.regather, times, message.uncast.payload, ranks, message.axis)
+        yield RepeatedMessage(axis, message.regather, times, message.uncast.payload, ranks, message.axis)
     if message.backward:
         payload, parts = message.payload, message.backward_parts
         payload = payload if message.backward_payload is None else message.backward_payload // parts
-        yield Message(axis, message.backward, times * parts, payload, ranks, message.axis)
+        yield RepeatedMessage(axis, message.backward, times * parts, payload, ranks, message.axis)
 
 
-def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[Message]:
+def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: int) -> Iterator[RepeatedMessage]:
     """Yield a stage's sends: its output to the next stage and its input's gradient back, unless on the same rank."""
     if layout.pp == 1:
         return
@@ -266,10 +270,10 @@ def _p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batches: 
         return
     size, tp = counts.get_local(get_local_degrees(layout)).entry_bytes, layout.tp
     if counts.job.stack.scatter_gather_tensors and tp > 1 and not layout.sp:
-        yield Message("pp", "p2p", sends, size // tp, 2, "pp")
-        yield Message("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends
+        yield RepeatedMessage("pp", "p2p", sends, size // tp, 2, "pp")
+        yield RepeatedMessage("tp", "all_gather", sends, size, tp, "tp")  # a rank receives as often as it sends
     else:
-        yield Message("pp", "p2p", sends, size, 2, "pp")
+        yield RepeatedMessage("pp", "p2p", sends, size, 2, "pp")
 
 
 def first_rank(layout: Layout) -> tuple[int, ...]:

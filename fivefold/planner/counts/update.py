@@ -15,7 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import Product, find_cost
 from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.message import RepeatedMessage
 
 
 def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[ShardedWeight]:
@@ -32,7 +32,7 @@ def sharded_weights(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
                 yield from [ShardedWeight(weight, local.shape, *sizes)] * times
 
 
-def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[Message]:
+def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) -> Iterator[RepeatedMessage]:
     """Yield every message of the update."""
     cost = find_cost(counts.job.optimizer.kind)
     if cost.elementwise:
@@ -42,13 +42,13 @@ def update_messages(counts: Counts, layout: Layout, *, chunks: Iterable[int]) ->
         (shard_group, axis, pieces_group), n_shards, n_pieces = weights[0].group, weights[0].shards, weights[0].pieces
         if n_shards > 1:
             yield from (
-                Message("dp", payloads.collective, 1, size, n_shards, shard_group)
+                RepeatedMessage("dp", payloads.collective, 1, size, n_shards, shard_group)
                 for size in payloads.over_shards
                 if size
             )
         if n_pieces > 1:
             yield from (
-                Message(axis, payloads.collective, 1, size, n_pieces, pieces_group)
+                RepeatedMessage(axis, payloads.collective, 1, size, n_pieces, pieces_group)
                 for size in payloads.over_pieces
                 if size
             )

@@ -26,7 +26,7 @@ from fivefold.record import UserError, explain
 from fivefold.results.balance import Axis, Degree, Ratios, Sizing
 
 
-class Question(NamedTuple):
+class RatioQuestion(NamedTuple):
     """A row of the table: a message of an axis, the compute that can hide it, and the formula of their ratio."""
 
     axis: str  # of the layout, or tp2d, zero3
@@ -37,18 +37,22 @@ class Question(NamedTuple):
 
 
 QUESTIONS = (
-    Question("tp", "output", "output projection", "2·N·H / (w·(tp−1))", exchanges.tensor),
-    Question("tp2d", "input and output", "output projection", "2·N·H·D / (g·N·H·(y−1) + w·D·(x−1))", exchanges.tensor),
-    Question("cp", "K and V, one hop", "attention of a chunk", "(N/K)·(T/cp) / w", exchanges.context),
-    Question("zero3", "weights", "a layer forward", "msl·(2·P+2·T·D) / (P·w)", exchanges.zero3_forward),
-    Question(
+    RatioQuestion("tp", "output", "output projection", "2·N·H / (w·(tp−1))", exchanges.tensor),
+    RatioQuestion(
+        "tp2d", "input and output", "output projection", "2·N·H·D / (g·N·H·(y−1) + w·D·(x−1))", exchanges.tensor
+    ),
+    RatioQuestion("cp", "K and V, one hop", "attention of a chunk", "(N/K)·(T/cp) / w", exchanges.context),
+    RatioQuestion("zero3", "weights", "a layer forward", "msl·(2·P+2·T·D) / (P·w)", exchanges.zero3_forward),
+    RatioQuestion(
         "zero3", "weights, gradients", "a layer backward", "2·msl·(2·P+2·T·D) / (P·(w+g))", exchanges.zero3_backward
     ),
-    Question("dp", "gradients", "the last backward", "2·msl·(2·P+2·T·D) / (P·g)", exchanges.gradients_last),
-    Question("dp", "gradients, weights", "the whole step", "3·m·msl·(2·P+2·T·D) / (P·(g+w))", exchanges.gradients_step),
-    Question("ep", "two all-to-alls", "routed experts", "6·F / (g+w)", exchanges.experts_alone),
-    Question("ep", "two all-to-alls", "a whole layer", "(2·P+2·T·D) / (k·D·(g+w))", exchanges.experts_layer),
-    Question("pp", "activations", "a stage forward", "L/(pp·v)·(2·P+2·T·D) / (D·w)", exchanges.pipeline),
+    RatioQuestion("dp", "gradients", "the last backward", "2·msl·(2·P+2·T·D) / (P·g)", exchanges.gradients_last),
+    RatioQuestion(
+        "dp", "gradients, weights", "the full step", "3·m·msl·(2·P+2·T·D) / (P·(g+w))", exchanges.gradients_step
+    ),
+    RatioQuestion("ep", "two all-to-alls", "routed experts", "6·F / (g+w)", exchanges.experts_alone),
+    RatioQuestion("ep", "two all-to-alls", "a full layer", "(2·P+2·T·D) / (k·D·(g+w))", exchanges.experts_layer),
+    RatioQuestion("pp", "activations", "a stage forward", "L/(pp·v)·(2·P+2·T·D) / (D·w)", exchanges.pipeline),
 )
 
 
@@ -76,7 +80,7 @@ def ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = 
     )
 
 
-def answer(question: Question, model: Model, *, machine: Machine, job: Job, layout: Layout) -> Axis:
+def answer(question: RatioQuestion, model: Model, *, machine: Machine, job: Job, layout: Layout) -> Axis:
     """Return all legal degrees of one axis.
 
     The record has the largest one at which its messages overlap fully, and why no larger one does.
@@ -142,7 +146,7 @@ def sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> Sizing:
     )
 
 
-def _degree(question: Question, layout: Layout, exchange: Exchange, machine: Machine) -> Degree:
+def _degree(question: RatioQuestion, layout: Layout, exchange: Exchange, machine: Machine) -> Degree:
     field = _field(question.axis)
     degree = getattr(layout, field)
     two = f"{layout.tp // layout.tp_inner}x{layout.tp_inner}"

@@ -89,7 +89,7 @@ def search(
         by=score,
         top=top,
         levels=levels,
-        alike=proposes,
+        best_only=proposes,
         improved=improved,
         fitted=fitted,
         largest_tight=largest_tight,
@@ -169,13 +169,13 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
         return None
     best = known.best[0]
     usable = planners or dict.fromkeys(entry.planner for entry in known.fitting)  # of a search that was interrupted
-    alike = [usable_planner for usable_planner in usable if usable_planner.job.precision == best.planner.job.precision]
+    same_precision = [planner for planner in usable if planner.job.precision == best.planner.job.precision]
     evaluated = (
         Evaluated(entry.estimate.layout, entry.estimate.step_time, entry.peak_bytes, entry.planner)
         for entry in known.fitting
-        if entry.planner in alike and entry.estimate.layout.world == best.estimate.layout.world
+        if entry.planner in same_precision and entry.estimate.layout.world == best.estimate.layout.world
     )
-    simplest = Simplest(alike, evaluated, limit=best.seconds * (1 + within), where=where)
+    simplest = Simplest(same_precision, evaluated, limit=best.seconds * (1 + within), where=where)
     chosen = simplest.find()
     simpler, faster = (alternative(rival, chosen) for rival in simplest.rivals(chosen))
     listed = {(entry.text, entry.planner.job) for entry in known.best}
@@ -192,7 +192,7 @@ def _proposal(known: Incumbents, within: float, *, planners: Collection[Planner]
         faster=faster,
         similar_layouts=sum(entry.seconds <= simplest.limit for entry in simplest.known.values()),
         choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
-        why=tuple(explain_choices(chosen, where=where, planners=alike)),
+        why=tuple(explain_choices(chosen, where=where, planners=same_precision)),
         remark=describe_uneven_batch(chosen.layout, batch=chosen.planner.job.global_batch),
     )
 
@@ -215,7 +215,7 @@ def _rank_by_regret(
     simplest = Layout.parse(result.proposal.layout) if result.proposal else fastest
     judge = RegretEvaluator(planner, world=fastest.world, narrowed=narrowed, report=report)
     fitting = (candidate.estimate.layout for candidate in known.fitting if candidate.planner is planner)
-    judged = judge.find(fitting, beside=(fastest, simplest), top=known.top)
+    judged = judge.find(fitting, included=(fastest, simplest), top=known.top)
     within = f"the simplest within {result.proposal.within:.1%}" if result.proposal else "the fastest"
     best = [evaluated.layout for evaluated in judged[: known.top]]
     return result.replace(
@@ -319,8 +319,9 @@ def _search_spaces(
             if job not in planners:
                 counts = known[job].counts if known and job in known else None
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
-            alike = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planners[job].job
-            bounds = Bounds(planners[job], space, concatenate(()), like=bounds if alike else None)
+            planned = planners[job].job
+            has_equal_bounds = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planned
+            bounds = Bounds(planners[job], space, concatenate(()), like=bounds if has_equal_bounds else None)
             sweep_from_likely(solver, bounds)
     return planners
 

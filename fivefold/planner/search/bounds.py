@@ -185,14 +185,16 @@ class Bounds:
             alone = both = sum_units(ahead, unit[:, 0]) + sum_units(behind, unit[:, 1] + unit[:, 2])
             if halves is None:
                 # Of units as slow as the host, messages shorten the compute: then an FB takes at least half of both.
-                kernels, beside = (sum_units(ahead, unit[:, at]) + sum_units(behind, unit[:, at + 1]) for at in (7, 9))
-                both = np.maximum(np.maximum(kernels, beside), alone / 2)
+                kernels, overlappable = (
+                    sum_units(ahead, unit[:, at]) + sum_units(behind, unit[:, at + 1]) for at in (7, 9)
+                )
+                both = np.maximum(np.maximum(kernels, overlappable), alone / 2)
             elif self.planner.machine.backend != "gloo":  # else one after the other
-                stays, beside, hidden = (
+                stays, overlappable, hidden = (
                     sum_units(ahead, halves[:, at]) + sum_units(behind, halves[:, 3 + at]) for at in range(3)
                 )
-                slowed = np.maximum(0.0, np.minimum(compute, beside) - hidden)
-                both = np.maximum(compute, beside) + stays
+                slowed = np.maximum(0.0, np.minimum(compute, overlappable) - hidden)
+                both = np.maximum(compute, overlappable) + stays
                 if self.planner.units.overlaps:
                     units = front + halves[:, 0], back + halves[:, 3]
                     longer, shorter = (
@@ -267,13 +269,13 @@ class Bounds:
         """
         return np.asarray(self.estimates.resting_bytes(self._first_candidates()) / self.partials.pp)
 
-    def floor(self, *, most: int, whole: bool = True) -> Floats:
-        """Return a lower bound in seconds like ``resting_bytes``; ``most`` and ``whole`` as in ``Estimates``.
+    def floor(self, *, most: int, complete: bool = True) -> Floats:
+        """Return a lower bound in seconds like ``resting_bytes``; ``most`` and ``complete`` as in ``Estimates``.
 
         The busiest rank does at least 1/pp of the work.
         """
         s, m, some = self.partials, self.micro_batches, self._first_candidates()
-        seconds = self.estimates.model_seconds(some, most=most, whole=whole)
+        seconds = self.estimates.model_seconds(some, most=most, complete=complete)
         alone, paired = seconds[:, :, 0].T
         pairs = self.space.pairs & (s.pp > 1) & (m >= 2 * s.pp)
         return np.asarray(m / s.pp * np.where(pairs, paired, alone) * SAFE)

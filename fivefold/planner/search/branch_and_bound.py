@@ -22,7 +22,7 @@ from fivefold.planner.search.columns import (
 )
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.simulated_bound import TOGETHER, group_schedules, simulate_group
-from fivefold.planner.search.tables import FEWEST, LARGE_MICRO_BATCH
+from fivefold.planner.search.tables import LARGE_MICRO_BATCH, SMALL_MICRO_BATCH
 
 FIRST_BATCH, MAX_BATCH = 200, 100_000  # schedules of partial layouts explored at once: few until a good layout is known
 STEMS = 500  # partial layouts without recomputation of which all schedules are written out at once
@@ -80,14 +80,16 @@ class BranchAndBound:
         return BoundedSpace(
             stems,
             size[~large],
-            bounds.restrict_to(stems).floor(most=LARGE_MICRO_BATCH, whole=False) if timed else np.zeros(len(stems.dp)),
+            bounds.restrict_to(stems).floor(most=LARGE_MICRO_BATCH, complete=False)
+            if timed
+            else np.zeros(len(stems.dp)),
         )
 
     def _prune(self, bounds: Bounds, floor: BoundedSpace) -> BoundedSpace:
         """Return ``floor`` without partial layouts that can no longer win, by their bounds and by tighter ones."""
         for tight in (False, True) if self.timed else (False,):
             if tight and len(floor.size):
-                floor = floor._replace(seconds=bounds.restrict_to(floor.stems).floor(most=FEWEST))
+                floor = floor._replace(seconds=bounds.restrict_to(floor.stems).floor(most=SMALL_MICRO_BATCH))
             worth = self.incumbents.can_win(floor.seconds, floor.size, bounds.space)
             self._count_slower(bounds.restrict_to(floor.stems.take(~worth)), floor.seconds[~worth])
             floor = BoundedSpace(floor.stems.take(worth), floor.size[worth], floor.seconds[worth])
@@ -132,7 +134,7 @@ class BranchAndBound:
             self.timed and bool(self.incumbents.best) and not self.few_fit
         )  # else no bound of time excludes a layout: memory first
         if rival and len(seconds):
-            bound = bounds.seconds_of_any_order(candidates, most=FEWEST, bare=True)
+            bound = bounds.seconds_of_any_order(candidates, most=SMALL_MICRO_BATCH, bare=True)
             candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order ac")
         if not rival and len(seconds) and "activations" not in bounds.planner.job.offload:
             size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates), limit=True, bare=True)
@@ -193,7 +195,7 @@ class BranchAndBound:
         space, partials = bounds.space, bounds.partials
         size, seconds = np.zeros(len(candidates.partial)), np.zeros(len(candidates.partial))
         rival = bool(self.incumbents.best)
-        for most, bare in ((1, True), (FEWEST, False), (1, False)) if rival else ():
+        for most, bare in ((1, True), (SMALL_MICRO_BATCH, False), (1, False)) if rival else ():
             if len(seconds):
                 bound = bounds.seconds_of_any_order(candidates, most=most, bare=bare)
                 candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fivefold.layout.sharding import gathers_for_backward, policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, run_part
-from fivefold.planner.counts.memory.liveness import Sums
+from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts
@@ -75,8 +75,8 @@ class Estimates(Tables):
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
-            whole = self.counts.profile(part, name)
-            return whole.kept_bytes, whole.backward_peak_bytes - whole.kept_bytes
+            profile = self.counts.profile(part, name)
+            return profile.kept_bytes, profile.backward_peak_bytes - profile.kept_bytes
 
         return self._bytes("profiles", candidates, make, limit=limit, bare=bare)
 
@@ -111,12 +111,14 @@ class Estimates(Tables):
                 experts = parts[-1].sums if self.counts.count_moe_layers(name) else 0
                 dense = sum(entry.sums for entry in parts) - experts
                 if birth == AllocatedGradients.HELD:
-                    sums = Sums(held=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings)
+                    sums = GradientSums(
+                        held=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings
+                    )
                 elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or predicted)):
-                    sums = Sums()  # a table's gradients have rules of their own
+                    sums = GradientSums()  # a table's gradients have rules of their own
                 else:
                     made = experts if birth == AllocatedGradients.ALL else 0
-                    sums = Sums(dense, made, gone=made if at_once else 0)
+                    sums = GradientSums(dense, made, gone=made if at_once else 0)
                 columns.append(self.counts.profile(run_part(part, run), name, sums).backward_peak_bytes)
             return np.array([columns], float)
 
@@ -172,9 +174,9 @@ class Estimates(Tables):
         """Return the minimum of ``states`` over ZeRO stages and shard groups."""
         s = self.partials.take(candidates.partial)
         replicas = s.dp * s.cp
-        whole = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
+        unsharded = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
         least = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
-        smallest = np.minimum(whole, least)
+        smallest = np.minimum(unsharded, least)
         smallest[:, [3, 5, 6, 7]] = 0
         return smallest
 
@@ -228,10 +230,10 @@ class Estimates(Tables):
         for name in dict.fromkeys(names):
             state = self.counts.states(layout, name)
             ends = state.sums if keeps.gradients_stay else state.reduced
-            rest = (state.whole if keeps.weights_stay else 0) + state.apart + state.moments
+            rest = (state.gathered if keeps.weights_stay else 0) + state.apart + state.moments
             during = ends if often or keeps.gradients_stay else state.sums
             by_weights = self.counts.job.stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
-            gathered = 0 if keeps.weights_stay or by_weights else state.whole
+            gathered = 0 if keeps.weights_stay or by_weights else state.gathered
             rows[name] = (
                 rest,
                 during,
@@ -254,9 +256,9 @@ class Estimates(Tables):
         ):
             return 0
         if stack.comm_buffers == "retained":
-            return sum(part.whole for part in parts)
+            return sum(part.gathered for part in parts)
         return (
-            parts[-1].travel + parts[-1].whole
+            parts[-1].travel + parts[-1].gathered
             if "dp" in stack.overlap and stack.param_all_gather == "overlapped"
             else 0
         )
@@ -318,33 +320,33 @@ class Estimates(Tables):
             "nearest", candidates, self._part(candidates)[1:], make, many=self._multiples(candidates, most=most)
         )
 
-    def model_seconds(self, candidates: CandidateLayouts, *, most: int, whole: bool = True) -> Floats:
+    def model_seconds(self, candidates: CandidateLayouts, *, most: int, complete: bool = True) -> Floats:
         """Return seconds [n, (passes one after another, passes in pairs), 1] of all units of the model on one rank.
 
         They are for adjacent ranks as above, without recomputation, which only adds to them; 0 on a calibrated machine.
-        Not ``whole``: one figure for any etp, for all layouts that differ in nothing else.
+        Not ``gathered``: one figure for any etp, for all layouts that differ in nothing else.
         """
         if self.measured:
             return np.zeros((len(candidates.partial), 2, 1))
 
-        whole |= self.counts.model.moe is None or self.counts.job.stack.pairs  # whose messages have no bound
+        complete |= self.counts.model.moe is None or self.counts.job.stack.pairs  # whose messages have no bound
 
         def make(layout: Layout, many: int) -> Floats:
             part = get_local_degrees(layout)._replace(sequences=many, recomputed=frozenset())
-            figures = self._adjacent_units(part, layout, whole=whole) @ self.tally
+            figures = self._adjacent_units(part, layout, complete=complete) @ self.tally
             alone = figures[:3].sum()
             paired = max(alone / 2, figures[7:9].sum(), figures[9:].sum())  # as in Bounds._paired
             return np.array([[alone], [paired]])
 
-        name, columns = ("whole", 9) if whole else ("any etp", 8)
+        name, columns = ("whole", 9) if complete else ("any etp", 8)
         return self._scale_table(
             name, candidates, self._part(candidates)[1:columns], make, many=self._multiples(candidates, most=most)
         )
 
-    def _adjacent_units(self, part: LocalDegrees, layout: Layout, *, whole: bool = True) -> Floats:
+    def _adjacent_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
             return kernels(self.planner.units, part, self.runs, ranks=layout.world if self.measured else 1)
-        return adjacent_figures(self.planner.units, part, self.runs, pairs=self.space.pairs, whole=whole)
+        return adjacent_figures(self.planner.units, part, self.runs, pairs=self.space.pairs, complete=complete)
 
     def units(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (forward, backward, weight, exposed tp, cp, ep, all exposed of the forward), units].
@@ -371,8 +373,8 @@ class Estimates(Tables):
                 row: list[float] = []
                 unit = units.unit(layout, run)
                 ahead, behind = (unit.forward_exposed, unit.forward_apart), (unit.backward_exposed, unit.backward_apart)
-                for shown, whole in (ahead, behind):
-                    both = list(zip(shown, whole, overlaps, strict=True))
+                for shown, unoverlapped in (ahead, behind):
+                    both = list(zip(shown, unoverlapped, overlaps, strict=True))
                     row.append(sum(some for some, _, hides in both if not hides))
                     row.append(sum(every for _, every, hides in both if hides))
                     row.append(sum(max(0.0, every - some) for some, every, hides in both if hides))
@@ -412,7 +414,7 @@ class Estimates(Tables):
         return self._table("parallel", candidates, columns, make)
 
     def _representative_unit(self, name: Name) -> Name:
-        return name if isinstance(name, str) else self.counts.alike[name.representative]
+        return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]
 
     def find_distinct(self, candidates: CandidateLayouts) -> Ints:
         """Return indices without duplicates.

@@ -21,7 +21,7 @@ from fivefold.planner.search.space import Space
 from fivefold.results.objectives import By
 from fivefold.step import TIGHT_RISK
 
-ENOUGH = 100  # evaluated layouts after which a search for the best alone no longer fills the ``top``
+MIN_EVALUATED_LAYOUTS = 100  # evaluated layouts after which a search for the best alone no longer fills the ``top``
 
 
 class EvaluatedLayout(NamedTuple):
@@ -38,8 +38,8 @@ class EvaluatedLayout(NamedTuple):
 class Incumbents:
     """The ``top`` best, the fastest under each of ``levels`` memory budgets, and the losers by cause.
 
-    ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``alike``: only the best must be
-    found, and what is within ``slack`` of it. ``improved``: told each better layout and its score; ``fitted``: told
+    ``levels=0``: no budgets. ``any_will_do``: the first layout that fits is enough. ``best_only``: only the best must
+    be found, and what is within ``slack`` of it. ``improved``: told each better layout and its score; ``fitted``: told
     every evaluated layout that fits.
 
     ``largest_peak``: which the predicted peak of no layout exceeds that fits. ``largest_tight``: the same of those that
@@ -54,13 +54,13 @@ class Incumbents:
         top: int,
         levels: int,
         any_will_do: bool = False,
-        alike: bool = False,
+        best_only: bool = False,
         slack: float = 0.0,
         improved: Callable[[str, float], None] | None = None,
         fitted: Callable[[EvaluatedLayout], None] | None = None,
         largest_tight: int = 0,
     ) -> None:
-        self.by, self.top, self.any_will_do, self.alike = by, top, any_will_do, alike
+        self.by, self.top, self.any_will_do, self.best_only = by, top, any_will_do, best_only
         self.improved, self.fitted = improved, fitted
         self.slack = slack
         self.largest_peak, self.looks_at_tight = largest_peak, largest_tight > largest_peak
@@ -80,7 +80,7 @@ class Incumbents:
         if self.any_will_do and self.best:
             return -np.inf
         full = len(self.best) == self.top
-        if self.alike and self.best and (full or self.evaluated >= ENOUGH):
+        if self.best_only and self.best and (full or self.evaluated >= MIN_EVALUATED_LAYOUTS):
             return self.best[0].score * (1 + self.slack)
         return self.best[-1].score if full else np.inf
 

@@ -20,7 +20,7 @@ from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.estimates import AllocatedGradients, Estimates
 from fivefold.planner.search.shapes import SPLIT, SPLITTING, column_key, pipeline_layout, stage_units, sum_units
-from fivefold.planner.search.space import Shape
+from fivefold.planner.search.space import PipelineShape
 
 EMBED, HEAD, BLOCKS = 0, 1, 2  # index of the embedding, the head, and the first kind of block, among the units
 LARGE = 3  # rounds of micro-batches after which more of them change nothing
@@ -52,7 +52,9 @@ class LiveUnits(NamedTuple):
     before: Ints  # [4, 2] index of the block before each of these; HEAD if there is none
 
 
-def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, runs: list[UnitGroup]) -> LiveUnits:
+def live_units(
+    counts: Counts, shape: PipelineShape, *, micro_batches: int, every: int, runs: list[UnitGroup]
+) -> LiveUnits:
     """Return the live units of a pipeline of n micro-batches in which one of ``every`` layers is recomputed."""
     table, _ = stage_units(counts, shape, every=every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
@@ -84,7 +86,9 @@ def live_units(counts: Counts, shape: Shape, *, micro_batches: int, every: int, 
     )
 
 
-def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> tuple[list[int], list[int]]:
+def _last_blocks(
+    counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]
+) -> tuple[list[int], list[int]]:
     """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
     layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
     again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
@@ -93,7 +97,7 @@ def _last_blocks(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGro
 
 
 def _closing_blocks(
-    counts: Counts, shape: Shape, stage: int, *, every: int, runs: list[UnitGroup]
+    counts: Counts, shape: PipelineShape, stage: int, *, every: int, runs: list[UnitGroup]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Yield the indices into ``runs`` of the first block of a stage and of the first with experts.
 
@@ -111,7 +115,7 @@ def _closing_blocks(
         yield blocks[at], units, blocks[at - 1] if at else HEAD
 
 
-def _rank_units(shape: Shape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
+def _rank_units(shape: PipelineShape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
     """Return ``live``, ``later``, ``known``, ``deep`` and ``made`` of one rank, whose stages are the rows of ``table``.
 
     A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the first
@@ -138,7 +142,7 @@ def _rank_units(shape: Shape, rank: int, table: Floats, *, m: int) -> tuple[Floa
 class MemoryBounds:
     """Lower bounds on the memory of layouts of one job; the live units of each pipeline are made once."""
 
-    def __init__(self, counts: Counts, shapes: list[Shape]) -> None:
+    def __init__(self, counts: Counts, shapes: list[PipelineShape]) -> None:
         self.counts, self.shapes = counts, shapes
         stack, recipe = counts.job.stack, counts.job.precision
         apart = stack.wgrad_accumulation in ("separate", "ddp_buckets")
@@ -201,12 +205,12 @@ class MemoryBounds:
         gone = np.where(alone & (m == 2), np.maximum(0.0, during - ends)[:, None, HEAD], 0.0)
         # No gradient is reduced before all sums are allocated, except where a rank has several stages.
         sure = alone | pipe.deep | ((stays | pipe.one) & pipe.made & (m > 2))
-        whole = np.where(sure & ~(alone & (m == 1)), sum_units(pipe.held, during), 0.0)
+        sums_bytes = np.where(sure & ~(alone & (m == 1)), sum_units(pipe.held, during), 0.0)
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
         reducing = np.take_along_axis(fresh - kept, pipe.block, axis=1)
         reducing = np.where(sure & ~splitting, reducing, 0.0)
         blocks = np.where(pipe.known, np.maximum(first, reducing) - own, least) - gone
-        late = np.where(pipe.deep | pipe.one, np.maximum(blocks, loss), blocks) + whole + later
+        late = np.where(pipe.deep | pipe.one, np.maximum(blocks, loss), blocks) + sums_bytes + later
         full = base + np.maximum(late, np.maximum(begins - own, opens) + body)
         if len(split) and self.counts.job.stack.deferred_wgrad != "graph":  # all units but one wait for W as a B ends
             block = pipe.closing[:, :, 0]
@@ -268,8 +272,13 @@ class MemoryBounds:
             most = np.maximum(most, done + np.where(allocated, mine, 0.0) + needs)
         return np.where(split, 0.0, most)
 
-    def _backward_bytes(self, candidates: CandidateLayouts, estimates: Estimates, whole: Floats, m: Ints) -> Floats:
-        """Return bytes [n, units] of a block's last backward with the gradients that it allocates, not as ``whole``."""
+    def _backward_bytes(
+        self, candidates: CandidateLayouts, estimates: Estimates, activation_bytes: Floats, m: Ints
+    ) -> Floats:
+        """Return bytes [n, units] of a block's last backward with the gradients that it allocates.
+
+        They differ from ``activation_bytes``, those of the other backwards.
+        """
         job, stays = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
         holds = ~stays & (job.stack.comm_buffers == "retained")
         births = np.full(len(m), AllocatedGradients.NONE)
@@ -277,11 +286,11 @@ class MemoryBounds:
         births[(m == 1) & ~(stays & self._lasting)] = AllocatedGradients.ALL
         births[(births == AllocatedGradients.ALL) & self._become] = AllocatedGradients.HELD
         births[(births != AllocatedGradients.NONE) & holds] = AllocatedGradients.HELD
-        total = whole
+        total = activation_bytes
         for birth in (AllocatedGradients.DENSE, AllocatedGradients.ALL, AllocatedGradients.HELD):
             rows = np.flatnonzero(births == birth)
             if len(rows):
-                total = total.copy() if total is whole else total
+                total = total.copy() if total is activation_bytes else total
                 total[rows] = estimates.births(candidates.take(rows), birth)
         return total
 
@@ -292,8 +301,8 @@ class MemoryBounds:
         pp = np.array([shape.pp for shape in self.shapes])[candidates.shape]
         loops = np.array([shape.pipeline.is_interleaved for shape in self.shapes])[candidates.shape]
         forwards_first = np.array([shape.pipeline.forwards_first for shape in self.shapes])[candidates.shape]
-        whole = forwards_first | (loops & (micro_batches % pp > 0))
-        m = np.where(whole, micro_batches, np.minimum(micro_batches, LARGE * pp))
+        keeps_all = forwards_first | (loops & (micro_batches % pp > 0))
+        m = np.where(keeps_all, micro_batches, np.minimum(micro_batches, LARGE * pp))
         code = (candidates.shape * 1000 + every) << 32 | m
         _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
         rows = []

@@ -15,20 +15,20 @@ from fivefold.machine.catalog import with_ranks
 from fivefold.machine.datacenter import Site
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
-from fivefold.planner.whole_run import predict_full_run
 from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Goal
-from fivefold.results.whole_run import Offer, Offers
+from fivefold.results.run_estimate import Offer, Offers
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
 Done = Callable[[str], None]  # hears of each search
 DAY = 86400.0
-NO_ROOM = "nothing fits"
+NOTHING_FITS = "nothing fits"
 
 
-class Choice(NamedTuple):
+class MachineChoice(NamedTuple):
     """A machine and the numbers of ranks that it may have, from few to many."""
 
     machine: Machine
@@ -48,7 +48,7 @@ def list_sizes(low: int, high: int, *, node: int) -> tuple[int, ...]:
 def search_machines(
     *,
     model: Model,
-    choices: Sequence[Choice],
+    choices: Sequence[MachineChoice],
     job: Job,
     tokens: float,
     site: Site,
@@ -114,7 +114,7 @@ def _offer(
     if result.proposal is None:
         miss = result.misses[0] if result.misses else None
         need = f": {miss.layout} needs {show_bytes(miss.needs_bytes)} of {show_bytes(miss.has_bytes)}" if miss else ""
-        return Offer(machine=machine.name, ranks=machine.ranks, error=f"{NO_ROOM}{need}")
+        return Offer(machine=machine.name, ranks=machine.ranks, error=f"{NOTHING_FITS}{need}")
     step = result.proposal.choice.step
     run = predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)
     return Offer(machine=machine.name, ranks=machine.ranks, layout=step.layout, mfu=step.mfu.causal, run=run)
@@ -163,7 +163,7 @@ def _find_fewest_ranks(
 
 def _has_layouts(offer: Offer) -> bool:
     """Return whether any legal layout has this number of ranks, even if none fits."""
-    return offer.error.startswith(NO_ROOM)
+    return offer.error.startswith(NOTHING_FITS)
 
 
 def _score(offer: Offer, by: Goal) -> float:

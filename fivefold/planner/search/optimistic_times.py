@@ -25,15 +25,15 @@ def figures(unit: UnitTime) -> tuple[float, ...]:
 
 
 def adjacent_figures(
-    units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pairs: bool, whole: bool = True
+    units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, pairs: bool, complete: bool = True
 ) -> Floats:
     """Return all figures [11, units], as if the ranks of each group were adjacent.
 
-    Without ``pairs`` the last ones are 0. Not ``whole``: the figures of ``optimistic_unit``.
+    Without ``pairs`` the last ones are 0. Not ``complete``: the figures of ``optimistic_unit``.
     """
     known: dict[tuple[LocalDegrees, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
-        timer = units.adjacent_unit(part, run) if whole or not run.routes else optimistic_unit(units, part, run)
+        timer = units.adjacent_unit(part, run) if complete or not run.routes else optimistic_unit(units, part, run)
         known[run_part(part, run), run.name] = [*figures(timer.time), *(_halves(units, timer) if pairs else [0.0] * 4)]
     return np.array([known[run_part(part, run), run.name] for run in runs]).T
 
@@ -47,11 +47,11 @@ def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
     ]
     if units.machine.backend != "nccl":
         return [*both, 0.0, 0.0]
-    beside = [
+    overlappable = [
         sum(every for axis, every in zip(AXES, message, strict=True) if axis in overlap and axis != "tp")
         for message in sent
     ]
-    return [*both, *beside]
+    return [*both, *overlappable]
 
 
 def kernels(units: Units, part: LocalDegrees, runs: Sequence[UnitGroup], *, ranks: int) -> Floats:

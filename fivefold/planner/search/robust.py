@@ -62,7 +62,7 @@ class RegretEvaluator:
         planner = self.planners[at]
         space = Space(planner.model, planner.job, world=self.world, **self.narrowed)
         largest = planner.memory_risk.largest_peak(self.world, risk=planner.risk)
-        incumbents = Incumbents(largest, by="time", top=1, levels=0, alike=True, slack=slack)
+        incumbents = Incumbents(largest, by="time", top=1, levels=0, best_only=True, slack=slack)
         for layout in begin:
             incumbents.evaluate(planner, layout)
         solver = BranchAndBound(
@@ -92,14 +92,14 @@ class RegretEvaluator:
             regrets.append(regret)
         return EvaluatedRegret(layout, tuple(regrets))
 
-    def find(self, fitting: Iterable[Layout], *, beside: Sequence[Layout], top: int) -> list[EvaluatedRegret]:
-        """Return the ``top`` layouts of least regret, the least first, and those of ``beside``.
+    def find(self, fitting: Iterable[Layout], *, included: Sequence[Layout], top: int) -> list[EvaluatedRegret]:
+        """Return the ``top`` layouts of least regret, the least first, and those of ``included``.
 
         ``fitting``: the known layouts that fit.
         """
         pool = self._sort_layouts(fitting)
         self._search(pool)
-        judged = {layout: self.judge(layout) for layout in (*self.winners, *pool[:top], *beside)}
+        judged = {layout: self.judge(layout) for layout in (*self.winners, *pool[:top], *included)}
         least = min(evaluated.key[0] for evaluated in judged.values() if evaluated)
         wide = self._sort_layouts(self.search_scenario(0, pool[:SEEDS], slack=min(least, MAX_SLOWDOWN)))
         for layout in wide:

@@ -17,7 +17,7 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup
 from fivefold.planner.search.columns import Ints
-from fivefold.planner.search.space import Shape
+from fivefold.planner.search.space import PipelineShape
 
 NEVER = 0  # ``every`` if no layer is recomputed
 RECORDS = tuple(PIPELINE_SCHEDULES[name] for name in SCHEDULES)
@@ -50,7 +50,9 @@ class PipelineUnits(NamedTuple):
     v: Ints
 
 
-def stage_units(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> tuple[NDArray[np.float64], Ints]:
+def stage_units(
+    counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]
+) -> tuple[NDArray[np.float64], Ints]:
     """Return numbers of units of each stage [stages, units], and the index of the first unit of each.
 
     ``every``: see ``pipeline_units``.
@@ -72,7 +74,7 @@ def column_key(run: UnitGroup) -> tuple[Name, bool]:
     return run.name, run.recomputed and not isinstance(run.name, str)
 
 
-def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[UnitGroup]) -> PipelineUnits:
+def pipeline_units(counts: Counts, shape: PipelineShape, *, every: int, runs: list[UnitGroup]) -> PipelineUnits:
     """Return the units of one pipeline in which one of ``every`` layers is recomputed (0: none)."""
     table, firsts = stage_units(counts, shape, every=every, runs=runs)
     before = np.concatenate([np.zeros((1, len(runs))), np.cumsum(table, axis=0)])
@@ -95,7 +97,7 @@ def pipeline_units(counts: Counts, shape: Shape, *, every: int, runs: list[UnitG
     )
 
 
-def pipeline_layout(shape: Shape, *, every: int) -> Layout:
+def pipeline_layout(shape: PipelineShape, *, every: int) -> Layout:
     """Return a layout with this pipeline in which one of ``every`` layers is recomputed (0: none)."""
     return Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule, ac="none" if every == NEVER else f"full/{every}")
 

@@ -36,10 +36,10 @@ from fivefold.planner.search.columns import (
 )
 from fivefold.planner.search.recomputations import RECOMPUTATIONS, list_recomputations
 
-MOST_CP = 2**20  # ranks of a sequence are fewer
+CP_KEY_BASE = 2**20  # ranks of a sequence are fewer
 
 
-class Shape(NamedTuple):
+class PipelineShape(NamedTuple):
     """A pipeline: its schedule, ranks and virtual stages."""
 
     schedule: ScheduleName
@@ -159,8 +159,8 @@ class Space:
         kinds = self.stack.cp_kinds
         ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
         heads = gcd(*(shape.heads for shape in self.model.attention_shapes))
-        whole = (cp > 1) & (heads // tp % cp == 0) & ("ulysses" in kinds)
-        return np.asarray(ring | (ulysses & whole))
+        divides_heads = (cp > 1) & (heads // tp % cp == 0) & ("ulysses" in kinds)
+        return np.asarray(ring | (ulysses & divides_heads))
 
     def _cuts(self, rows: Ints) -> NDArray[np.bool_]:
         """Return whether the planner supports tp = x·y of each row: x and y above 1, or y = 1."""
@@ -179,10 +179,10 @@ class Space:
         """Return the micro-batches per pipeline of each partial layout, in the first step."""
         return np.asarray(self.job.batch(0) // (partials.dp * partials.mbs))
 
-    def _shapes(self, pp: int) -> list[Shape]:
+    def _shapes(self, pp: int) -> list[PipelineShape]:
         """Return the schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
         if pp == 1:
-            return [Shape(DEFAULT_SCHEDULE, 1, 1)]
+            return [PipelineShape(DEFAULT_SCHEDULE, 1, 1)]
         layers = self.model.layers
         several = sorted({*divisors(layers // pp), *divisors(-(-layers // pp))} - {1})
         shapes = []
@@ -190,10 +190,10 @@ class Space:
             pipeline = PIPELINE_SCHEDULES[name]
             stages = several if pipeline.stages_per_rank is None else [pipeline.stages_per_rank]
             if pp % 2 == 0 or not pipeline.enters_both_ends:
-                shapes += [Shape(name, pp, v) for v in stages if pp * v <= layers]
+                shapes += [PipelineShape(name, pp, v) for v in stages if pp * v <= layers]
         return shapes
 
-    def can_run(self, shape: Shape, micro_batches: Ints) -> NDArray[np.bool_]:
+    def can_run(self, shape: PipelineShape, micro_batches: Ints) -> NDArray[np.bool_]:
         """Return whether a schedule can run this number of micro-batches."""
         enough = micro_batches >= shape.pipeline.min_rounds * shape.pp
         if shape.pp > 1:
@@ -217,10 +217,10 @@ class Space:
     def _zeros_of(self, partials: PartialLayouts) -> Ints:
         """Return the values on which ``zeros`` depends, as one number per partial layout."""
         cp = partials.cp if self.stack.cp_shards else np.ones_like(partials.cp)
-        return np.asarray((partials.dp * partials.cp * MOST_CP + cp) * 2 + (partials.pp > 1))
+        return np.asarray((partials.dp * partials.cp * CP_KEY_BASE + cp) * 2 + (partials.pp > 1))
 
     def _zeros(self, key: int) -> list[tuple[int, int]]:
-        replicas, cp = divmod(key // 2, MOST_CP)
+        replicas, cp = divmod(key // 2, CP_KEY_BASE)
         return self.zeros(replicas, pp=1 + key % 2, cp=cp)
 
     def list_legal_orders(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:

@@ -18,13 +18,13 @@ from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, Part
 from fivefold.planner.search.space import Space
 
 LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
-FEWEST = 6
+SMALL_MICRO_BATCH = 6
 ROUNDED = 1 - 1e-3  # of figures that are scaled from those of more: rows and waves round up
 LADDER = (
     LARGE_MICRO_BATCH,
     256,
     32,
-    FEWEST,
+    SMALL_MICRO_BATCH,
 )  # per sequence, a micro-batch takes no less than one of n sequences, a multiple of it
 
 Table = dict[tuple[int, ...], Floats]

@@ -15,7 +15,7 @@ from fivefold.planner.search.branch_and_bound import BranchAndBound
 from fivefold.planner.search.columns import BoundedSpace, CandidateLayouts, ExpandedCandidates, Ints, concatenate
 from fivefold.planner.search.incumbents import Incumbents
 from fivefold.planner.search.rejections import Rejections
-from fivefold.planner.search.tables import FEWEST
+from fivefold.planner.search.tables import SMALL_MICRO_BATCH
 
 SCOUTS, LIKELY = 400, 8  # partial layouts that are explored before all others, of at most n sequences
 FIRST, TIMES = 8, 4  # of them at first, where any layout that fits will do, and how many times more next
@@ -96,7 +96,7 @@ def _select_likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedS
         if len(size):
             if solver.timed:
                 bubble = (stems.pp - 1) / (m * np.maximum(1, space.model.layers // stems.pp))
-                seconds = bounds.restrict_to(stems).floor(most=FEWEST) * (1 + bubble)
+                seconds = bounds.restrict_to(stems).floor(most=SMALL_MICRO_BATCH) * (1 + bubble)
             some.append(BoundedSpace(stems, size, seconds))
     none = np.zeros(0)
     size, seconds = (np.concatenate([none, *(seed[at] for seed in some)]) for at in (1, 2))

@@ -20,7 +20,7 @@ from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.eager_kernels import ROPE_APART, Passes, eager_passes
 from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, kernel_kind
-from fivefold.planner.time.measured_kernels import Measured
+from fivefold.planner.time.measured_kernels import MeasuredKernels
 from fivefold.units import Dtype, ceil_div
 
 KERNELS = {
@@ -67,7 +67,7 @@ class Prices:
         self._matmuls: dict[tuple[int, int, int, Dtype, int, int], float] = {}
         self.dtype: Dtype = job.precision.compute
         self.wide: Dtype = "bf16" if job.precision.is_low_precision else self.dtype  # attention, head and router
-        self.measured = Measured(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
+        self.measured = MeasuredKernels(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
         self.step_factors = find_factors(machine.calibration, ranks=ranks, dtype=self.dtype)
         self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.backend == "nccl"
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.backend == "nccl"

@@ -19,7 +19,7 @@ from fivefold.record import Record
 ALL = ("*",)  # an estimate, chosen with the scores of all sources known
 
 
-class About(NamedTuple):
+class ConstantInfo(NamedTuple):
     """The unit, meaning, source and range of a constant.
 
     ``between``: the range that the constant could have, judged without the sources that it was fitted to, in its unit;
@@ -47,7 +47,7 @@ class Constants(Record):
     # The host
     compiled_launch_share: Annotated[
         float,
-        About(
+        ConstantInfo(
             "of it",
             "the same under `torch.compile`",
             "no source; came with torchtitan and KempnerForge",
@@ -57,7 +57,7 @@ class Constants(Record):
     ] = 0.18
     host_device_exponent: Annotated[
         float,
-        About(
+        ConstantInfo(
             "exponent",
             "how far host and device fluctuate: (device³ + host³)^⅓",
             "**vTrain, one node**, where little hangs on it",
@@ -72,7 +72,7 @@ class Constants(Record):
     # normal distribution are 5.4 deviations apart. A step is as quick as the slowest of its ranks.
     chip_spread: Annotated[
         float,
-        About(
+        ConstantInfo(
             "of their mean",
             "standard deviation of FLOPs per joule between chips of one kind",
             "arXiv:2208.11035: 8 % of the median from whisker to whisker, average of five clusters; up to 22 %",
@@ -82,24 +82,27 @@ class Constants(Record):
 
     # Matmuls and attention
     flash1_share: Annotated[
-        float, About("of FlashAttention-2", "FlashAttention-1", "arXiv:2307.08691 §4.1: 0.5 to 0.77", (0.5, 0.77))
+        float,
+        ConstantInfo("of FlashAttention-2", "FlashAttention-1", "arXiv:2307.08691 §4.1: 0.5 to 0.77", (0.5, 0.77)),
     ] = 0.65
     smallest_kernel_seconds: Annotated[
         float,
-        About(
+        ConstantInfo(
             "s",
             "the smallest kernel",
             "small matmuls of XLA's and vidur's tables (`tests/planner/time/test_roofline.py`)",
             (2e-6, 5e-6),
         ),
     ] = 3e-6
-    tile_fill_seconds: Annotated[float, About("s", "a tile's start and end", "the same tables", (0.5e-6, 2e-6))] = 1e-6
+    tile_fill_seconds: Annotated[
+        float, ConstantInfo("s", "a tile's start and end", "the same tables", (0.5e-6, 2e-6))
+    ] = 1e-6
     # Tensor memory and asynchronous copies need rows of 16 bytes. For others cuBLAS only has kernels with Ampere's
     # instruction, which on a newer chip reach the rate of FlashAttention-2 there (``Chip.flash2_share``), and less,
     # because they copy words of 2 or 4 bytes. Keys: alignment of the rows in elements of 16 bits.
     unaligned_shares: Annotated[
         dict[int, float],
-        About(
+        ConstantInfo(
             "of FlashAttention-2's share",
             "matmuls whose rows start at odd elements of 16 bits, and at even ones that are no multiple of 8",
             "H100: five shapes at 71 to 115 TFLOP/s (meta-pytorch/float8_experimental pull request 145); 588 against"
@@ -109,7 +112,7 @@ class Constants(Record):
     ] = {1: 0.22, 2: 0.36}
     last_wave_loss: Annotated[
         float,
-        About(
+        ConstantInfo(
             "of a wave",
             "what an uneven last wave costs; the choice of tile recovers the rest",
             "no source; the same tables are met with it",
@@ -118,13 +121,13 @@ class Constants(Record):
     ] = 0.3
     matmul_tiles: Annotated[
         tuple[tuple[int, int, int, float], ...],
-        About(  # rows, columns, parts of k, relative speed
+        ConstantInfo(  # rows, columns, parts of k, relative speed
             "of the largest", "speed of smaller tiles", "no source; the same tables are met with them", (0.8, 1.1)
         ),
     ] = ((128, 256, 1, 1.0), (128, 128, 1, 0.9), (64, 128, 1, 0.6), (128, 128, 4, 0.9))
     attention_tail_rows: Annotated[
         float,
-        About(
+        ConstantInfo(
             "queries",
             "attention's last rows, when the other multiprocessors have finished",
             "no source; tables of attention (arXiv:2407.08608, SimuMax) are met with it",
@@ -133,18 +136,18 @@ class Constants(Record):
     ] = 64.0
     attention_diagonal_keys: Annotated[
         float,
-        About(
+        ConstantInfo(
             "keys",
             "lost per query, forward: masked tiles, and the start of the kernel's pipeline",
             "likewise",
             (100.0, 600.0),
         ),
     ] = 400.0
-    attention_backward_diagonal_keys: Annotated[float, About("keys", "and backward", "likewise", (100.0, 800.0))] = (
-        500.0
-    )
+    attention_backward_diagonal_keys: Annotated[
+        float, ConstantInfo("keys", "and backward", "likewise", (100.0, 800.0))
+    ] = 500.0
     softmax_dim: Annotated[
-        float, About("of head dim", "what the softmax of a score takes", "likewise", (20.0, 64.0))
+        float, ConstantInfo("of head dim", "what the softmax of a score takes", "likewise", (20.0, 64.0))
     ] = 40.0
 
     # Other kernels
@@ -152,7 +155,7 @@ class Constants(Record):
     # sum of each half; SwiGLU: silu and product), and the bytes they move relative to one fused kernel.
     plain_kernels: Annotated[
         dict[str, float],
-        About(
+        ConstantInfo(
             "kernels",
             "norm, rotary, activation, loss in PyTorch",
             "counted: the operations that the comment names",
@@ -160,15 +163,15 @@ class Constants(Record):
         ),
     ] = {"norm": 6, "rope": 6, "activation": 2, "loss": 4}
     plain_bytes: Annotated[
-        dict[str, float], About("times the fused", "what they move", "counted likewise", (0.75, 1.25))
+        dict[str, float], ConstantInfo("times the fused", "what they move", "counted likewise", (0.75, 1.25))
     ] = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
     # On B200 a matmul that adds to the gradient sums takes longer by 0.37 to 0.68 of reading and writing them (fp32
     # and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
     hidden_sums_share: Annotated[
         float,
-        About(
+        ConstantInfo(
             "of the bytes",
-            "of adding gradients, beside the matmul",
+            "of adding gradients, next to the matmul",
             "SimuMax's kernel tables: 0.32 to 0.63",
             (0.3, 0.65),
             ("simumax_b200",),
@@ -178,12 +181,12 @@ class Constants(Record):
     # experts); their 0.8 GB at streaming bandwidth would take 0.11 (ibid., permute_fwd and permute_bwd, with the bytes
     # of SimuMax:simu_tools/efficency_test).
     permutation_bytes: Annotated[
-        float, About("times", "permuting tokens to experts", "SimuMax, one shape", (2.0, 5.0), ("simumax_b200",))
+        float, ConstantInfo("times", "permuting tokens to experts", "SimuMax, one shape", (2.0, 5.0), ("simumax_b200",))
     ] = 3.3
     # One thread block per row: it reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
     loss_bytes_per_second: Annotated[
         float,
-        About(
+        ConstantInfo(
             "bytes/s per multiprocessor", "fused cross-entropy", "SimuMax, one shape", (10e9, 25e9), ("simumax_b200",)
         ),
     ] = 2.4e12 / 148
@@ -191,7 +194,7 @@ class Constants(Record):
     # them, layers of Qwen3-30B without CUDA graphs take 9 to 11 ms (NVIDIA-NeMo/Megatron-Bridge 25.11 to 26.04).
     moe_kernels: Annotated[
         dict[str, tuple[float, float]],
-        About(
+        ConstantInfo(
             "kernels",
             "around the experts, forward and backward",
             "an estimate, **checked on megatron_bridge_perf**: 9 to 11 ms for a layer that took 8.8 to 9.6",
@@ -210,7 +213,7 @@ class Constants(Record):
     # backwards by autograd.
     expert_bias_bytes: Annotated[
         tuple[float, float],
-        About(
+        ConstantInfo(
             "bytes per element",
             "experts' biases in Megatron, forward and backward",
             "counted in its code",
@@ -222,7 +225,7 @@ class Constants(Record):
     # fp8 two more kernels come before it: they cast an operand and reorder its scales.
     expert_kernels: Annotated[
         tuple[float, float],
-        About(
+        ConstantInfo(
             "kernels",
             "per expert, 16 bits and fp8",
             "SimuMax's kernel tables; the fp8 figure is an estimate",
@@ -231,13 +234,13 @@ class Constants(Record):
         ),
     ] = (1, 3)
     experts_per_launch: Annotated[
-        int, About("experts", "launched for one operation's host time", "an estimate", (1.0, 16.0), ALL)
+        int, ConstantInfo("experts", "launched for one operation's host time", "an estimate", (1.0, 16.0), ALL)
     ] = 8
 
     # Messages
     hidden_message_slowdown: Annotated[
         float,
-        About(
+        ConstantInfo(
             "of its time",
             "what a hidden message takes from compute: multiprocessors and bandwidth",
             "no source",
@@ -247,13 +250,13 @@ class Constants(Record):
     ] = 0.1
     collective_launch_seconds: Annotated[
         float,
-        About(
+        ConstantInfo(
             "s", "a collective's start", "all-reduces of 32 KiB on A100 and H200; SimuMax: 22 to 26 µs", (10e-6, 30e-6)
         ),
     ] = 20e-6
     simple_step_seconds: Annotated[
         float,
-        About(
+        ConstantInfo(
             "s",
             "a step of a large message (NCCL's protocol Simple)",
             "SimuMax: 8 to 9 µs on B200",
@@ -262,11 +265,11 @@ class Constants(Record):
         ),
     ] = 8e-6
     low_latency_share: Annotated[
-        float, About("of the rate", "NCCL's protocol LL", "NCCL: a flag with every word", (0.4, 0.6))
+        float, ConstantInfo("of the rate", "NCCL's protocol LL", "NCCL: a flag with every word", (0.4, 0.6))
     ] = 0.5
     tree_shares: Annotated[
         tuple[tuple[float, ...], tuple[float, ...]],
-        About(
+        ConstantInfo(
             "of the rate",
             "what a tree reaches of messages of 64 bytes, 128, 256, … under LL (20 sizes) and Simple (24); between two"
             " sizes straight, above them all of it",
@@ -279,7 +282,7 @@ class Constants(Record):
     # 1229). For 8 GiB, the steps of a ring explain most of the loss at 128 nodes, this constant the rest.
     crowding: Annotated[
         float,
-        About(
+        ConstantInfo(
             "per doubling",
             "far links over many nodes",
             "no source of its own: what a ring's steps leave of NVIDIA/nccl issue 1229",
@@ -288,7 +291,7 @@ class Constants(Record):
     ] = 0.02
     gloo_gather_factor: Annotated[
         float,
-        About(
+        ConstantInfo(
             "times",
             "gloo's all-gather, for it sends in two halves of which one goes one way at a time",
             "2 MiB between two hosts that come 1 to 10 ms apart: 1.50 times the wire's seconds at 100 Mbit/s, 1.51 at"
@@ -298,7 +301,7 @@ class Constants(Record):
     ] = 1.5
     gloo_exchange_factor: Annotated[
         float,
-        About(
+        ConstantInfo(
             "times",
             "gloo's all-to-all: it sends before it asks, over one connection, so that the second way waits for the"
             " first",
@@ -309,13 +312,13 @@ class Constants(Record):
 
     # Offloading
     host_link_share: Annotated[
-        float, About("of the data sheet", "PCIe under offloading", "an assumption; no row offloads", (0.6, 0.9))
+        float, ConstantInfo("of the data sheet", "PCIe under offloading", "an assumption; no row offloads", (0.6, 0.9))
     ] = 0.8
     host_link_bandwidth: Annotated[
-        float, About("bytes/s", "a rank's PCIe 4 link, one direction", "data sheet", (16e9, 64e9))
+        float, ConstantInfo("bytes/s", "a rank's PCIe 4 link, one direction", "data sheet", (16e9, 64e9))
     ] = 32e9
     host_memory_bandwidth: Annotated[
-        float, About("bytes/s", "host memory of one rank of eight", "an assumption", (20e9, 80e9))
+        float, ConstantInfo("bytes/s", "host memory of one rank of eight", "an assumption", (20e9, 80e9))
     ] = 40e9
 
 
@@ -323,6 +326,8 @@ PUBLISHED = Constants()
 
 
 @cache
-def describe_constant(name: str) -> About:
+def describe_constant(name: str) -> ConstantInfo:
     """Return the unit, meaning, source and range of the constant ``name``."""
-    return next(annotation for annotation in Constants.model_fields[name].metadata if isinstance(annotation, About))
+    return next(
+        annotation for annotation in Constants.model_fields[name].metadata if isinstance(annotation, ConstantInfo)
+    )

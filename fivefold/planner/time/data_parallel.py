@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup
 from fivefold.planner.counts.traffic import unit_messages
 from fivefold.planner.time.network import MessageTime
-from fivefold.planner.time.unit_overlap import UnitSeconds, overlaps_next_forward
+from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds, overlaps_next_forward
 from fivefold.planner.time.units import Units
 
 Value = TypeVar("Value")
@@ -52,7 +52,7 @@ class StepEnds(NamedTuple):
 
 
 def end_seconds(
-    units: Units, layout: Layout, chunks: tuple[int, ...], seconds: Mapping[UnitGroup, UnitSeconds]
+    units: Units, layout: Layout, chunks: tuple[int, ...], seconds: Mapping[UnitGroup, OverlappedUnitSeconds]
 ) -> StepEnds:
     """Return the cost of the reductions after the last backward and the gathers before the first forward.
 
@@ -98,7 +98,7 @@ def end_seconds(
     )
 
 
-def _unit_ends(units: Units, name: Name, seconds: UnitSeconds) -> UnitEnds:
+def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds) -> UnitEnds:
     """Return a unit at the ends of a step."""
     messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free
     time, behind = messages.time, unit_time.backward + unit_time.weight + backward_free

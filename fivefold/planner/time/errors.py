@@ -46,7 +46,7 @@ class RunClass(NamedTuple):
         return sum(ours != theirs for ours, theirs in zip(self, other, strict=True))
 
 
-class Cell(NamedTuple):
+class ErrorCell(NamedTuple):
     """The measurements of one source for one class: ratios in order, of ``rows`` runs on up to ``ranks`` ranks."""
 
     quantity: Quantity
@@ -81,7 +81,7 @@ def expected_interval(
     )
 
 
-def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[Cell]) -> Interval | None:
+def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[ErrorCell]) -> Interval | None:
     """Return the interval to expect for the value ``predicted``; None if no comparable run was published."""
     if not cells:
         return None
@@ -103,9 +103,9 @@ def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequ
     )
 
 
-def weighted_ratios(of: RunClass, cells: Sequence[Cell]) -> Iterator[tuple[float, float]]:
+def weighted_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[float, float]]:
     """Yield (ln ratio, weight) of every ratio, and those of the doubt."""
-    sources: dict[str, list[tuple[Cell, float]]] = {}
+    sources: dict[str, list[tuple[ErrorCell, float]]] = {}
     for cell in cells:
         sources.setdefault(cell.source, []).append((cell, SIMILAR_SOURCE_WEIGHT ** of.count_differences(cell.of)))
     all_ratios = []
@@ -145,7 +145,7 @@ def quantile(points: Sequence[tuple[float, float]], level: float) -> float:
     return points[-1][0]
 
 
-def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[Cell]) -> Iterator[str]:
+def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[ErrorCell]) -> Iterator[str]:
     """Yield the features in which the run lies outside all measurements."""
     for field, feature in of._asdict().items():
         if all(getattr(cell.of, field) != feature for cell in cells):
@@ -159,7 +159,7 @@ def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[Cell]) -> I
 
 
 @lru_cache(maxsize=4)
-def read(quantity: Quantity, path: Path = TABLE) -> tuple[Cell, ...]:
+def read(quantity: Quantity, path: Path = TABLE) -> tuple[ErrorCell, ...]:
     """Return the table's cells of one quantity; empty without the file."""
     if not path.exists():
         return ()
@@ -167,9 +167,9 @@ def read(quantity: Quantity, path: Path = TABLE) -> tuple[Cell, ...]:
         return tuple(_cells(row for row in csv.DictReader(file) if row["quantity"] == quantity))
 
 
-def _cells(rows: Iterable[dict[str, str]]) -> Iterator[Cell]:
+def _cells(rows: Iterable[dict[str, str]]) -> Iterator[ErrorCell]:
     for row in rows:
-        yield Cell(
+        yield ErrorCell(
             quantity=row["quantity"],  # type: ignore[arg-type]
             source=row["source"],
             of=RunClass(*(row[field] for field in RunClass._fields)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.layout.mesh import Group, group, make_group
+from fivefold.layout.mesh import RankGroup, group, make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
 from fivefold.planner.counts.traffic import copy_messages, unit_messages
@@ -69,7 +69,7 @@ def gather_reduce_seconds(counts: Counts, network: Network, layout: Layout, name
     return GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
 
 
-def _dualpipe_replicas(layout: Layout) -> Group:
+def _dualpipe_replicas(layout: Layout) -> RankGroup:
     """Return the two ranks that hold the same stages under DualPipe: the ends of the pipeline, the worst case."""
     pp = group(layout, "pp")
-    return Group(2, (pp.ranks - 1) * pp.stride)
+    return RankGroup(2, (pp.ranks - 1) * pp.stride)

@@ -16,7 +16,7 @@ from fivefold.units import Dtype
 Place = tuple[float, ...]
 
 
-class Measured:
+class MeasuredKernels:
     """Measured rates of ``machine`` by shape, in ``dtype``, with ``ranks`` of its processes running at the same time.
 
     FLOP/s for matmuls and attention, bytes/s for memory-bound kernels; ``Place`` is a shape in log2.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.memory.peak import Moment, PassMoments, list_live_bytes, passes
+from fivefold.planner.counts.memory.peak import PassMoments, PeakMoment, list_live_bytes, passes
 from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.results.spans import Level, Span
 
@@ -114,7 +114,7 @@ class _Filler:
         return shares
 
 
-def _make_level(seconds: float, moment: Moment) -> Level:
+def _make_level(seconds: float, moment: PeakMoment) -> Level:
     return Level(
         seconds,
         moment.states_bytes,
@@ -127,7 +127,7 @@ def _make_level(seconds: float, moment: Moment) -> Level:
     )
 
 
-def _make_end_level(seconds: float, moment: Moment, *, kept: int) -> Level:
+def _make_end_level(seconds: float, moment: PeakMoment, *, kept: int) -> Level:
     """Return the level at the start or end of a pass.
 
     It has the states of the nearest ``moment``, and ``kept`` bytes of activations.
@@ -138,7 +138,7 @@ def _make_end_level(seconds: float, moment: Moment, *, kept: int) -> Level:
 _CAUSE = re.compile(r"(embed|head|block \d+) (gather|forward|backward|weights|reduce)")
 
 
-def _match(moment: Moment) -> re.Match[str]:
+def _match(moment: PeakMoment) -> re.Match[str]:
     match = _CAUSE.match(moment.cause)
     assert match is not None
     return match

@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left
 from typing import NamedTuple, final, get_args
 
-from fivefold.layout.mesh import Group
+from fivefold.layout.mesh import RankGroup
 from fivefold.machine.spec import Collective, Machine
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.record import make_unknown_name_error
@@ -112,9 +112,9 @@ class Network:
             busy = point.seconds if point.busy_seconds is None else min(point.busy_seconds, point.seconds)
             measured_message = MeasuredMessage(point.bytes, point.seconds, busy)
             self._curves.setdefault((point.collective, point.ranks, point.nodes), []).append(measured_message)
-        self._lines: dict[tuple[str, Group, int], list[AlphaBetaCost]] = {}
+        self._lines: dict[tuple[str, RankGroup, int], list[AlphaBetaCost]] = {}
 
-    def seconds(self, collective: str, payload: int, group: Group, *, copies: int = 1) -> float:
+    def seconds(self, collective: str, payload: int, group: RankGroup, *, copies: int = 1) -> float:
         """Return the seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5).
 
         0 for one rank.
@@ -130,7 +130,7 @@ class Network:
             lines = self._lines[collective, group, copies] = self._lay(collective, self._place(group), copies)
         return self._launch + min([line.seconds(payload) for line in lines])
 
-    def busy_seconds(self, collective: str, payload: int, group: Group) -> float:
+    def busy_seconds(self, collective: str, payload: int, group: RankGroup) -> float:
         """Return the part of ``seconds`` in which sockets and copies keep a core busy, so that compute waits.
 
         0 with NCCL.
@@ -145,7 +145,7 @@ class Network:
         lines = self._lay(collective, GroupPlacement(group.ranks, group.ranks, 1, near_link, near_link))
         return min(self.seconds(collective, payload, group), *(line.seconds(payload) for line in lines))
 
-    def nodes(self, group: Group) -> int:
+    def nodes(self, group: RankGroup) -> int:
         """Return the number of nodes that the ranks of a group are on."""
         reach, span = (group.ranks - 1) * group.stride + 1, self._machine.links[0].span
         return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
@@ -173,7 +173,7 @@ class Network:
             return [_exchange(place) if copies == 1 else _dispatch(place, copies)]
         raise make_unknown_name_error(collective, list(get_args(Collective)), kind="collective")
 
-    def _place(self, group: Group) -> GroupPlacement:
+    def _place(self, group: RankGroup) -> GroupPlacement:
         """Return the placement of a group: ranks per node, nodes, and the smallest far link that spans it."""
         links = self._machine.links
         local = min(group.ranks, max(1, links[0].span // group.stride))

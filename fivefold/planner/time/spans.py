@@ -18,7 +18,7 @@ from fivefold.layout.schedule.play import play
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.time.action_time import action_costs
-from fivefold.planner.time.stage_time import Cost, stage_seconds
+from fivefold.planner.time.stage_time import ActionCost, stage_seconds
 from fivefold.planner.time.timeline import price_after_passes
 from fivefold.results.spans import Span
 
@@ -106,6 +106,6 @@ class _Player:
         return (*row, *reduce, Span("update", "update", reduce_end, reduce_end + update))
 
 
-def _sum_exposed(cost: Cost) -> tuple[float, tuple[str, ...]]:
+def _sum_exposed(cost: ActionCost) -> tuple[float, tuple[str, ...]]:
     """Return the exposed seconds of an action, and their axes."""
     return sum(cost.exposed.values()), tuple(axis for axis, seconds in cost.exposed.items() if seconds)

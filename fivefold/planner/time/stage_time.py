@@ -15,14 +15,14 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import UnitGroup
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.time.network import MessageTime
-from fivefold.planner.time.unit_overlap import UnitSeconds, overlap_message, unit_seconds
+from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds, overlap_message, unit_seconds
 from fivefold.planner.time.unit_time import AXES
 from fivefold.planner.time.units import Units
 
 Work = tuple[tuple[UnitGroup, int], ...]  # units of a stage with their numbers
 
 
-class Cost(NamedTuple):
+class ActionCost(NamedTuple):
     """Seconds of one action: compute, slowed by the messages that it overlaps, and exposed messages by axis."""
 
     compute: float
@@ -37,9 +37,9 @@ class Cost(NamedTuple):
 class StageTime(NamedTuple):
     """Seconds of one micro-batch through one stage."""
 
-    forward: Cost
-    backward: Cost  # B, if the schedule splits off W: its messages can only overlap B
-    whole: Cost  # BW
+    forward: ActionCost
+    backward: ActionCost  # B, if the schedule splits off W: its messages can only overlap B
+    full_backward: ActionCost  # BW
     weight: float  # W
     longest: tuple[float, str]  # seconds of the longest unit, and its longest operation
 
@@ -47,16 +47,16 @@ class StageTime(NamedTuple):
 class StageSeconds(NamedTuple):
     """The stages of one layout; ``action_time.py`` computes the seconds of their actions.
 
-    ``alike``: for each stage, the first one with equal units and equal speed. ``late``: seconds by which a message
-    between stages delays its receiver; ``sending``: seconds that it takes from its sender.
+    ``first_equal_stages``: for each stage, the first one with equal units and equal speed. ``late``: seconds by which a
+    message between stages delays its receiver; ``sending``: seconds that it takes from its sender.
     """
 
     units: Units
     layout: Layout
     work: tuple[Work, ...]
-    unit_seconds: tuple[dict[UnitGroup, UnitSeconds], ...]  # by stage
+    unit_seconds: tuple[dict[UnitGroup, OverlappedUnitSeconds], ...]  # by stage
     times: tuple[StageTime, ...]
-    alike: tuple[int, ...]
+    first_equal_stages: tuple[int, ...]
     late: float
     sending: float
 
@@ -90,7 +90,7 @@ def stage_seconds(
     )
 
 
-def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, UnitSeconds]) -> StageTime:
+def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, OverlappedUnitSeconds]) -> StageTime:
     """Return the seconds of one micro-batch through one stage, without overlap with another micro-batch."""
     forward = backward = full_backward = weight = late = spare = (
         0.0  # spare: seconds of the next forward that are free for messages
@@ -108,9 +108,9 @@ def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, UnitSeconds]
         after = unit.after or after
         forward += times * unit.forward
         backward += times * unit.backward
-        full_backward += times * unit.whole
+        full_backward += times * unit.full_backward
         weight += times * unit.weight
-        span = times * (unit.forward + unit.whole)
+        span = times * (unit.forward + unit.full_backward)
         if span > longest[0]:
             longest = span, unit.time.longest
     if after.seconds:
@@ -119,9 +119,9 @@ def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, UnitSeconds]
         backward, full_backward = backward + slowdown, full_backward + slowdown
     full_exposed = backward_exposed | {"dp": late}
     return StageTime(
-        Cost(forward, forward_exposed),
-        Cost(backward, backward_exposed),
-        Cost(full_backward, full_exposed),
+        ActionCost(forward, forward_exposed),
+        ActionCost(backward, backward_exposed),
+        ActionCost(full_backward, full_exposed),
         weight,
         longest,
     )
@@ -154,7 +154,7 @@ def _hop(units: Units, layout: Layout) -> MessageTime:
     return MessageTime(p2p_seconds + network.seconds("all_gather", size, group(layout, "tp")), 0.0)
 
 
-def add_up(parts: Iterable[tuple[Cost, int]]) -> tuple[float, dict[str, float]]:
+def add_up(parts: Iterable[tuple[ActionCost, int]]) -> tuple[float, dict[str, float]]:
     """Sum the costs of actions, each multiplied by its number: compute, and exposed seconds by axis."""
     compute, exposed = 0.0, dict[str, float]()
     for cost, times in parts:

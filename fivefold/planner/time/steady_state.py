@@ -35,16 +35,16 @@ class Extrapolated(NamedTuple):
     like: tuple[int, ...]
 
 
-class AlikeTasks(NamedTuple):
+class DistinctTasks(NamedTuple):
     """The tasks of ``Rounds`` with equal tasks joined, if some stages are equal.
 
     ``some``: one task of each group that takes equally long; ``place``: for each of ``Rounds.tasks`` its index among
-    them; ``whole``: ``Rounds.whole`` in these indices; ``like``: the first rank with equal stages.
+    them; ``task_counts``: ``Rounds.task_counts`` in these indices; ``like``: the first rank with equal stages.
     """
 
     some: tuple[Task, ...]
     place: tuple[int, ...]
-    whole: tuple[tuple[tuple[int, int], ...], ...]
+    task_counts: tuple[tuple[tuple[int, int], ...], ...]
     like: tuple[int, ...]
 
 
@@ -52,56 +52,63 @@ class Rounds(NamedTuple):
     """The part of ``extrapolate`` that depends only on the schedule.
 
     ``tables``: those to simulate, with how often each rank runs each task in them; ``rounds``: further rounds of pp
-    micro-batches; ``tasks``: all distinct ones; ``whole``: how often each rank runs each task in a step.
+    micro-batches; ``tasks``: all distinct ones; ``task_counts``: how often each rank runs each task in a step.
     """
 
     tables: list[tuple[Table, tuple[Mapping[Task, int], ...]]]
     rounds: int
     tasks: tuple[Task, ...]
-    whole: list[Mapping[Task, int]]
+    task_counts: list[Mapping[Task, int]]
 
 
-def distinct_tasks(layout: Layout, micro_batches: int, alike: tuple[int, ...]) -> tuple[Task, ...]:
-    """Return one task of each group of equal duration; ``alike``: for each stage the first one of equal speed."""
-    return join_equal_tasks(layout.schedule, layout.pp, layout.v, micro_batches, alike).some
+def distinct_tasks(layout: Layout, micro_batches: int, first_equal_stages: tuple[int, ...]) -> tuple[Task, ...]:
+    """Return one task of each group of equal duration.
+
+    ``first_equal_stages``: for each stage the first one of equal speed.
+    """
+    return join_equal_tasks(layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages).some
 
 
 def extrapolate(
-    layout: Layout, micro_batches: int, *, seconds: Sequence[float], hop: float, alike: tuple[int, ...]
+    layout: Layout, micro_batches: int, *, seconds: Sequence[float], hop: float, first_equal_stages: tuple[int, ...]
 ) -> Extrapolated:
     """Return ends and work of the layout's schedule.
 
     ``seconds``: those of its ``distinct_tasks``; ``hop``: seconds per message.
     """
-    schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, alike
+    schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages
     distinct, tables = join_equal_tasks(*schedule_key), rounds_of(*schedule_key[:4]).tables
     ends, busy = _simulate(*schedule_key, tuple(seconds), hop)
-    return Extrapolated(ends, busy, distinct.whole, tables[0][0].rank_stages, distinct.like)
+    return Extrapolated(ends, busy, distinct.task_counts, tables[0][0].rank_stages, distinct.like)
 
 
 @lru_cache(maxsize=1024)
-def join_equal_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int, alike: tuple[int, ...]) -> AlikeTasks:
-    """Return the tasks of a schedule with those of equal stages (``alike``) joined."""
-    tables, _, tasks, whole = rounds_of(name, pp, v, micro_batches)
+def join_equal_tasks(
+    name: ScheduleName, pp: int, v: int, micro_batches: int, first_equal_stages: tuple[int, ...]
+) -> DistinctTasks:
+    """Return the tasks of a schedule with those of equal stages (``first_equal_stages``) joined."""
+    tables, _, tasks, counts_by_rank = rounds_of(name, pp, v, micro_batches)
     number_of_task: dict[Task, int] = {}
     distinct: list[Task] = []
     for task in tasks:
-        equal_task = task.with_stages(alike)
+        equal_task = task.with_stages(first_equal_stages)
         if number_of_task.setdefault(equal_task, len(distinct)) == len(distinct):
             distinct.append(equal_task)
         number_of_task[task] = number_of_task[equal_task]
     rows = []
-    for task_counts in whole:
+    for task_counts in counts_by_rank:
         times: Counter[int] = Counter()
         for task, count in task_counts.items():
             times[number_of_task[task]] += count
         rows.append(tuple(times.items()))
-    first_equal_stages = [tuple(alike[stage] for stage in stages) for stages in tables[0][0].rank_stages]
-    return AlikeTasks(
+    equal_stages_of_ranks = [
+        tuple(first_equal_stages[stage] for stage in stages) for stages in tables[0][0].rank_stages
+    ]
+    return DistinctTasks(
         tuple(distinct),
         tuple(number_of_task[task] for task in tasks),
         tuple(rows),
-        tuple(first_equal_stages.index(task_counts) for task_counts in first_equal_stages),
+        tuple(map(equal_stages_of_ranks.index, equal_stages_of_ranks)),
     )
 
 
@@ -111,13 +118,13 @@ def _simulate(
     pp: int,
     v: int,
     micro_batches: int,
-    alike: tuple[int, ...],
+    first_equal_stages: tuple[int, ...],
     durations: tuple[float, ...],
     hop: float,
 ) -> tuple[list[float], list[float]]:
     """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``join_equal_tasks``."""
     tables, rounds, tasks, _ = rounds_of(name, pp, v, micro_batches)
-    distinct = join_equal_tasks(name, pp, v, micro_batches, alike)
+    distinct = join_equal_tasks(name, pp, v, micro_batches, first_equal_stages)
     seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.place, strict=True)}
 
     def sum_busy_seconds(tasks: Mapping[Task, int]) -> float:
@@ -127,7 +134,7 @@ def _simulate(
         list(play(table, seconds=seconds_by_task.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
         for table, _ in tables
     ]
-    works = [sum([times * durations[task] for task, times in row]) for row in distinct.whole]
+    works = [sum([times * durations[task] for task, times in row]) for row in distinct.task_counts]
     if not rounds:
         return ends[0], works
     (first_ends, second_ends), ((_, first_tasks), (_, second_tasks)) = ends, tables

@@ -18,7 +18,7 @@ from fivefold.planner.time.data_parallel import StepEnds, end_seconds
 from fivefold.planner.time.small_messages import small_messages
 from fivefold.planner.time.stage_time import StageSeconds, StageTime, add_up, stage_seconds
 from fivefold.planner.time.steady_state import distinct_tasks, extrapolate
-from fivefold.planner.time.unit_overlap import UnitSeconds
+from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import update_seconds
 
@@ -73,7 +73,7 @@ def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> 
     stages, micro_batches = stage_seconds(units, layout), layout.micro_batches(units.job)
     (stage,), costs_after = stages.times, price_after_passes(units, layout, memory, (0,), stages.unit_seconds[0])
     forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
-    compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.whole, micro_batches)])
+    compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.full_backward, micro_batches)])
     _add(exposed, costs_after.small)
     return _step_time(
         compute + costs_after.ends.slowed, exposed, costs_after.ends.exposed, costs_after.update, stages.times
@@ -89,12 +89,16 @@ def _time_pipeline(
     slow: int | None = None,
 ) -> tuple[StepTime, int]:
     """Return the seconds of a step in a pipeline, and its critical rank; ``slow``: the rank that straggles."""
-    units, equal_stages, micro_batches = stages.units, stages.alike, layout.micro_batches(stages.units.job)
+    units, equal_stages, micro_batches = stages.units, stages.first_equal_stages, layout.micro_batches(stages.units.job)
     tasks = distinct_tasks(layout, micro_batches, equal_stages)
     cost_of_task = action_costs(stages, tasks)
     costs = [cost_of_task[task] for task in tasks]
     extrapolated = extrapolate(
-        layout, micro_batches, seconds=[cost.seconds for cost in costs], hop=stages.late, alike=equal_stages
+        layout,
+        micro_batches,
+        seconds=[cost.seconds for cost in costs],
+        hop=stages.late,
+        first_equal_stages=equal_stages,
     )
     after: dict[tuple[int, bool], AfterPasses] = {}  # shared by ranks with equal stages and speed
     keys = [(first_equal, rank == slow) for rank, first_equal in enumerate(extrapolated.like)]
@@ -120,7 +124,11 @@ def _time_pipeline(
 
 
 def price_after_passes(
-    units: Units, layout: Layout, memory: RankMemory, held: tuple[int, ...], seconds: Mapping[UnitGroup, UnitSeconds]
+    units: Units,
+    layout: Layout,
+    memory: RankMemory,
+    held: tuple[int, ...],
+    seconds: Mapping[UnitGroup, OverlappedUnitSeconds],
 ) -> AfterPasses:
     """Return the costs of a rank after its passes, or between them.
 

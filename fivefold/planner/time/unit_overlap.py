@@ -33,7 +33,7 @@ class UnitMessages(NamedTuple):
     every_micro_batch: bool
 
 
-class UnitSeconds(NamedTuple):
+class OverlappedUnitSeconds(NamedTuple):
     """Seconds of a micro-batch through one unit, overlapped with data parallelism's messages; exposed ones by axis.
 
     ``time``: without those messages. ``free``: the part of its exposed messages, forward and backward, in which data
@@ -46,7 +46,7 @@ class UnitSeconds(NamedTuple):
     free: tuple[float, float]
     forward: float
     backward: float
-    whole: float
+    full_backward: float
     weight: float
     fronts: list[tuple[str, float]]
     backs: list[tuple[str, float]]
@@ -55,7 +55,7 @@ class UnitSeconds(NamedTuple):
     after: MessageTime | None = None
 
 
-def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, UnitSeconds]:
+def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnitSeconds]:
     """Return the seconds of every distinct unit of a layout."""
     counts = units.counts
     stage_work, stays_gathered = counts.stage_work(layout), policy(layout, units.job).weights_stay
@@ -66,7 +66,7 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, UnitSeconds]:
             free_axes[axis] = leaves_link_free(units, layout, axis)
         return free_axes[axis]
 
-    def overlap_unit(run: UnitGroup) -> UnitSeconds:
+    def overlap_unit(run: UnitGroup) -> OverlappedUnitSeconds:
         time, messages = units.unit(layout, run), unit_messages(units, layout, run.name, stays=stays_gathered)
         forward_free = backward_free = 0.0
         for axis, forward_seconds, backward_seconds in zip(
@@ -76,7 +76,7 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, UnitSeconds]:
                 forward_free, backward_free = forward_free + forward_seconds, backward_free + backward_seconds
         forward_exposed, backward_exposed = _list_exposed(time.forward_exposed), _list_exposed(time.backward_exposed)
         full_backward = time.backward + time.weight
-        without_messages = UnitSeconds(
+        without_messages = OverlappedUnitSeconds(
             time,
             messages,
             (forward_free, backward_free),
@@ -126,17 +126,17 @@ def overlap_message(units: Units, message: MessageTime, room: float) -> tuple[fl
     return message.seconds - overlapped, units.contention * overlapped
 
 
-def _with_messages(units: Units, name: Name, alone: UnitSeconds) -> UnitSeconds:
+def _with_messages(units: Units, name: Name, alone: OverlappedUnitSeconds) -> OverlappedUnitSeconds:
     """Return a unit whose weights are gathered, or gradients reduced, during its passes."""
     sent_messages, (forward_free, backward_free) = alone.messages, alone.free
     forward_compute = alone.forward + forward_free
     forward_exposed, forward_slowdown = overlap_message(units, sent_messages.forward, forward_compute)
     backward_exposed, backward_slowdown = overlap_message(units, sent_messages.backward, alone.backward + backward_free)
-    full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, alone.whole + backward_free)
+    full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, alone.full_backward + backward_free)
     return alone._replace(
         forward=alone.forward + forward_slowdown,
         backward=alone.backward + backward_slowdown,
-        whole=alone.whole + full_slowdown,
+        full_backward=alone.full_backward + full_slowdown,
         fronts=[*alone.fronts, ("dp", forward_exposed)],
         backs=[*alone.backs, ("dp", backward_exposed)],
         late=full_exposed,

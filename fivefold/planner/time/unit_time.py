@@ -14,10 +14,10 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.mesh import Group
+from fivefold.layout.mesh import RankGroup
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.op import Message, Op
+from fivefold.planner.counts.operations.op import Op, OpMessage
 from fivefold.planner.time.compute import OpTime
 from fivefold.planner.time.constants import Constants
 from fivefold.planner.time.network import MessageTime, Network
@@ -109,7 +109,7 @@ class UnitTimer:
         machine: Machine,
         network: Network,
         job: Job,
-        place: Callable[[str], Group],
+        place: Callable[[str], RankGroup],
         unit: UnitKernels,
         constants: Constants,
     ) -> None:
@@ -145,9 +145,9 @@ class UnitTimer:
         if total > self.longest[1]:
             self.longest = f"{message.axis} {op.name}", total
         overlapped_compute = self._compute_beside(index)
-        exposed = self._exposed_seconds(index, forward, side=0, beside=overlapped_compute.forward)
+        exposed = self._exposed_seconds(index, forward, side=0, compute_seconds=overlapped_compute.forward)
         backward_exposed = self._exposed_seconds(
-            index, backward, side=1, beside=overlapped_compute.backward + overlapped_compute.weight
+            index, backward, side=1, compute_seconds=overlapped_compute.backward + overlapped_compute.weight
         )
         axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
         self.sent[0][axis] += forward.seconds
@@ -164,7 +164,7 @@ class UnitTimer:
             resent = resent._replace(seconds=resent.seconds - gather)
             backward_exposed -= reduce
             self.hidden[1] += gather + reduce
-        resent_exposed = self._exposed_seconds(index, resent, side=1, beside=overlapped_compute.forward)
+        resent_exposed = self._exposed_seconds(index, resent, side=1, compute_seconds=overlapped_compute.forward)
         backward_exposed, backward_alone = (
             backward_exposed + resent_exposed,
             backward_alone + (resent_exposed if is_ring else resent_alone.seconds),
@@ -177,7 +177,7 @@ class UnitTimer:
         self.apart[1][axis] += backward_alone
 
     def _time_messages(
-        self, message: Message, place: Group, *, recomputed: bool
+        self, message: OpMessage, place: RankGroup, *, recomputed: bool
     ) -> tuple[MessageTime, MessageTime, MessageTime]:
         """Return the seconds of an operation's messages by pass.
 
@@ -223,7 +223,7 @@ class UnitTimer:
         return [*takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops)))]
 
     def _message_time(
-        self, message: Message, collective: str, payload: int, *, place: Group, copies: int, parts: int = 1
+        self, message: OpMessage, collective: str, payload: int, *, place: RankGroup, copies: int, parts: int = 1
     ) -> MessageTime:
         """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``.
 
@@ -248,8 +248,8 @@ class UnitTimer:
                 return self.times[other]
         return OpTime(0.0, 0.0)
 
-    def _exposed_seconds(self, index: int, sent: MessageTime, *, side: int, beside: float) -> float:
-        """Return the exposed seconds of a message that overlaps ``beside`` seconds of compute.
+    def _exposed_seconds(self, index: int, sent: MessageTime, *, side: int, compute_seconds: float) -> float:
+        """Return the exposed seconds of a message that overlaps ``compute_seconds`` seconds of compute.
 
         ``side``: forward 0, backward 1.
         """
@@ -263,12 +263,12 @@ class UnitTimer:
             return sent.seconds  # also with gloo, the hops of a ring overlap attention
         if axis == "tp":
             parts = self.place(message.axis).ranks
-            exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - beside)
+            exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - compute_seconds)
         elif is_ring:
             # in our backward, gradients follow keys and values around the ring, and the last hop returns them
             returns_gradients = self.job.stack.kernel_facts.own_attention and side and message.backward_parts > 1
             return_seconds = seconds / (times * message.backward_parts) if returns_gradients else 0.0
-            exposed = return_seconds + max(0.0, seconds - return_seconds - beside * times / (times + 1))
+            exposed = return_seconds + max(0.0, seconds - return_seconds - compute_seconds * times / (times + 1))
         elif axis in ("ep", "etp"):
             exposed = max(0.0, seconds - self.room[side])
             self.room[side] = max(0.0, self.room[side] - seconds)
@@ -334,7 +334,7 @@ class UnitTimer:
         )
 
 
-def _rings(message: Message) -> bool:
+def _rings(message: OpMessage) -> bool:
     """Return True if messages go around a ring, each overlapping the attention on the keys already present."""
     return message.axis == "cp" and message.forward == "p2p"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from fivefold.layout.mesh import Group, group
+from fivefold.layout.mesh import RankGroup, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.cache import Cache
@@ -41,16 +41,16 @@ class OptimisticUnitTime(NamedTuple):
     backward_sent: tuple[float, ...]
 
 
-class Placement(NamedTuple):
+class UnitTimeKey(NamedTuple):
     """The properties of a layout that the seconds of its units depend on."""
 
     part: LocalDegrees
-    groups: tuple[Group, ...]  # of ``AXES``, without those of experts if there are none
+    groups: tuple[RankGroup, ...]  # of ``AXES``, without those of experts if there are none
     ranks: int  # ranks that share a calibrated machine; otherwise 1
     gather_reduce: GatherReduceKey
 
 
-UnitKey = tuple[LocalDegrees, Name, tuple[Group, ...], int, str]  # the last: key of a unit measured within a step
+UnitKey = tuple[LocalDegrees, Name, tuple[RankGroup, ...], int, str]  # the last: key of a unit measured within a step
 WRITES, GRADIENTS = Op._fields.index("writes"), Op._fields.index("gradients")
 
 
@@ -69,7 +69,7 @@ class Units:
         self.contention = constants.hidden_message_slowdown if machine.backend == "nccl" else 0.0
         self._axes = AXES if counts.model.moe else AXES[: AXES.index("ep")]
         self._prices: dict[int, Prices] = {}
-        self._placements: Cache[Layout, Placement] = Cache()
+        self._placements: Cache[Layout, UnitTimeKey] = Cache()
         self._kernels: Cache[tuple[LocalDegrees, Name, int], list[OpTime]] = Cache()
         self._anywhere: Cache[tuple[LocalDegrees, Name, int], UnitKernels] = Cache()
         self._priced: Cache[tuple[Hashable, ...], OpTime] = Cache(PRICED)
@@ -86,10 +86,10 @@ class Units:
             self._prices[ranks] = Prices(self.machine, ranks=ranks, job=self.job, constants=self.constants)
         return self._prices[ranks]
 
-    def _placement(self, layout: Layout) -> Placement:
+    def _placement(self, layout: Layout) -> UnitTimeKey:
         placement = self._placements.get(layout)
         if placement is None:
-            placement = self._placements[layout] = Placement(
+            placement = self._placements[layout] = UnitTimeKey(
                 get_local_degrees(layout),
                 tuple([group(layout, axis) for axis in self._axes]),
                 layout.world if self.machine.calibration else 1,
@@ -154,7 +154,7 @@ class Units:
             time = self._priced[key] = self._prices_of(ranks).operation(op)
         return time
 
-    def _timer(self, part: LocalDegrees, run: UnitGroup, place: Callable[[str], Group], *, ranks: int) -> UnitTimer:
+    def _timer(self, part: LocalDegrees, run: UnitGroup, place: Callable[[str], RankGroup], *, ranks: int) -> UnitTimer:
         key = part, run.name, ranks
         unit = self._anywhere.get(key)
         if unit is None:
@@ -180,10 +180,10 @@ class Units:
         return time._replace(forward=point.forward_seconds, backward=backward, weight=weight)
 
 
-def _make_adjacent_groups(part: LocalDegrees) -> Callable[[str], Group]:
+def _make_adjacent_groups(part: LocalDegrees) -> Callable[[str], RankGroup]:
     """Return the function from an axis to its group with adjacent ranks."""
     sizes = {"tp_inner": part.tp_inner, "tp_outer": part.tp // part.tp_inner}
-    return lambda axis: Group(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
+    return lambda axis: RankGroup(sizes[axis] if axis in sizes else int(getattr(part, axis)), 1)
 
 
 def _values_of(op: Op) -> tuple[Hashable, ...]:
@@ -192,6 +192,6 @@ def _values_of(op: Op) -> tuple[Hashable, ...]:
     return op[:WRITES], tensors, op[WRITES + 1 : GRADIENTS], gradients, op[GRADIENTS + 1 :]
 
 
-def places_of(run: UnitGroup, places: tuple[Group, ...]) -> tuple[Group, ...]:
+def places_of(run: UnitGroup, places: tuple[RankGroup, ...]) -> tuple[RankGroup, ...]:
     """Return the groups of ``AXES`` in which a unit sends messages."""
     return places if run.routes else places[: AXES.index("ep")]

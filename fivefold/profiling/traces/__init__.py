@@ -19,29 +19,29 @@ from fivefold.profiling.traces.breakdown import Timeline
 from fivefold.profiling.traces.critical_path import EndOrder, Segment, arrivals, critical_path, parts
 from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
 from fivefold.profiling.traces.matching import find_starts, match, measure_waits
-from fivefold.profiling.traces.rank_trace import Window
+from fivefold.profiling.traces.rank_trace import StepWindow
 from fivefold.record import UserError
-from fivefold.rendering.trace_report import Piece
+from fivefold.rendering.trace_report import PathPiece
 from fivefold.results.trace_report import MessageLine, TraceReport
 
 
-class Traced(NamedTuple):
+class AnalyzedTraces(NamedTuple):
     """The report; the messages of the lowest rank alone; the critical path of the last step, to be drawn."""
 
     report: TraceReport
     lowest: list[MessageLine]
     path: list[Segment]
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[PathPiece]:
         """Return the path for a picture: consecutive segments of one rank and kind are merged into one piece."""
         begin = self.path[0].start if self.path else 0
-        pieces: list[Piece] = []
+        pieces: list[PathPiece] = []
         for rank, activity, _, start, end in self.path:
             end_seconds = (end - begin) / 1e9
             if pieces and (pieces[-1].rank, pieces[-1].activity) == (rank, activity):
                 pieces[-1] = pieces[-1]._replace(end=end_seconds)
             else:
-                pieces.append(Piece(rank, activity, (start - begin) / 1e9, end_seconds))
+                pieces.append(PathPiece(rank, activity, (start - begin) / 1e9, end_seconds))
         return pieces
 
 
@@ -53,7 +53,7 @@ def read(
     machine: Machine | None = None,
     axes: dict[tuple[int, ...], str] | None = None,
     progress: Progress | None = None,
-) -> Traced:
+) -> AnalyzedTraces:
     """Read the traces of a job and report on them.
 
     ``step``: only the ProfilerStep of this number. ``top``: the largest number of kernels that are listed. ``machine``:
@@ -94,10 +94,10 @@ def read(
         arrivals=tuple(arrivals(job, matched, starts)),
         remarks=(*job.remarks, *matched.remarks),
     )
-    return Traced(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), paths_of[-1])
+    return AnalyzedTraces(report, messages_of([(lowest, window) for window in chosen[lowest.rank]]), paths_of[-1])
 
 
-def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
+def _windows(job: JobTraces, step: int | None) -> dict[int, list[StepWindow]]:
     """Return the windows by rank: the steps that every rank has, or the full trace if a rank has none."""
     numbers = [{window.number for window in trace.windows} for trace in job.ranks]
     shared = set.intersection(*numbers)
@@ -118,8 +118,8 @@ def _windows(job: JobTraces, step: int | None) -> dict[int, list[Window]]:
 
 def _paths(
     job: JobTraces,
-    chosen: dict[int, list[Window]],
-    path_of: Callable[[dict[int, Window]], list[Segment]],
+    chosen: dict[int, list[StepWindow]],
+    path_of: Callable[[dict[int, StepWindow]], list[Segment]],
     progress: Progress | None,
 ) -> list[list[Segment]]:
     """Return the critical path of every step."""

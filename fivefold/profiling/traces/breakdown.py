@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fivefold.profiling.traces.intervals import Intervals, clip, gaps, subtract, union, unite
-from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankTrace, Window
+from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankEvents, StepWindow
 from fivefold.results.trace_report import Breakdown, Category, KernelLine
 
 
 class Timeline:
     """The kinds of work of a rank over all of its trace, from which windows are cut."""
 
-    def __init__(self, trace: RankTrace, *, waits: Intervals | None = None) -> None:
+    def __init__(self, trace: RankEvents, *, waits: Intervals | None = None) -> None:
         """Compute the intervals of each kind of work.
 
         ``waits``: when the rank waited for other ranks within a message; None if the traces of the others are missing.
@@ -33,7 +33,7 @@ class Timeline:
         self.optimizer = union(trace.start[rows], trace.end[rows])
         self.waits = subtract(waits, self.compute) if waits is not None else None
 
-    def breakdown(self, window: Window, *, first: int = 0) -> Breakdown:
+    def breakdown(self, window: StepWindow, *, first: int = 0) -> Breakdown:
         """Return the breakdown of a window.
 
         ``first``: the moment from which starts are counted, on the clock of all ranks.
@@ -83,7 +83,7 @@ class Timeline:
 
 
 def lines(
-    windows: Sequence[tuple[RankTrace, Window]],
+    windows: Sequence[tuple[RankEvents, StepWindow]],
 ) -> tuple[list[KernelLine], list[KernelLine]]:
     """Return the time by category and by kernel, as means over the windows, the largest first."""
     kinds: dict[Category, list[int]] = {}

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fivefold.profiling.traces.job_traces import JobTraces
-from fivefold.profiling.traces.matching import Matched, Part
-from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, RankTrace, Window
+from fivefold.profiling.traces.matching import Matched, MessagePart
+from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, RankEvents, StepWindow
 from fivefold.results.trace_report import Activity, Arrivals, PathPart
 
 WORK: dict[int, Activity] = {COMPUTE: "compute", COMMUNICATION: "communication"}  # else memcpy
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
 class EndOrder:
     """The rows of a rank in the order in which they end; computed once for all steps, as it sorts the full trace."""
 
-    def __init__(self, trace: RankTrace) -> None:
+    def __init__(self, trace: RankEvents) -> None:
         self.trace = trace
         rows = np.flatnonzero(trace.end > trace.start)
         self.rows = rows[np.lexsort((trace.start[rows], trace.end[rows]))]
@@ -46,7 +46,7 @@ class EndOrder:
 
 
 def critical_path(
-    orders: dict[int, EndOrder], windows: dict[int, Window], *, matched: Matched, starts: dict[Part, int]
+    orders: dict[int, EndOrder], windows: dict[int, StepWindow], *, matched: Matched, starts: dict[MessagePart, int]
 ) -> list[Segment]:
     """Return the path of a step in order of time, which covers the step without a gap; ``windows`` are by rank."""
     ranks = {rank: order for rank, order in orders.items() if rank in windows}
@@ -57,7 +57,7 @@ def critical_path(
 
 
 def _walk_back(
-    ranks: dict[int, EndOrder], rank: int, moment: int, begin: int, matched: Matched, starts: dict[Part, int]
+    ranks: dict[int, EndOrder], rank: int, moment: int, begin: int, matched: Matched, starts: dict[MessagePart, int]
 ) -> Iterator[Segment]:
     """Yield the segments that end at ``moment`` and before, down to ``begin``."""
     next_row = -1
@@ -71,7 +71,7 @@ def _walk_back(
         if ended <= begin:
             return
         activity = WORK.get(int(trace.activity[row]), "memcpy")
-        last_part = _find_last_arrival(matched.whole.get(Part(rank, row), ()), starts, moment, ranks)
+        last_part = _find_last_arrival(matched.message_parts.get(MessagePart(rank, row), ()), starts, moment, ranks)
         start = starts[last_part] if last_part else int(trace.start[row]) + trace.shift
         yield Segment(rank, activity, trace.names[trace.name[row]], max(begin, start), moment)
         moment = start
@@ -79,14 +79,14 @@ def _walk_back(
 
 
 def _find_last_arrival(
-    parts: Sequence[Part], starts: dict[Part, int], moment: int, ranks: dict[int, EndOrder]
-) -> Part | None:
+    parts: Sequence[MessagePart], starts: dict[MessagePart, int], moment: int, ranks: dict[int, EndOrder]
+) -> MessagePart | None:
     """Return the last part that had begun before ``moment``: clocks that disagree must not lead forward in time."""
     begun = [part for part in parts if part.rank in ranks and starts[part] < moment]
     return max(begun, key=lambda part: (starts[part], part.rank), default=None)
 
 
-def _gap(trace: RankTrace, row: int, ended: int) -> Activity:
+def _gap(trace: RankEvents, row: int, ended: int) -> Activity:
     """Return the cause of a gap: the host had not launched ``row`` when the previous row ended, or it was queued."""
     if row < 0 or not trace.recording.has_gpu_kernels:
         return "host"
@@ -107,11 +107,11 @@ def parts(paths: Sequence[Sequence[Segment]], *, named: bool) -> list[PathPart]:
     return sorted(path_parts, key=lambda part: (-part.seconds, part.rank, part.name))
 
 
-def arrivals(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> list[Arrivals]:
+def arrivals(job: JobTraces, matched: Matched, starts: dict[MessagePart, int]) -> list[Arrivals]:
     """Return for every rank in how many messages it was the last to arrive, and how long the others waited for it."""
     ends = {trace.rank: trace.end + trace.shift for trace in job.ranks}
     last_count, matched_count, waited_ns = ({trace.rank: 0 for trace in job.ranks} for _ in range(3))
-    for message in set(matched.whole.values()):
+    for message in set(matched.message_parts.values()):
         last_part = max(message, key=lambda part: (starts[part], part.rank))
         last_count[last_part.rank] += 1
         for part in message:

@@ -46,26 +46,26 @@ def unite(*parts: Intervals) -> Intervals:
     return union(np.concatenate([part.starts for part in parts]), np.concatenate([part.ends for part in parts]))
 
 
-def clip(whole: Intervals, start: int, end: int) -> Intervals:
+def clip(intervals: Intervals, start: int, end: int) -> Intervals:
     """Return the part that lies in [start, end)."""
-    first, last = np.searchsorted(whole.ends, start, side="right"), np.searchsorted(whole.starts, end)
+    first, last = np.searchsorted(intervals.ends, start, side="right"), np.searchsorted(intervals.starts, end)
     if first >= last or end <= start:
         return EMPTY
-    return Intervals(np.maximum(whole.starts[first:last], start), np.minimum(whole.ends[first:last], end))
+    return Intervals(np.maximum(intervals.starts[first:last], start), np.minimum(intervals.ends[first:last], end))
 
 
-def gaps(whole: Intervals, start: int, end: int) -> Intervals:
+def gaps(intervals: Intervals, start: int, end: int) -> Intervals:
     """Return the part of [start, end) that is not covered."""
-    inside = clip(whole, start, end)
+    inside = clip(intervals, start, end)
     starts, ends = np.concatenate(([start], inside.ends)), np.concatenate((inside.starts, [end]))
     keep = ends > starts
     return Intervals(starts[keep], ends[keep])
 
 
-def subtract(whole: Intervals, other: Intervals) -> Intervals:
-    """Return what ``whole`` covers and ``other`` does not."""
-    if not len(whole.starts):
+def subtract(intervals: Intervals, other: Intervals) -> Intervals:
+    """Return what ``intervals`` covers and ``other`` does not."""
+    if not len(intervals.starts):
         return EMPTY
-    start, end = int(whole.starts[0]), int(whole.ends[-1])
-    rest = gaps(whole, start, end)
+    start, end = int(intervals.starts[0]), int(intervals.ends[-1])
+    rest = gaps(intervals, start, end)
     return gaps(unite(rest, other), start, end)

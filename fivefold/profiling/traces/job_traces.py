@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from fivefold.bounded_types import RANKS
-from fivefold.profiling.traces.rank_trace import RankTrace, rank_trace
-from fivefold.profiling.traces.recording import Recording, parse_ranks, record
+from fivefold.profiling.traces.rank_trace import RankEvents, rank_trace
+from fivefold.profiling.traces.recording import TraceEvents, parse_ranks, record
 from fivefold.record import UserError
 from fivefold.units import MIB, show_seconds
 
@@ -30,7 +30,7 @@ Progress = Callable[[str, int, int], None]  # what, done, of how many
 class JobTraces:
     """All traces of a job, by rank; ``remarks``: what was omitted or assumed."""
 
-    ranks: list[RankTrace]
+    ranks: list[RankEvents]
     world: int
     remarks: list[str] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class JobTraces:
 def read_traces(paths: Sequence[Path], *, progress: Progress | None = None) -> JobTraces:
     """Read files and folders of traces of one job; raises ``UserError`` if they hold none, or traces of two jobs."""
     remarks: list[str] = []
-    recordings: list[Recording] = []
+    recordings: list[TraceEvents] = []
     files = _files(paths)
     sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     for index, (path, named) in enumerate(files):
@@ -84,9 +84,9 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     return files
 
 
-def _sort_by_rank(recordings: list[Recording], remarks: list[str]) -> dict[int, Recording]:
+def _sort_by_rank(recordings: list[TraceEvents], remarks: list[str]) -> dict[int, TraceEvents]:
     """Return recordings by the rank that they state, that their file's name states, or else in their order."""
-    ranks: dict[int, Recording] = {}
+    ranks: dict[int, TraceEvents] = {}
     for index, recording in enumerate(recordings):
         rank = _count(recording, "rank")
         if rank is None:
@@ -101,18 +101,18 @@ def _sort_by_rank(recordings: list[Recording], remarks: list[str]) -> dict[int, 
     return ranks
 
 
-def _count(recording: Recording, key: str) -> int | None:
+def _count(recording: TraceEvents, key: str) -> int | None:
     """Return a number of ``distributedInfo``; None if it is not a number, or exceeds any number of ranks."""
     value = _info(recording).get(key)
     return value if type(value) is int and 0 <= value <= RANKS else None
 
 
-def _info(recording: Recording) -> dict[str, object]:
+def _info(recording: TraceEvents) -> dict[str, object]:
     info = recording.metadata.get("distributedInfo")
     return info if isinstance(info, dict) else {}
 
 
-def _check_one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
+def _check_one_job(ranks: dict[int, TraceEvents], remarks: list[str]) -> int:
     """Return the world size; raises ``UserError`` if the files cannot be of one run."""
     worlds = {rank: size for rank, recording in ranks.items() if (size := _count(recording, "world_size"))}
     first = next(iter(ranks.values()))
@@ -134,7 +134,7 @@ def _check_one_job(ranks: dict[int, Recording], remarks: list[str]) -> int:
     return world
 
 
-def _refuse_other_times(recordings: list[Recording]) -> None:
+def _refuse_other_times(recordings: list[TraceEvents]) -> None:
     spans = [
         (recording.origin + int(recording.start.min()), recording.origin + int(recording.end.max()), recording.path)
         for recording in recordings
@@ -148,14 +148,14 @@ def _refuse_other_times(recordings: list[Recording]) -> None:
         )
 
 
-def _set_origins(ranks: list[RankTrace]) -> None:
+def _set_origins(ranks: list[RankEvents]) -> None:
     """Shift every rank's times to count from the earliest origin."""
     first = min(trace.recording.origin for trace in ranks)
     for trace in ranks:
         trace.shift = trace.recording.origin - first
 
 
-def read_groups(trace: RankTrace) -> dict[str, tuple[int, ...]]:
+def read_groups(trace: RankEvents) -> dict[str, tuple[int, ...]]:
     """Return the members of each process group that the trace lists, by name."""
     entries = _info(trace.recording).get("pg_config")
     groups: dict[str, tuple[int, ...]] = {}

@@ -22,7 +22,7 @@ from fivefold.bounded_file import open_stream
 from fivefold.record import UserError
 
 CHUNK = 1 << 20  # bytes that are read at once
-LONGEST = 16 << 20  # characters of one value
+MAX_VALUE_CHARACTERS = 16 << 20  # characters of one value
 GOES_ON = ("", ".", "e", "E")  # characters after a number that may not be complete
 MARGIN = 64  # an error this close to the end of the text that was read may only mean that more is to come
 BLANK = re.compile(r"[\s,]*")
@@ -179,7 +179,7 @@ class JsonStream:
                     return value
                 continue
             value_length = len(self._text) - self._at
-            if error_position < len(self._text) - MARGIN or value_length > LONGEST or not self._fill():
+            if error_position < len(self._text) - MARGIN or value_length > MAX_VALUE_CHARACTERS or not self._fill():
                 raise MalformedJson
 
     def _fill(self) -> bool:

@@ -18,13 +18,13 @@ import numpy as np
 
 from fivefold.profiling.traces.intervals import Intervals, union
 from fivefold.profiling.traces.job_traces import JobTraces, read_groups
-from fivefold.profiling.traces.recording import Message
+from fivefold.profiling.traces.recording import RecordedMessage
 from fivefold.units import show_seconds
 
 SIZED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # collectives in which every rank has equal bytes
 
 
-class Group(NamedTuple):
+class TraceGroup(NamedTuple):
     """A process group, as far as its traces describe it."""
 
     name: str
@@ -42,7 +42,7 @@ class _Key(NamedTuple):
     sequence: int = -1
 
 
-class Part(NamedTuple):
+class MessagePart(NamedTuple):
     """The row of one rank that belongs to a message."""
 
     rank: int
@@ -53,21 +53,23 @@ class Part(NamedTuple):
 class Matched:
     """The messages of all ranks: the group of each row, and all rows of its message if every member has a trace."""
 
-    groups: dict[Part, Group] = field(default_factory=dict)
-    whole: dict[Part, tuple[Part, ...]] = field(default_factory=dict)  # all parts of the message, this one too
+    groups: dict[MessagePart, TraceGroup] = field(default_factory=dict)
+    message_parts: dict[MessagePart, tuple[MessagePart, ...]] = field(
+        default_factory=dict
+    )  # all parts of the message, this one too
     remarks: list[str] = field(default_factory=list)
 
 
 def match(job: JobTraces) -> Matched:
     """Match the messages of all ranks, and align the clocks of ranks on other hosts by them."""
     matched = Matched()
-    rows: dict[_Key, dict[int, list[Part]]] = {}  # messages with equal keys, which only their order tells apart
+    rows: dict[_Key, dict[int, list[MessagePart]]] = {}  # messages with equal keys, which only their order tells apart
     unmatched: Counter[str] = Counter()
     for trace in job.ranks:
         group_of = lru_cache(maxsize=None)(partial(_group, rank=trace.rank, listed=read_groups(trace), world=job.world))
         for row in np.flatnonzero(trace.message >= 0).tolist():
             message = trace.messages[trace.message[row]]
-            part = Part(trace.rank, row)
+            part = MessagePart(trace.rank, row)
             group = group_of(message.group, message.about, message.ranks, message.members)
             matched.groups[part] = group
             key = _key(message, group, trace.rank, step=int(trace.step[row]))
@@ -81,7 +83,7 @@ def match(job: JobTraces) -> Matched:
             continue
         if parts_by_rank.keys() == set(key.members) and len({len(parts) for parts in parts_by_rank.values()}) == 1:
             for message_parts in zip(*parts_by_rank.values(), strict=True):
-                matched.whole |= dict.fromkeys(message_parts, message_parts)
+                matched.message_parts |= dict.fromkeys(message_parts, message_parts)
         else:
             incomplete += max(map(len, parts_by_rank.values()))
     if incomplete:
@@ -101,7 +103,7 @@ def _group(
     rank: int,
     listed: dict[str, tuple[int, ...]],
     world: int,
-) -> Group:
+) -> TraceGroup:
     """Return the group of a message.
 
     If the message does not state it, this is the only group of several ranks that the trace lists for ``rank``.
@@ -115,10 +117,10 @@ def _group(
             ranks = len(members)
     if not members and ranks == world:
         members = tuple(range(world))
-    return Group(name, about, ranks, members)
+    return TraceGroup(name, about, ranks, members)
 
 
-def _key(message: Message, group: Group, rank: int, *, step: int) -> _Key | None:
+def _key(message: RecordedMessage, group: TraceGroup, rank: int, *, step: int) -> _Key | None:
     """Return what the parts of one message have in common besides their order; None if the trace does not say."""
     if message.collective in ("send", "recv"):
         sends = message.collective == "send"
@@ -136,7 +138,7 @@ def _key(message: Message, group: Group, rank: int, *, step: int) -> _Key | None
     return _Key(group.name, group.members, message.collective, size, step)
 
 
-def payload(message: Message, group: Group) -> int | None:
+def payload(message: RecordedMessage, group: TraceGroup) -> int | None:
     """Return the bytes of the full tensor (docs/notation.md §5); None if the trace does not say."""
     sent, received, ranks = message.bytes_in, message.bytes_out, group.ranks
     if message.collective in ("all_gather", "gather"):
@@ -146,13 +148,13 @@ def payload(message: Message, group: Group) -> int | None:
     return sent if sent is not None else received
 
 
-def measure_waits(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> dict[int, Intervals]:
+def measure_waits(job: JobTraces, matched: Matched, starts: dict[MessagePart, int]) -> dict[int, Intervals]:
     """Return when the kernels of each rank that shares messages waited for another rank to arrive.
 
     ``starts`` are on the clock of all ranks.
     """
     until: dict[int, dict[int, int]] = {}
-    for part, parts in matched.whole.items():
+    for part, parts in matched.message_parts.items():
         until.setdefault(part.rank, {})[part.row] = arrival(parts, starts)
     waits_by_rank = {}
     for trace in job.ranks:
@@ -163,13 +165,13 @@ def measure_waits(job: JobTraces, matched: Matched, starts: dict[Part, int]) -> 
     return waits_by_rank
 
 
-def find_starts(job: JobTraces, matched: Matched) -> dict[Part, int]:
+def find_starts(job: JobTraces, matched: Matched) -> dict[MessagePart, int]:
     """Return when the kernel of each matched part begins, on the clock of all ranks."""
     by_rank = {trace.rank: trace for trace in job.ranks}
-    return {part: int(by_rank[part.rank].start[part.row]) + by_rank[part.rank].shift for part in matched.whole}
+    return {part: int(by_rank[part.rank].start[part.row]) + by_rank[part.rank].shift for part in matched.message_parts}
 
 
-def arrival(parts: Sequence[Part], starts: dict[Part, int]) -> int:
+def arrival(parts: Sequence[MessagePart], starts: dict[MessagePart, int]) -> int:
     """Return when the last rank had arrived."""
     return max(starts[part] for part in parts)
 
@@ -183,7 +185,7 @@ def _set_clocks(job: JobTraces, matched: Matched) -> None:
         return
     ends: dict[int, list[int]] = defaultdict(list)
     by_rank = {trace.rank: trace for trace in job.ranks}
-    for parts in set(matched.whole.values()):
+    for parts in set(matched.message_parts.values()):
         ends_by_rank = {part.rank: int(by_rank[part.rank].end[part.row]) + by_rank[part.rank].shift for part in parts}
         ranks_of_first_host = [rank for rank in ends_by_rank if hosts[rank] == hosts[first.rank]]
         for trace in remote_traces:

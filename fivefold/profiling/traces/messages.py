@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fivefold.machine.spec import Machine
-from fivefold.profiling.traces.matching import Group, Matched, Part, arrival, payload
-from fivefold.profiling.traces.rank_trace import RankTrace, Window
+from fivefold.profiling.traces.matching import Matched, MessagePart, TraceGroup, arrival, payload
+from fivefold.profiling.traces.rank_trace import RankEvents, StepWindow
 from fivefold.results.trace_report import MessageLine
 from fivefold.step import sent_bytes
 
@@ -48,10 +48,10 @@ class _Key(NamedTuple):
 
 
 def lines(
-    windows: Sequence[tuple[RankTrace, Window]],
+    windows: Sequence[tuple[RankEvents, StepWindow]],
     *,
     matched: Matched,
-    starts: dict[Part, int],
+    starts: dict[MessagePart, int],
     machine: Machine | None = None,
     axes: dict[tuple[int, ...], str] | None = None,
 ) -> list[MessageLine]:
@@ -63,7 +63,7 @@ def lines(
     for trace, window in windows:
         rows = trace.rows_in(window)
         for row in (np.flatnonzero(trace.message[rows] >= 0) + rows.start).tolist():
-            part = Part(trace.rank, row)
+            part = MessagePart(trace.rank, row)
             message, group = trace.messages[trace.message[row]], matched.groups[part]
             size = payload(message, group)
             collective = message.collective
@@ -72,8 +72,8 @@ def lines(
                 sent = sent_bytes(collective, payload=size, ranks=group.ranks)
             seconds = int(trace.end[row] - trace.start[row]) / 1e9
             waiting = None
-            if part in matched.whole:
-                wait_ns = arrival(matched.whole[part], starts) - starts[part]
+            if part in matched.message_parts:
+                wait_ns = arrival(matched.message_parts[part], starts) - starts[part]
                 waiting = min(wait_ns / 1e9, seconds)
             axis = (axes or {}).get(group.members, "")
             key = _Key(_name_group(group), axis, group.ranks, collective, *_link(group, trace.rank, machine))
@@ -82,7 +82,7 @@ def lines(
     return sorted(message_lines, key=lambda line: (-line.seconds, line.group, line.collective))
 
 
-def _name_group(group: Group) -> str:
+def _name_group(group: TraceGroup) -> str:
     """Return the name of a group: its description if it has one, else its own name, else its ranks."""
     if group.about and group.about != "undefined":
         return group.about
@@ -92,7 +92,7 @@ def _name_group(group: Group) -> str:
     return f"ranks {rank_list}" if rank_list else "unknown"
 
 
-def _link(group: Group, rank: int, machine: Machine | None) -> tuple[str, float | None]:
+def _link(group: TraceGroup, rank: int, machine: Machine | None) -> tuple[str, float | None]:
     """Return the link that bounds a ring over a group, and its bus bandwidth in one direction.
 
     Within a node this is the nearest link that spans the group; otherwise as many NICs as the group has ranks in a

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fivefold.profiling.traces.categories import category, is_communication_kernel
 from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, union
-from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, Message, Recording
+from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, RecordedMessage, TraceEvents
 from fivefold.record import UserError
 from fivefold.results.trace_report import Category
 
@@ -24,7 +24,7 @@ COMPUTE, COMMUNICATION, MEMCPY = range(3)
 UNKNOWN = np.iinfo(np.int64).max  # launch time of a kernel whose launch is not in the trace
 
 
-class Window(NamedTuple):
+class StepWindow(NamedTuple):
     """The time of a step on one rank, in the rank's nanoseconds.
 
     ``number`` is that of its ProfilerStep, or -1 for the full trace.
@@ -37,7 +37,7 @@ class Window(NamedTuple):
 
 
 @dataclass
-class RankTrace:
+class RankEvents:
     """The rows that run on a rank, ordered by start.
 
     ``activity`` is COMPUTE, COMMUNICATION or MEMCPY; ``launch`` is when the row was launched. ``step``: number of the
@@ -45,7 +45,7 @@ class RankTrace:
     """
 
     rank: int
-    recording: Recording
+    recording: TraceEvents
     name: npt.NDArray[np.int64]
     lane: npt.NDArray[np.int64]
     activity: npt.NDArray[np.int8]
@@ -55,7 +55,7 @@ class RankTrace:
     step: npt.NDArray[np.int64]
     message: npt.NDArray[np.int64]
     in_optimizer: npt.NDArray[np.bool_]
-    windows: tuple[Window, ...]
+    windows: tuple[StepWindow, ...]
     shift: int = 0  # ns to add to get the clock of all ranks
 
     @property
@@ -64,7 +64,7 @@ class RankTrace:
         return self.recording.names
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[RecordedMessage]:
         """Return what is known of the messages."""
         return self.recording.messages
 
@@ -73,7 +73,7 @@ class RankTrace:
         rows = self.activity == activity
         return union(self.start[rows], self.end[rows])
 
-    def rows_in(self, window: Window) -> slice:
+    def rows_in(self, window: StepWindow) -> slice:
         """Return the rows that begin in a window."""
         first, last = np.searchsorted(self.start, (window.start, window.end))
         return slice(int(first), int(last))
@@ -82,12 +82,12 @@ class RankTrace:
         """Return the category by name number; rows within the optimizer are marked in ``in_optimizer``."""
         return [category(name) for name in self.names]
 
-    def full_window(self) -> Window:
+    def full_window(self) -> StepWindow:
         """Return the window from the start of the first row to the end of the last one."""
-        return Window("all", -1, int(self.start.min()), int(self.end.max()))
+        return StepWindow("all", -1, int(self.start.min()), int(self.end.max()))
 
 
-def rank_trace(recording: Recording, *, rank: int) -> RankTrace:
+def rank_trace(recording: TraceEvents, *, rank: int) -> RankEvents:
     """Classify the rows of a recording."""
     rows = _gpu_rows(recording) if recording.has_gpu_kernels else _cpu_rows(recording)
     if not len(rows):
@@ -103,7 +103,7 @@ def rank_trace(recording: Recording, *, rank: int) -> RankTrace:
         _gpu_windows(recording, steps, step, rows) if recording.has_gpu_kernels else _cpu_windows(recording, steps)
     )
     numbers = np.array([window.number for window in steps] + [-1], np.int64)
-    return RankTrace(
+    return RankEvents(
         rank=rank,
         recording=recording,
         name=recording.name[rows],
@@ -119,11 +119,11 @@ def rank_trace(recording: Recording, *, rank: int) -> RankTrace:
     )
 
 
-def _gpu_rows(recording: Recording) -> npt.NDArray[np.int64]:
+def _gpu_rows(recording: TraceEvents) -> npt.NDArray[np.int64]:
     return np.flatnonzero((recording.kind == KERNEL) | (recording.kind == COPY))
 
 
-def _cpu_rows(recording: Recording) -> npt.NDArray[np.int64]:
+def _cpu_rows(recording: TraceEvents) -> npt.NDArray[np.int64]:
     """Return the outermost operators of every thread, and gloo's messages."""
     computes = np.array([_is_compute_op(name) for name in recording.names])
     rows = np.flatnonzero((recording.kind == OPERATOR) & computes[recording.name])
@@ -145,7 +145,7 @@ def _is_compute_op(name: str) -> bool:
     return name.startswith(("cpp_fused", "graph_", "triton_")) or "CompiledFxGraph" in name
 
 
-def _classify_rows(recording: Recording, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
+def _classify_rows(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
     kind = recording.kind[rows]
     is_communication = np.array([is_communication_kernel(name) for name in recording.names])[recording.name[rows]]
     activity = np.where(kind == COPY, MEMCPY, np.where(is_communication, COMMUNICATION, COMPUTE)).astype(np.int8)
@@ -154,7 +154,7 @@ def _classify_rows(recording: Recording, rows: npt.NDArray[np.int64]) -> npt.NDA
     return activity
 
 
-def _launches(recording: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:
+def _launches(recording: TraceEvents, rows: npt.NDArray[np.int64]) -> Nanoseconds:
     """Return the start of the runtime's call that launched each row; UNKNOWN if it is not in the trace."""
     calls = np.flatnonzero((recording.kind == LAUNCH) & (recording.correlation != 0))
     calls = calls[np.argsort(recording.correlation[calls], kind="stable")]
@@ -168,20 +168,20 @@ def _launches(recording: Recording, rows: npt.NDArray[np.int64]) -> Nanoseconds:
     return launch
 
 
-def _annotations(recording: Recording, begins: str) -> list[Window]:
+def _annotations(recording: TraceEvents, begins: str) -> list[StepWindow]:
     """Return the annotations whose name begins with ``begins``, by start; of those that overlap only the first."""
     rows = np.flatnonzero(recording.kind == ANNOTATION)
     rows = rows[np.argsort(recording.start[rows], kind="stable")]
-    windows: list[Window] = []
+    windows: list[StepWindow] = []
     for row in rows.tolist():
         name, start, end = recording.names[recording.name[row]], int(recording.start[row]), int(recording.end[row])
         if name.startswith(begins) and (not windows or start >= windows[-1].end):
             number = re.search(r"#\s*(\d+)", name)
-            windows.append(Window(name, int(number[1]) if number else len(windows), start, end))
+            windows.append(StepWindow(name, int(number[1]) if number else len(windows), start, end))
     return windows
 
 
-def _find_windows(times: Nanoseconds, windows: list[Window]) -> npt.NDArray[np.int64]:
+def _find_windows(times: Nanoseconds, windows: list[StepWindow]) -> npt.NDArray[np.int64]:
     """Return the index of the window that holds each time, -1 for none."""
     if not windows:
         return np.full(len(times), -1, np.int64)
@@ -191,13 +191,13 @@ def _find_windows(times: Nanoseconds, windows: list[Window]) -> npt.NDArray[np.i
 
 
 def _gpu_windows(
-    recording: Recording, steps: list[Window], step: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-) -> tuple[Window, ...]:
+    recording: TraceEvents, steps: list[StepWindow], step: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
+) -> tuple[StepWindow, ...]:
     """Return consecutive windows, each up to the end of the last kernel that its step launched, without empty ones.
 
     The first begins with its annotation, or when what was launched before has ended.
     """
-    windows: list[Window] = []
+    windows: list[StepWindow] = []
     start = steps[0].start if steps else 0
     if steps:
         launched_before = rows[(step == -1) & (recording.start[rows] < steps[0].start)]
@@ -205,12 +205,12 @@ def _gpu_windows(
     for index, window in enumerate(steps):
         end = int(recording.end[rows[step == index]].max(initial=start))
         if end > start:
-            windows.append(Window(window.name, window.number, start, end))
+            windows.append(StepWindow(window.name, window.number, start, end))
         start = end
     return tuple(windows)
 
 
-def _cpu_windows(recording: Recording, steps: list[Window]) -> tuple[Window, ...]:
+def _cpu_windows(recording: TraceEvents, steps: list[StepWindow]) -> tuple[StepWindow, ...]:
     """Return the annotations, each extended to the beginning of the next."""
     ends = [window.start for window in steps[1:]] + [window.end for window in steps[-1:]]
     return tuple(window._replace(end=end) for window, end in zip(steps, ends, strict=True))

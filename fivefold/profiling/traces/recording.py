@@ -28,7 +28,7 @@ KINDS = {
     **dict.fromkeys(("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "Runtime"), LAUNCH),
 }  # fmt: skip
 MAX_TIME_NS = 1 << 61  # largest time in ns (73 years), or id
-NOTED = ("ProfilerStep", "Optimizer.step#", "gloo:")  # annotations that are kept
+KEPT_ANNOTATIONS = ("ProfilerStep", "Optimizer.step#", "gloo:")  # annotations that are kept
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "long int": 8, "int64": 8, "float64": 8, "float": 4, "int": 4, "float32": 4, "int32": 4,
     "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "float16": 2, "short": 2, "short int": 2,
@@ -48,7 +48,7 @@ SAME = {
 ALL_REDUCES = ("c10d::allreduce_", "c10d::_reduce_scatter_base_", "c10d::reduce_scatter_tensor_coalesced_")
 
 
-class Message(NamedTuple):
+class RecordedMessage(NamedTuple):
     """The message that an event describes; ``event`` is the row of the event. Bytes are those of one rank."""
 
     event: int
@@ -65,7 +65,7 @@ class Message(NamedTuple):
 
 
 @dataclass
-class Recording:
+class TraceEvents:
     """The events of a file in columns; ``kind`` is one of KERNEL … ANNOTATION."""
 
     path: Path
@@ -79,7 +79,7 @@ class Recording:
     correlation: npt.NDArray[np.int64]  # 0 if it has none
     names: list[str]
     lanes: list[tuple[Any, Any]]  # process or device, thread or stream
-    messages: list[Message]
+    messages: list[RecordedMessage]
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -96,7 +96,7 @@ class _Columns:
         self.name, self.lane, self.start, self.duration, self.correlation = (array("q") for _ in range(5))
         self.names: dict[str, int] = {}
         self.lanes: dict[tuple[Any, Any], int] = {}
-        self.messages: list[Message] = []
+        self.messages: list[RecordedMessage] = []
         self.first: int | None = None  # µs
         self.unread = 0
 
@@ -108,7 +108,7 @@ class _Columns:
         name = event["name"]
         if not isinstance(name, str):
             raise TypeError
-        if kind == ANNOTATION and not name.startswith(NOTED):
+        if kind == ANNOTATION and not name.startswith(KEPT_ANNOTATIONS):
             return
         timestamp, duration_us = event["ts"], event["dur"]
         first = (
@@ -132,7 +132,7 @@ class _Columns:
             self.messages.append(message)
 
 
-def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> Recording:
+def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> TraceEvents:
     """Read a trace file; raises ``UserError`` if it is no trace, or holds neither a kernel nor an operator.
 
     ``report`` is called with the bytes read so far.
@@ -153,7 +153,7 @@ def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> R
         np.frombuffer(column, np.int64)
         for column in (columns.name, columns.lane, columns.correlation, columns.start, columns.duration)
     )
-    recording = Recording(
+    recording = TraceEvents(
         path=path,
         metadata=stream.metadata,
         kind=kind,
@@ -176,7 +176,7 @@ def record(path: Path, *, report: Callable[[int], object] = lambda _: None) -> R
     return recording
 
 
-def _name_as_asked(recording: Recording) -> None:
+def _name_as_asked(recording: TraceEvents) -> None:
     """Rename gloo's reduce-scatters, which it runs and records as all-reduces.
 
     They are identified by the order of c10d's calls.
@@ -201,24 +201,24 @@ def _parse_ns(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < MAX_TIME_NS else 0
 
 
-def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> Message | None:
+def _message(row: int, kind: int, name: str, args: dict[str, Any]) -> RecordedMessage | None:
     """Return the message that the ``args`` of an NCCL kernel or a gloo annotation describe; None for all others."""
     if kind == KERNEL and "Collective name" in args:
         return _read_message(row, args)
     if kind == ANNOTATION and name.startswith("gloo:"):
         size = _dims_bytes(args.get("Input Dims"), args.get("Input type"))
         collective = name.removeprefix("gloo:").lower()
-        return Message(row, SAME.get(collective, collective), size, None, "", "", None, ())
+        return RecordedMessage(row, SAME.get(collective, collective), size, None, "", "", None, ())
     return None
 
 
-def _read_message(row: int, args: dict[str, Any]) -> Message:
+def _read_message(row: int, args: dict[str, Any]) -> RecordedMessage:
     element_bytes = ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
     sizes = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
     bytes_in, bytes_out = (element_bytes * size if element_bytes and isinstance(size, int) else None for size in sizes)
     collective = str(args["Collective name"]).lower()
     ranks = args.get("Group size")
-    return Message(
+    return RecordedMessage(
         row,
         SAME.get(collective, collective),
         bytes_in,

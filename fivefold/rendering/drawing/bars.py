@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
-from fivefold.rendering.step_view import Part
+from fivefold.rendering.step_view import BarPart
 
 MAX_LIMIT_RATIO = 4  # a limit up to this multiple of the largest bar is drawn
 
@@ -20,8 +20,8 @@ def scale(largest: float, limit: float) -> tuple[float, float | None]:
     return (max(largest, limit) if near else largest or 1.0) * 1.02, limit if near else None
 
 
-def draw_stacked(parts: Sequence[Part], *, whole: float, label: str, limit: float | None = None) -> Raw:
-    """Draw the bar, ``whole`` wide; ``limit``: the position of a capacity."""
+def draw_stacked(parts: Sequence[BarPart], *, total: float, label: str, limit: float | None = None) -> Raw:
+    """Draw the bar, ``total`` wide; ``limit``: the position of a capacity."""
     bars, start = [], 0.0
     for part in parts:
         if part.size > 0:
@@ -29,8 +29,8 @@ def draw_stacked(parts: Sequence[Part], *, whole: float, label: str, limit: floa
             bars.append(
                 element(
                     "rect",
-                    x=percent(start / whole),
-                    width=percent(part.size / whole),
+                    x=percent(start / total),
+                    width=percent(part.size / total),
                     height="100%",
                     class_=f"k-{part.look}",
                     data_tip=tip,
@@ -39,7 +39,7 @@ def draw_stacked(parts: Sequence[Part], *, whole: float, label: str, limit: floa
         start += part.size
     if limit is not None:
         bars += [
-            element("line", x1=percent(limit / whole), x2=percent(limit / whole), y1=0, y2="100%", class_=look)
+            element("line", x1=percent(limit / total), x2=percent(limit / total), y1=0, y2="100%", class_=look)
             for look in ("limit-ground", "limit")
         ]
     return element("svg", join_elements(bars), class_="bar", height=22, role="img", aria_label=label)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 SHADES = 9
 
 
-class Cell(NamedTuple):
+class HeatCell(NamedTuple):
     """One cell: its number as text, the address it links to, and its shade, from 0 (worst)."""
 
     text: str
@@ -16,27 +16,27 @@ class Cell(NamedTuple):
     shade: int
 
 
-class Table(NamedTuple):
+class HeatTable(NamedTuple):
     """Columns and rows of a heat map, with the cells by row; None where there is none."""
 
     across: list[Any]
-    rows: list[tuple[Any, list[Cell | None]]]
+    rows: list[tuple[Any, list[HeatCell | None]]]
 
 
-def table(cells: Mapping[tuple[Any, Any], tuple[float, str]], *, show: Callable[[float], str], less: bool) -> Table:
+def table(cells: Mapping[tuple[Any, Any], tuple[float, str]], *, show: Callable[[float], str], less: bool) -> HeatTable:
     """Return the heat map of cells by (down, across); ``less``: the smallest value is best."""
     sizes = [size for size, _ in cells.values()]
     smallest, span = min(sizes), max(sizes) - min(sizes) or 1.0
 
-    def cell(place: tuple[Any, Any]) -> Cell | None:
+    def cell(place: tuple[Any, Any]) -> HeatCell | None:
         if place not in cells:
             return None
         size, href = cells[place]
         share = (size - smallest) / span
-        return Cell(show(size), href, round((1 - share if less else share) * (SHADES - 1)))
+        return HeatCell(show(size), href, round((1 - share if less else share) * (SHADES - 1)))
 
     downs, acrosses = (sorted({place[side] for place in cells}, key=_order) for side in (0, 1))
-    return Table(acrosses, [(down, [cell((down, across)) for across in acrosses]) for down in downs])
+    return HeatTable(acrosses, [(down, [cell((down, across)) for across in acrosses]) for down in downs])
 
 
 def _order(value: Any) -> tuple[bool, Any]:

@@ -17,7 +17,7 @@ from fivefold.step import Step
 from fivefold.units import byte_unit, show_bytes, show_seconds
 
 HEIGHT = 250
-TOLD = 240  # number of time intervals for which the mouse shows what is live
+MAX_TOOLTIP_INTERVALS = 240  # number of time intervals for which the mouse shows what is live
 
 
 def picture(
@@ -89,7 +89,7 @@ def _places(told: Iterable[tuple[float, float, str]], *, last: float) -> Iterato
 
 def _stretches(levels: Sequence[Level], *, last: float) -> Iterator[tuple[float, float, str]]:
     """Yield intervals of the time, with the parts of the highest level of each."""
-    group_size = -(-len(levels) // TOLD)
+    group_size = -(-len(levels) // MAX_TOOLTIP_INTERVALS)
     groups = [levels[i : i + group_size] for i in range(0, len(levels), group_size)]
     ends = [group[0].seconds for group in groups[1:]] + [last]
     for group, (start, end) in zip(groups, pairwise([groups[0][0].seconds, *ends]), strict=True):

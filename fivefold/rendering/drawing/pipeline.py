@@ -10,7 +10,7 @@ from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, plot, room, ticks, time_unit
 from fivefold.rendering.drawing.svg import element, join_elements, percent
 from fivefold.rendering.elements import Raw
-from fivefold.rendering.pipeline import LOOKS, Block, Rows, blocks, finding
+from fivefold.rendering.pipeline import LOOKS, PipelineRectangle, Rows, blocks, finding
 from fivefold.rendering.question import count_ranks
 from fivefold.results.spans import Span
 from fivefold.step import Step
@@ -18,7 +18,7 @@ from fivefold.units import show_seconds
 
 WIDE = 1000  # assumed width of the marks on a screen in pixels: text is written where it fits
 HIGHEST = 520
-TOLD = 1000  # up to this number of spans each has a tip; above it, those of a kind and rank are one line
+MAX_TOOLTIP_SPANS = 1000  # up to this number of spans each has a tip; above it, those of a kind and rank are one line
 
 
 class _Place(NamedTuple):
@@ -37,7 +37,7 @@ def picture(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None
     row_height = find_row_height(rows)
     label_interval = 1 if row_height >= 13 else 4
     row_names = names or [f"rank {rank}" for rank in range(len(rows))]
-    has_tips = sum(map(len, rows)) <= TOLD
+    has_tips = sum(map(len, rows)) <= MAX_TOOLTIP_SPANS
     placed = list(_blocks(rows, last=end, pp=pp or len(rows))) if has_tips else []
     idle = (
         element(
@@ -100,7 +100,7 @@ def list_looks(rows: Rows) -> list[tuple[str, str]]:
     return list({name: (kind, name) for kind, (name, _, _) in LOOKS.items() if kind in kinds}.values())
 
 
-def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block, Span]]:
+def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, PipelineRectangle, Span]]:
     for rank, row in enumerate(rows):
         for span in row:
             for block in blocks(span, pp=pp):
@@ -110,7 +110,7 @@ def _blocks(rows: Rows, *, last: float, pp: int) -> Iterator[tuple[_Place, Block
                     yield _Place(block.start / last, width, top / len(rows), height), block, span
 
 
-def _rectangles(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
+def _rectangles(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
     """Yield a rectangle for each block, with the text of its span under the mouse."""
     for place, block, span in drawn:
         x, width, y, height = (SIDE * share for share in place)
@@ -137,11 +137,11 @@ def _lines(rows: Rows, *, last: float, pp: int) -> Iterator[Raw]:
             yield element("path", d=d, class_=class_name, stroke_width=(bottom - top) * row_height)
 
 
-def _look(block: Block) -> str:
+def _look(block: PipelineRectangle) -> str:
     return f"k-{block.kind}" + (" paler" if block.chunk else "")
 
 
-def _digits(drawn: Sequence[tuple[_Place, Block, Span]]) -> Iterator[Raw]:
+def _digits(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
     for place, block, _ in drawn:
         if block.text and place.width * WIDE > 7 * len(block.text) + 3:
             x, y = percent(place.x + place.width / 2), percent(place.y + place.height / 2)

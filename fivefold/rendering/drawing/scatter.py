@@ -13,7 +13,7 @@ HEIGHT = 280
 MARGIN = 0.07  # share of the span that is left free around the points
 
 
-class Point(NamedTuple):
+class ScatterPoint(NamedTuple):
     """A point. ``tip``: the text under the mouse; ``look``: its class; ``text``: written next to it."""
 
     x: float
@@ -25,13 +25,13 @@ class Point(NamedTuple):
 
 
 def picture(
-    points: Sequence[Point], *, label: str, x_title: str, y_title: str, stairs: bool = False, zero: bool = False
+    points: Sequence[ScatterPoint], *, label: str, x_title: str, y_title: str, stairs: bool = False, zero: bool = False
 ) -> Raw:
     """Draw the chart; ``stairs``: points of the default look are joined as a front; ``zero``: both axes begin at 0."""
     first_x, last_x = _range([point.x for point in points], zero=zero)
     first_y, last_y = _range([point.y for point in points], zero=zero)
 
-    def position(point: Point) -> tuple[float, float]:
+    def position(point: ScatterPoint) -> tuple[float, float]:
         return (point.x - first_x) / (last_x - first_x), 1 - (point.y - first_y) / (last_y - first_y)
 
     placed = [(point, *position(point)) for point in points]
@@ -53,7 +53,7 @@ def picture(
     )
 
 
-def _dot(point: Point, x: float, y: float) -> Raw:
+def _dot(point: ScatterPoint, x: float, y: float) -> Raw:
     dot = element("circle", cx=percent(x), cy=percent(y), r=5, class_=point.look, data_tip=point.tip)
     if point.text:
         offset = {"dx": 9} if x < 0.6 else {"dx": -9, "text_anchor": "end"}

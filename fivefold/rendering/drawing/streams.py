@@ -14,7 +14,7 @@ HIGH = 26  # height of a line, in pixels
 FINEST = 1 / 900  # share of the picture: shorter pieces are merged with their neighbours
 
 
-class Piece(NamedTuple):
+class StreamPiece(NamedTuple):
     """An interval of time. ``look``: its class; ``tip``: the text under the mouse."""
 
     start: float
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
     tip: str
 
 
-def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label: str) -> Raw:
+def picture(lines: Sequence[tuple[str, Sequence[StreamPiece]]], *, last: float, label: str) -> Raw:
     """Draw the chart of lines by name, ``last`` seconds long."""
     per_second, unit = time_unit(last)
     marks = (mark for line, (_, pieces) in enumerate(lines) for mark in _marks(pieces, line, len(lines), last=last))
@@ -39,7 +39,7 @@ def picture(lines: Sequence[tuple[str, Sequence[Piece]]], *, last: float, label:
     )
 
 
-def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iterator[Raw]:
+def _marks(pieces: Sequence[StreamPiece], at: int, lines: int, *, last: float) -> Iterator[Raw]:
     y, height = SIDE * (at + 0.1) / lines, SIDE * 0.8 / lines
     yield element("rect", x=0, width=SIDE, y=y, height=height, class_="idle")
     for piece in merge_pieces(pieces, last * FINEST):
@@ -48,9 +48,9 @@ def _marks(pieces: Sequence[Piece], at: int, lines: int, *, last: float) -> Iter
         yield element("rect", x=x, width=width, y=y, height=height, class_=piece.look, data_tip=tip)
 
 
-def merge_pieces(pieces: Sequence[Piece], finest: float) -> Iterator[Piece]:
+def merge_pieces(pieces: Sequence[StreamPiece], finest: float) -> Iterator[StreamPiece]:
     """Yield the pieces; neighbours that are too short to be told apart become one, with the tip of the longest."""
-    group: list[Piece] = []
+    group: list[StreamPiece] = []
     for piece in pieces:
         if group and piece.end - group[0].start > finest:
             yield _merge_pieces(group)
@@ -60,7 +60,7 @@ def merge_pieces(pieces: Sequence[Piece], finest: float) -> Iterator[Piece]:
         yield _merge_pieces(group)
 
 
-def _merge_pieces(held: Sequence[Piece]) -> Piece:
+def _merge_pieces(held: Sequence[StreamPiece]) -> StreamPiece:
     longest = max(held, key=lambda piece: piece.end - piece.start)
     count_text = f"\nand {len(held) - 1} shorter" if len(held) > 1 else ""
     return longest._replace(start=held[0].start, end=held[-1].end, tip=longest.tip + count_text)

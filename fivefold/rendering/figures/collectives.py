@@ -68,7 +68,7 @@ def chart(ranks: int = 4) -> Chart:
 def _share(name: str, ranks: int) -> str:
     """Return the share of a full buffer that one rank sends on a ring."""
     share = sent_bytes(name, payload=10**6, ranks=ranks) / 1e6
-    return "a whole buffer" if share == 1 else f"{share:.2f} buffers"
+    return "a full buffer" if share == 1 else f"{share:.2f} buffers"
 
 
 def join(panels: Sequence[Panel]) -> Chart:

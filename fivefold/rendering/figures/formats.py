@@ -15,7 +15,7 @@ from fivefold.rendering.palette import BLUE, GREY, ORANGE, SKY
 from fivefold.rendering.sweep.panels import Panel, stack_panels
 
 
-class Format(NamedTuple):
+class FloatFormat(NamedTuple):
     """A floating-point format. ``top``: its largest value if codes at the end are used for values (e4m3, e2m1)."""
 
     name: str
@@ -56,21 +56,21 @@ class Format(NamedTuple):
 FORMATS = {
     fmt.name: fmt
     for fmt in (
-        Format("fp32", 8, 23),
-        Format("tf32", 8, 10),
-        Format("bf16", 8, 7),
-        Format("fp16", 5, 10),
-        Format("fp8 e4m3", 4, 3, top=448.0),
-        Format("fp8 e5m2", 5, 2),
-        Format("fp4 e2m1", 2, 1, top=6.0),
-        Format("fp64", 11, 52),
-        Format("e8m0", 8, 0, top=2.0**127, sign=0),
+        FloatFormat("fp32", 8, 23),
+        FloatFormat("tf32", 8, 10),
+        FloatFormat("bf16", 8, 7),
+        FloatFormat("fp16", 5, 10),
+        FloatFormat("fp8 e4m3", 4, 3, top=448.0),
+        FloatFormat("fp8 e5m2", 5, 2),
+        FloatFormat("fp4 e2m1", 2, 1, top=6.0),
+        FloatFormat("fp64", 11, 52),
+        FloatFormat("e8m0", 8, 0, top=2.0**127, sign=0),
     )
 }
 DEFAULT_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8 e4m3", "fp8 e5m2", "fp4 e2m1")
 
 
-def find_formats(names: Sequence[str]) -> list[Format]:
+def find_formats(names: Sequence[str]) -> list[FloatFormat]:
     """Return the formats; raise ``UserError`` for one that is not known."""
     for name in names:
         if name not in FORMATS:
@@ -96,7 +96,7 @@ def chart(names: Sequence[str] = ()) -> Chart:
     return stack_panels(panels, title=title, subtitle="sign · exponent · mantissa")
 
 
-def _bits(formats: Sequence[Format]) -> Chart:
+def _bits(formats: Sequence[FloatFormat]) -> Chart:
     alt = _altair()
     parts = (("sign", 0), ("exponent", 1), ("mantissa", 2))
     cells = [
@@ -115,7 +115,7 @@ def _bits(formats: Sequence[Format]) -> Chart:
     return marks.properties(width=620, height=26 * len(formats))
 
 
-def _range(formats: Sequence[Format]) -> Chart:
+def _range(formats: Sequence[FloatFormat]) -> Chart:
     alt = _altair()
     rows = [
         {
@@ -135,7 +135,7 @@ def _range(formats: Sequence[Format]) -> Chart:
     return alt.layer(full_range, normal_range, range_text).properties(width=620, height=26 * len(formats))
 
 
-def _values(formats: Sequence[Format]) -> Chart:
+def _values(formats: Sequence[FloatFormat]) -> Chart:
     """Draw a tick for each value, or a bar if they lie closer than a pixel."""
     alt = _altair()
     ticks = [
@@ -159,7 +159,7 @@ def _values(formats: Sequence[Format]) -> Chart:
     )
 
 
-def _y(formats: Sequence[Format]) -> Chart:
+def _y(formats: Sequence[FloatFormat]) -> Chart:
     alt = _altair()
     axis = alt.Axis(ticks=False, domain=False, labelPadding=8, grid=False)
     return alt.Y("format:N", sort=[fmt.name for fmt in formats], title=None, axis=axis)

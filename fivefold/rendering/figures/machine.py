@@ -10,14 +10,14 @@ from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, SERIES, heading
 from fivefold.units import show_bytes, show_count
 
-NODES = 4  # maximum number of nodes drawn
+MAX_DRAWN_NODES = 4  # maximum number of nodes drawn
 
 
 def topology(machine: Machine) -> Chart:
     """Draw nodes as frames, chips in them, the network below; with the bandwidth of each tier."""
     alt = _altair()
     per_node, nodes = min(machine.ranks, machine.ranks_per_node), machine.nodes
-    drawn_nodes = min(nodes, NODES)
+    drawn_nodes = min(nodes, MAX_DRAWN_NODES)
     columns = ceil(sqrt(per_node * 1.6))
     rows = ceil(per_node / columns)
     frames, chips = [], []

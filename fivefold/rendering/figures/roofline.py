@@ -18,7 +18,7 @@ from fivefold.units import Dtype, show_count, show_seconds
 
 # Distance in natural logarithms below which names of two dots overlap; names extend to the right.
 LABEL_DISTANCES = {"intensity": 0.9, "rate": 0.15}
-MOST_NAMES = 3  # maximum number of names in one label
+MAX_NAMES = 3  # maximum number of names in one label
 
 
 def chart(step: Step, *, chip: Chip, dtype: Dtype) -> Chart:
@@ -110,8 +110,8 @@ def _label(value: dict[str, Any]) -> str:
     if not value["label"]:
         return ""
     names = [value["label"], *value["others"]]
-    rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    lines = [", ".join(names[:MOST_NAMES][start : start + 2]) for start in range(0, min(MOST_NAMES, len(names)), 2)]
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    lines = [", ".join(names[:MAX_NAMES][start : start + 2]) for start in range(0, min(MAX_NAMES, len(names)), 2)]
     return ",\n".join(lines) + rest
 
 

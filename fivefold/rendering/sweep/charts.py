@@ -34,9 +34,9 @@ from fivefold.rendering.sweep.settings import (
 from fivefold.results.sweep_row import Row
 from fivefold.units import show_bytes
 
-MOST_POINTS = 2000
-MOST_PANELS = 4
-MOST_CURVES = 10
+MAX_POINTS = 2000
+MAX_PANELS = 4
+MAX_CURVES = 10
 CELL_WIDTH, CELL_HEIGHT = 104, 62
 CONTRAST = 0.7  # share of the smallest MFU that has the palest colour
 DEGREES = ("tp", "cp", "pp", "ep")
@@ -57,7 +57,7 @@ def heat_map(rows: Sequence[Row]) -> Chart | str:
     highest, lowest = max(best_rows.values(), key=mfu), min(best_rows.values(), key=mfu)
     high, low = mfu(highest), CONTRAST * mfu(lowest)
     panels = []
-    for name in names[:MOST_PANELS]:
+    for name in names[:MAX_PANELS]:
         cells = [
             _cell(
                 best_rows.get((name, model, count)), label=labels.get(model, model), ranks=count, bottom=low, top=high
@@ -197,7 +197,7 @@ def scaling(rows: Sequence[Row]) -> Chart | str:
 def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
     """Return the label of a row's curve over ranks: all other axes that vary, unless there are too many curves."""
     axes = [axis for axis in list_varied_axes(rows) if axis != "ranks"]
-    if axes and len({setting(row, axes) for row in rows}) <= MOST_CURVES:
+    if axes and len({setting(row, axes) for row in rows}) <= MAX_CURVES:
         return lambda row: setting(row, axes)
     return _series(rows, besides=("ranks",))
 
@@ -236,7 +236,7 @@ def _pareto_front(rows: Iterable[Row]) -> list[Row]:
 
 
 def _thin(rows: Sequence[Row]) -> Sequence[Row]:
-    return rows[:: -(-len(rows) // MOST_POINTS)]
+    return rows[:: -(-len(rows) // MAX_POINTS)]
 
 
 def _describe_cut(rows: Sequence[Row]) -> str:
@@ -251,7 +251,7 @@ def _encode_colour(alt: Any, names: list[str]) -> Any:
 
 
 def _make_subtitle(rows: Sequence[Row], more: str, panels: int = 0) -> str:
-    left_out = f"the first {MOST_PANELS} of {panels} settings" if panels > MOST_PANELS else ""
+    left_out = f"the first {MAX_PANELS} of {panels} settings" if panels > MAX_PANELS else ""
     return " · ".join(filter(None, (list_fixed(rows), more, left_out)))
 
 

@@ -10,7 +10,7 @@ from fivefold.rendering.palette import BLUE, PALE_INK, RULE, SERIES
 from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, setting
 from fivefold.results.sweep_row import Row
 
-MOST_NAMED = 24
+MAX_NAMED_POINTS = 24
 BAND = 0.08  # relative error that is shaded
 MARGIN = 1.25
 
@@ -28,7 +28,7 @@ def draw_measured(rows: Sequence[Row]) -> Chart | str:
             "predicted": predicted * scale,
             "measured": actual * scale,
             "series": setting(row, axes[:2]) or row.model,
-            "text": row.layout if len(measured_rows) <= MOST_NAMED else "",
+            "text": row.layout if len(measured_rows) <= MAX_NAMED_POINTS else "",
         }
         for row, predicted, actual in measured_rows
     ]

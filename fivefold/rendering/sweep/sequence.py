@@ -16,7 +16,7 @@ from fivefold.rendering.sweep.panels import Panel, stack_panels
 from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, memory_unit, mfu, name_with_size, values
 from fivefold.results.sweep_row import Row
 
-MOST_MODELS = 4
+MAX_MODELS = 4
 LACKS = "needs several sequence lengths"
 
 
@@ -95,7 +95,7 @@ def _rank(row: Row) -> tuple[bool, float]:
 
 def _group_by_model(rows: Sequence[Row], chosen: list[Row]) -> list[list[Row]]:
     models = [name for name in values(rows, "model") if any(row.model == name for row in chosen)]
-    return [[row for row in chosen if row.model == name] for name in models[:MOST_MODELS]]
+    return [[row for row in chosen if row.model == name] for name in models[:MAX_MODELS]]
 
 
 def _bars(rows: list[Row]) -> Chart:
@@ -167,5 +167,5 @@ def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
 
 def _make_subtitle(rows: Sequence[Row], more: str) -> str:
     models = len(values(rows, "model"))
-    left_out = f"the {MOST_MODELS} smallest of {models} models" if models > MOST_MODELS else ""
+    left_out = f"the {MAX_MODELS} smallest of {models} models" if models > MAX_MODELS else ""
     return " · ".join(filter(None, (list_fixed(rows), more, left_out)))

@@ -31,19 +31,19 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError, difference
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
-from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, File, Progress, find_latest, read
+from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, CheckpointFile, RunProgress, find_latest, read
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.data.shards import Index
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.optimized_weights import ensure_moments
 from fivefold.trainer.parallel.mesh import Ranks
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.run_lock import check_held
 from fivefold.units import show_bytes
 
-__all__ = ["Checkpoint", "Progress", "find_latest", "load", "read", "save"]
+__all__ = ["Checkpoint", "RunProgress", "find_latest", "load", "read", "save"]
 
-TOKENIZER, TEXT = "tokenizer", "text"  # keys in Progress.facts: hashes of the tokenizer and the text
+TOKENIZER, TEXT = "tokenizer", "text"  # keys in RunProgress.facts: hashes of the tokenizer and the text
 State = dict[str, Tensor | BoxTensor]
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def save(
     directory: Path,
     *,
     built: Built,
-    progress: Progress,
+    progress: RunProgress,
     model: Model,
     layout: Layout,
     job: Job,
@@ -115,16 +115,16 @@ def write(
 
 
 def origin(index: Index) -> dict[str, JsonValue]:
-    """Return the hashes of the corpus to store in ``Progress.facts``; ``load`` compares them with its corpus."""
+    """Return the hashes of the corpus to store in ``RunProgress.facts``; ``load`` compares them with its corpus."""
     return {TOKENIZER: index.tokenizer, TEXT: index.text}
 
 
-def unsaid(path: Path, progress: Progress) -> list[str]:
+def unsaid(path: Path, progress: RunProgress) -> list[str]:
     """Return a warning if the checkpoint was written before the text's hash was stored; else an empty list."""
     return [] if TEXT in progress.facts else [f"{path}: does not say on what text it was trained; taken to be this one"]
 
 
-def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> Progress:
+def load(path: Path, *, built: Built, model: Model, job: Job, index: Index | None = None) -> RunProgress:
     """Restore weights, moments and random state from ``path``, written under any layout.
 
     Raises ``UserError`` on all ranks if the checkpoint is damaged, too new, of another model or optimizer, of another
@@ -174,10 +174,10 @@ def _describe_free_bytes(directory: Path) -> str:
         return ""
 
 
-def _list_written_files(temporary: Path, *, rank: int) -> list[File]:
+def _list_written_files(temporary: Path, *, rank: int) -> list[CheckpointFile]:
     """Return name, size and hash of the files that this rank has written; rank 0 also wrote DCP's metadata."""
     names = [f"__{rank}_*", *([".metadata"] if rank == 0 else [])]
-    return [File.from_path(path) for name in names for path in sorted(temporary.glob(name))]
+    return [CheckpointFile.from_path(path) for name in names for path in sorted(temporary.glob(name))]
 
 
 def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
@@ -249,7 +249,7 @@ def _tensors(built: Built) -> State:
     return tensors
 
 
-def _boxes(part: Shard, rows: Tensor) -> BoxTensor:
+def _boxes(part: WeightShard, rows: Tensor) -> BoxTensor:
     """Wrap ``rows`` as this rank's part of the full tensor, for DCP."""
     return BoxTensor(part.local_weight.weight.shape, part.boxes(), rows)
 

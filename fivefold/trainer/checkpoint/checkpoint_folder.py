@@ -30,7 +30,7 @@ _NAME = re.compile(r"step-(\d{8,})(\.replaced)?")
 _BLOCK_BYTES = 2**22
 
 
-class Progress(Record):
+class RunProgress(Record):
     """The position of a run. ``samples``: the data loader's position; ``facts``: other state that a resume needs."""
 
     step: NonNegativeInt  # steps finished
@@ -39,7 +39,7 @@ class Progress(Record):
     facts: dict[str, JsonValue] = {}
 
 
-class File(Record):
+class CheckpointFile(Record):
     """A file of a checkpoint as it was written: name, size and SHA-256."""
 
     name: str
@@ -47,7 +47,7 @@ class File(Record):
     sha256: str
 
     @classmethod
-    def from_path(cls, path: Path) -> File:
+    def from_path(cls, path: Path) -> CheckpointFile:
         """Hash the file at ``path`` as it is now."""
         digest, size = hashlib.sha256(), 0
         with path.open("rb") as file:
@@ -69,8 +69,8 @@ class Checkpoint(Record):
     model: Model
     layout: Layout
     job: Job
-    progress: Progress
-    files: tuple[File, ...]
+    progress: RunProgress
+    files: tuple[CheckpointFile, ...]
     base: str | None = None
 
 
@@ -191,7 +191,7 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint.read(values, origin=str(manifest))
 
 
-def verify(path: Path, files: tuple[File, ...]) -> None:
+def verify(path: Path, files: tuple[CheckpointFile, ...]) -> None:
     """Check size and SHA-256 of ``files`` in ``path``; raises ``UserError`` if one is missing, cut short or changed."""
     for file in files:
         file_path, size_text = path / file.name, f"{file.size_bytes} bytes were written"
@@ -200,7 +200,7 @@ def verify(path: Path, files: tuple[File, ...]) -> None:
         size = file_path.stat().st_size
         if size != file.size_bytes:
             raise UserError(f"{file_path}: holds {size} bytes, but {size_text}; {recovery_hint(path)}")
-        if File.from_path(file_path) != file:
+        if CheckpointFile.from_path(file_path) != file:
             raise UserError(f"{file_path}: {size_text}, but it now holds others; {recovery_hint(path)}")
 
 

@@ -15,7 +15,7 @@ from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.mesh import Ranks
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.shard import WeightShard
 
 
 def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
@@ -42,7 +42,7 @@ def gather_full(built: Built, rows: list[Tensor]) -> dict[str, Tensor]:
     return _gather(built.shards, rows, ranks=built.ranks)
 
 
-def _gather(shards: list[Shard], rows: list[Tensor], *, ranks: Ranks) -> dict[str, Tensor]:
+def _gather(shards: list[WeightShard], rows: list[Tensor], *, ranks: Ranks) -> dict[str, Tensor]:
     """Gather ``rows``, one tensor per shard, into full fp32 tensors by name on rank 0; elsewhere {}."""
     local_boxes = [
         (shard.name, shard.local_weight.weight.shape, box.offsets, local_rows.detach()[box.rows].cpu().view(box.sizes))

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import Part, constants, parts
+from fivefold.model.huggingface.tensors import TensorPart, constants, parts
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import get_layer, weights
@@ -44,7 +44,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 BIAS = ".moe.bias"
 Report = Callable[[str, int, int], None]
 Read = Callable[[dict[str, Tensor]], None]  # fills tensors by their names in a checkpoint
-Fused = list[Part]  # the parts that are stored in one tensor of the folder
+Fused = list[TensorPart]  # the parts that are stored in one tensor of the folder
 
 
 class Exported(Record):
@@ -104,7 +104,7 @@ def export(
         checkpoint_folder.verify(checkpoint, (file,))
     merged = merged_adapter.open_checkpoint(checkpoint, manifest, base=base) if merge else None
     read = partial(_read_checkpoint, checkpoint) if merged is None else partial(_read_merged, merged)
-    wanted = dict[str, list[Part]]()
+    wanted = dict[str, list[TensorPart]]()
     for part in parts(manifest.model, family=config["model_type"], copies=True):
         wanted.setdefault(part.name, []).append(part)
     files = list(_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
@@ -185,7 +185,7 @@ def _new_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Path]
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _dtype(part: Part, dtype: torch.dtype) -> torch.dtype:
+def _dtype(part: TensorPart, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if part.ours.endswith(BIAS) else dtype
 
 
@@ -253,7 +253,7 @@ def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) ->
     tensors: dict[tuple[str, str], Tensor] = {}  # our weight, or one expert of it, by Hugging Face name and ours
     copies: dict[tuple[str, str], Tensor] = {}  # copies of a weight that is stored in several tensors
     for ours, group in groupby(sorted((part for fused in file for part in fused), key=_weight_name), key=_weight_name):
-        stored, further_copies = list(group), list[Part]()
+        stored, further_copies = list(group), list[TensorPart]()
         if stored[0].expert is None:
             stored, further_copies = stored[:1], stored[1:]
         shape = shapes.get(ours, stored[0].shape)
@@ -285,11 +285,11 @@ def _read_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
             part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
 
 
-def _weight_name(part: Part) -> str:
+def _weight_name(part: TensorPart) -> str:
     return part.ours
 
 
-def _boxes(several: list[Part], size: tuple[int, ...]) -> Iterator[Box]:
+def _boxes(several: list[TensorPart], size: tuple[int, ...]) -> Iterator[Box]:
     """Yield boxes of a full weight, or of some of its experts, stacked along dim 0; ``size``: shape of one."""
     for number, part in enumerate(several):
         slices = (slice(number * size[0], (number + 1) * size[0]), *(slice(0, n) for n in size[1:]))

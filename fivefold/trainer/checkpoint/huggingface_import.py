@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fivefold.model.huggingface.read import from_config, is_rope_interleaved, text_of
-from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, Part, bias_name, constants, parts
+from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, TensorPart, bias_name, constants, parts
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_file
@@ -52,13 +52,13 @@ DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtype
 
 
 @dataclass(frozen=True)
-class Folder:
+class HuggingFaceFolder:
     """An opened folder: the model of its config, and for each of our weights the tensors that hold it."""
 
     path: Path
     family: str
     model: Model
-    parts: dict[str, list[Part]]
+    parts: dict[str, list[TensorPart]]
     tensors: dict[str, Any]  # lazy safetensors slices: reads only what is indexed
     ignored: tuple[str, ...]  # tensors that the model does not use
 
@@ -90,7 +90,7 @@ class Folder:
         _check_constants(path, tensors, fixed)
         foreign |= fixed.keys()
         ignored = _check(path, tensors, wanted, model=stored, wrapped=text.wrapped, foreign=foreign)
-        ours: dict[str, list[Part]] = {}
+        ours: dict[str, list[TensorPart]] = {}
         for part in wanted:
             ours.setdefault(part.ours, []).append(part)
         return cls(path, text.family.model_type, stored, ours, tensors, ignored)
@@ -112,7 +112,7 @@ class Folder:
             return box[None]
         return self._read(several[0], offsets=offsets, sizes=sizes)
 
-    def _read(self, part: Part, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    def _read(self, part: TensorPart, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of the weight of ``part``, in our order of rows; in the tensor they need not be contiguous."""
         box = list(zip(offsets, sizes, strict=True))
         is_row = len(box) == 1 and len(part.shape) == 2  # a routing bias may be stored as one row
@@ -148,7 +148,7 @@ def start(path: Path, *, built: Built, model: Model) -> None:
 
 @torch.no_grad()
 def _start(path: Path, *, built: Built, model: Model) -> None:
-    folder = Folder.open(path, model=model)
+    folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
         if shard.packed:  # the scales are those of the full weight, on every rank
             shape = shard.local_weight.weight.shape
@@ -228,7 +228,7 @@ def _unwrapped_name(name: str) -> str:
 def _check(
     path: Path,
     tensors: dict[str, Any],
-    wanted: list[Part],
+    wanted: list[TensorPart],
     *,
     model: Model,
     wrapped: bool = False,

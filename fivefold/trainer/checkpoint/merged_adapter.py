@@ -25,7 +25,7 @@ from fivefold.model.weights import Weight, adapter_weights, weights
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
-from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.model.nf4 import round_to_nf4
 from fivefold.trainer.model.precision import Dtypes
 
@@ -37,7 +37,7 @@ class MergedFolder:
     ``nf4``: the dtype in which the run dequantized the matrices of blocks; None: they were not quantized.
     """
 
-    base: Folder
+    base: HuggingFaceFolder
     adapter: Adapter
     factors: Mapping[str, Tensor]
     nf4: torch.dtype | None = None
@@ -71,7 +71,7 @@ def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = Non
     assert adapter is not None
     if base is None and manifest.base is None:
         raise UserError(f"{path}: does not name the folder of its base; give it with --base FOLDER")
-    folder = Folder.open(base or Path(str(manifest.base)), model=manifest.model)
+    folder = HuggingFaceFolder.open(base or Path(str(manifest.base)), model=manifest.model)
     nf4 = Dtypes(manifest.job.precision).weights if adapter.base == "nf4" else None
     return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest), nf4)
 
@@ -83,12 +83,12 @@ def open_adapter_folder(path: Path, *, base: Path | None = None) -> MergedFolder
     return MergedFolder(folder, *opened.read_factors(folder.model, family=folder.family))
 
 
-def find_base(opened: peft_adapter.AdapterFolder, *, base: Path | None) -> Folder:
+def find_base(opened: peft_adapter.AdapterFolder, *, base: Path | None) -> HuggingFaceFolder:
     """Open the folder of the base under ``opened``: ``base``, or the folder that its config names."""
     if base is None and not Path(opened.base).is_dir():
         named = opened.base or "no base"
         raise UserError(f"{opened.path}: names {named}, which is no folder here; give it with --base FOLDER")
-    return Folder.open(base or Path(opened.base))
+    return HuggingFaceFolder.open(base or Path(opened.base))
 
 
 def read_checkpoint_factors(path: Path, manifest: Checkpoint) -> dict[str, Tensor]:

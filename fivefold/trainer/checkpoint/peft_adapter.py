@@ -23,7 +23,7 @@ from torch import Tensor
 from fivefold.adapter import TARGETS, Adapter
 from fivefold.job import Job
 from fivefold.model.huggingface.read import text_of
-from fivefold.model.huggingface.tensors import Part, parts
+from fivefold.model.huggingface.tensors import TensorPart, parts
 from fivefold.model.spec import Model
 from fivefold.model.weights import adapter_weights
 from fivefold.record import UserError, read_file
@@ -199,7 +199,7 @@ def _describe(adapter: Adapter) -> str:
     return f"rank {adapter.rank}, scale {adapter.scale:g} and targets {', '.join(adapter.targets)}"
 
 
-def _tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, Part]]]:
+def _tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[tuple[str, tuple[str, TensorPart]]]:
     """Yield our name of each factor, its tensor in a folder of peft, and the part of the weight under it.
 
     Raises ``UserError`` for a layer that ``family`` stores fused with others or transposed.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fivefold.record import UserError, read_text
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 Span = tuple[int, int]  # characters from the first to the last but one
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
@@ -49,7 +49,7 @@ class ChatTemplate:
         """Return whether the template marks what the assistant wrote."""
         return MARKED.search(self.source) is not None
 
-    def render(self, messages: Sequence[Message], *, for_reply: bool = False, **variables: Any) -> Rendered:
+    def render(self, messages: Sequence[ChatMessage], *, for_reply: bool = False, **variables: Any) -> Rendered:
         """Render ``messages``; ``for_reply``: up to where the assistant's next reply begins.
 
         ``variables``: further variables of the template, such as ``tools``. Raises ``TemplateError``.

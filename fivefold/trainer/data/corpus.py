@@ -34,7 +34,7 @@ STDLIB_SKIPS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-p
 
 
 @dataclass(frozen=True)
-class File:
+class CorpusFile:
     """A file of a corpus; ``name``: its path inside the corpus; ``changed_ns``: its mtime in ns."""
 
     path: Path
@@ -56,7 +56,7 @@ class FileSlice:
     size_bytes: int
 
 
-def list_files(corpus: str) -> list[File]:
+def list_files(corpus: str) -> list[CorpusFile]:
     """List the files of ``corpus`` (``stdlib``, a file or a folder), sorted by name, without hidden ones.
 
     Raises ``UserError`` if there are none, they cannot be read or all are empty.
@@ -91,7 +91,7 @@ def _walk(root: Path, *, skip: frozenset[str]) -> list[Path]:
     return sorted(paths, key=lambda path: path.relative_to(root).parts)
 
 
-def _file(path: Path, root: Path) -> File:
+def _file(path: Path, root: Path) -> CorpusFile:
     try:
         status = path.stat()
     except OSError as error:
@@ -100,7 +100,7 @@ def _file(path: Path, root: Path) -> File:
         raise UserError(
             f"{path}: not a regular file; the corpus is read several times, so write a pipe to a file first"
         )
-    return File(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
+    return CorpusFile(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns)
 
 
 def _is_utf8(path: Path) -> bool:
@@ -118,7 +118,7 @@ def _count_suffixes(paths: list[Path]) -> str:
     return f"it holds {', '.join(f'{count} of {suffix}' for suffix, count in counts)}"
 
 
-def file_slices(file: File) -> Iterator[FileSlice]:
+def file_slices(file: CorpusFile) -> Iterator[FileSlice]:
     """Yield the slices of ``file`` in order; their ``size_bytes`` add up to the file's."""
     if file.path.suffix == ".parquet":
         with _parquet(file.path) as parquet:
@@ -168,7 +168,7 @@ def clean(text: str) -> str:
     return text if text.strip() else ""
 
 
-def read_documents(files: Iterable[File], *, key: str = "text") -> Iterator[str]:
+def read_documents(files: Iterable[CorpusFile], *, key: str = "text") -> Iterator[str]:
     """Yield every document of ``files`` in order, cleaned, without blank ones."""
     for file in files:
         for piece in file_slices(file):

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.record import RunFailure
-from fivefold.trainer.data.corpus import File, FileSlice, clean, file_slices, read_records, read_slice
+from fivefold.trainer.data.corpus import CorpusFile, FileSlice, clean, file_slices, read_records, read_slice
 from fivefold.trainer.data.shards import SPLITS, Split
-from fivefold.trainer.data.supervised import Mask, Sample, SampleFormat
+from fivefold.trainer.data.supervised import Mask, SampleFormat, TrainingSample
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
 from fivefold.units import MIB
 
@@ -78,7 +78,7 @@ def text_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=b"held-out").digest())
 
 
-def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[Encoded]:
+def encode_all(files: Iterable[CorpusFile], *, rule: Rule, workers: int) -> Generator[Encoded]:
     """Tokenize ``files`` in order; if ``workers`` > 1 in that many processes, with at most twice as many units queued.
 
     Raises ``RunFailure`` if a worker dies.
@@ -103,7 +103,7 @@ def encode_all(files: Iterable[File], *, rule: Rule, workers: int) -> Generator[
         pool.shutdown(cancel_futures=True)
 
 
-def _units(files: Iterable[File]) -> Iterator[list[FileSlice]]:
+def _units(files: Iterable[CorpusFile]) -> Iterator[list[FileSlice]]:
     """Group consecutive slices until they have ``WORK_BYTES``."""
     unit: list[FileSlice] = []
     size = 0
@@ -159,7 +159,7 @@ def _encode(unit: list[FileSlice], rule: Rule) -> Encoded:
 def _encode_samples(unit: list[FileSlice], rule: Rule, samples: SampleFormat, tokenizer: Tokenizer) -> Encoded:
     """Encode and split the supervised samples of one unit."""
     lowest = TEXT_HASHES
-    parts: dict[Split, list[Sample]] = {split: [] for split in SPLITS}
+    parts: dict[Split, list[TrainingSample]] = {split: [] for split in SPLITS}
     parse = partial(samples.encode_record, tokenizer=tokenizer)
     for record in chain.from_iterable(read_records(piece, parse=parse) for piece in unit):
         lowest = min(lowest, document_hash := text_hash("".join(sample.text for sample in record)))
@@ -168,7 +168,7 @@ def _encode_samples(unit: list[FileSlice], rule: Rule, samples: SampleFormat, to
     return Encoded(sum(piece.size_bytes for piece in unit), 0, lowest, splits)
 
 
-def _join_samples(samples: list[Sample], dtype: str) -> Documents:
+def _join_samples(samples: list[TrainingSample], dtype: str) -> Documents:
     tokens = [sample.tokens.astype(dtype) for sample in samples]
     return Documents(
         np.concatenate([np.empty(0, dtype), *tokens]),

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bar
 
 from fivefold.record import RunFailure, UserError
-from fivefold.trainer.data.corpus import File, list_files, read_documents
+from fivefold.trainer.data.corpus import CorpusFile, list_files, read_documents
 from fivefold.trainer.data.encode import TEXT_HASHES, Rule, encode_all, text_hash
 from fivefold.trainer.data.shards import (
     INDEX,
@@ -108,7 +108,7 @@ class _Plan:
     """A plan of the preparation: the arguments of ``prepare`` and the files of the corpus."""
 
     corpus: str
-    files: list[File]
+    files: list[CorpusFile]
     tokenizer: str
     holdout: float
     key: str

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.record import UserError
-from fivefold.trainer.data.chat_template import ChatTemplate, Message, Span, load_template, read_special_token
+from fivefold.trainer.data.chat_template import ChatMessage, ChatTemplate, Span, load_template, read_special_token
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens
 
-Format = Literal["text", "messages", "completions", "preferences"]
+DataFormat = Literal["text", "messages", "completions", "preferences"]
 LossOn = Literal["replies", "all"]
 Mask = NDArray[np.bool_]
 
@@ -32,7 +32,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "function_call": "assistant",
                   "observation": "tool"}  # fmt: skip
 MESSAGE_KEYS = ("messages", "conversations")  # fields in which a record's messages are looked for
-FIELDS: dict[Format, tuple[str, ...]] = {  # of a record, in the order in which ``key`` names others
+FIELDS: dict[DataFormat, tuple[str, ...]] = {  # of a record, in the order in which ``key`` names others
     "completions": ("prompt", "completion"),
     "preferences": ("prompt", "chosen", "rejected"),
 }
@@ -42,7 +42,7 @@ class SampleError(ValueError):
     """An error in one record; the reader of the file adds where it stands."""
 
 
-class Sample(NamedTuple):
+class TrainingSample(NamedTuple):
     """A record as text and tokens [n], and for each token whether it is a target with a loss."""
 
     text: str
@@ -58,18 +58,18 @@ class SampleFormat:
     ends a completion.
     """
 
-    kind: Format
+    kind: DataFormat
     key: str = ""
     loss_on: LossOn = "replies"
     template: ChatTemplate | None = None
     end: str = ""
 
-    def encode(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> Sample:
+    def encode(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> TrainingSample:
         """Turn a record into a sample; raises ``SampleError`` or ``TemplateError`` for one that is not."""
         (sample,) = self.encode_record(record, tokenizer)
         return sample
 
-    def encode_record(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[Sample, ...]:
+    def encode_record(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[TrainingSample, ...]:
         """Turn a record into its samples: one, or of preferences the chosen and the rejected."""
         if self.kind == "messages":
             return (self._encode_messages(record, tokenizer),)
@@ -82,7 +82,7 @@ class SampleFormat:
         replies = [read_messages(completion) for completion in completions]
         return self._encode_replies(read_messages(prompt), replies, record, tokenizer)
 
-    def _encode_messages(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> Sample:
+    def _encode_messages(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> TrainingSample:
         key = self.key or next((key for key in MESSAGE_KEYS if key in record), MESSAGE_KEYS[0])
         messages, template, variables = read_messages(_field(record, key)), self._template(), _variables(record)
         text, spans = template.render(messages, **variables)
@@ -101,22 +101,28 @@ class SampleFormat:
         return _sample(text, tokens, trained)
 
     def _encode_replies(
-        self, prompt: list[Message], replies: list[list[Message]], record: Mapping[str, Any], tokenizer: Tokenizer
-    ) -> tuple[Sample, ...]:
+        self,
+        prompt: list[ChatMessage],
+        replies: list[list[ChatMessage]],
+        record: Mapping[str, Any],
+        tokenizer: Tokenizer,
+    ) -> tuple[TrainingSample, ...]:
         template, variables = self._template(), _variables(record)
         before = template.render(prompt, for_reply=True, **variables).text
         texts = [template.render([*prompt, *reply], **variables).text for reply in replies]
         tokens = [tokenizer.encode_with_offsets(text)[0] for text in texts]
         return self._mark_after_prompt(texts, tokens, tokenizer.encode_with_offsets(before)[0])
 
-    def _encode_completions(self, prompt: str, completions: list[str], tokenizer: Tokenizer) -> tuple[Sample, ...]:
+    def _encode_completions(
+        self, prompt: str, completions: list[str], tokenizer: Tokenizer
+    ) -> tuple[TrainingSample, ...]:
         texts = [f"{prompt}{text}{'' if text.endswith(self.end) else self.end}" for text in completions]
         tokens = [tokenizer.encode_with_offsets(text, special=True)[0] for text in texts]
         if not self.end:  # a tokenizer whose end of document has no text
             tokens = [np.append(ids, ids.dtype.type(tokenizer.end)) for ids in tokens]
         return self._mark_after_prompt(texts, tokens, tokenizer.encode_with_offsets(prompt, special=True)[0])
 
-    def _mark_after_prompt(self, texts: list[str], tokens: list[Tokens], prompt: Tokens) -> tuple[Sample, ...]:
+    def _mark_after_prompt(self, texts: list[str], tokens: list[Tokens], prompt: Tokens) -> tuple[TrainingSample, ...]:
         """Mark in each of ``tokens`` those after the beginning that all have in common with ``prompt``."""
         start = 0 if self.loss_on == "all" else min(_count_common(ids, prompt) for ids in tokens)
         return tuple(_sample(text, ids, np.arange(len(ids)) >= start) for text, ids in zip(texts, tokens, strict=True))
@@ -127,10 +133,10 @@ class SampleFormat:
         return self.template
 
 
-def _sample(text: str, tokens: Tokens, trained: Mask) -> Sample:
+def _sample(text: str, tokens: Tokens, trained: Mask) -> TrainingSample:
     """Return a sample; its first token is never a target, as nothing stands before it."""
     trained[:1] = False
-    return Sample(text, tokens, trained)
+    return TrainingSample(text, tokens, trained)
 
 
 def _count_common(ids: Tokens, others: Tokens) -> int:
@@ -171,14 +177,14 @@ def _variables(record: Mapping[str, Any]) -> dict[str, Any]:
         raise SampleError(f"'tools' is not JSON: {error}") from None
 
 
-def read_messages(value: object) -> list[Message]:
+def read_messages(value: object) -> list[ChatMessage]:
     """Return messages with ``role`` and ``content``, in this order of keys; raises ``SampleError`` for others."""
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise SampleError(f"has a {type(value).__name__} for its messages; give a list of them, with one at least")
     return [_read_message(message, number) for number, message in enumerate(value, start=1)]
 
 
-def _read_message(message: object, number: int) -> Message:
+def _read_message(message: object, number: int) -> ChatMessage:
     if not isinstance(message, Mapping):
         raise SampleError(f"message {number} is of type {type(message).__name__}, not an object with role and content")
     fields = {key: value for key, value in message.items() if value is not None}
@@ -196,7 +202,7 @@ def _read_message(message: object, number: int) -> Message:
 
 
 def find_replies(
-    template: ChatTemplate, messages: list[Message], *, text: str, variables: Mapping[str, Any]
+    template: ChatTemplate, messages: list[ChatMessage], *, text: str, variables: Mapping[str, Any]
 ) -> tuple[Span, ...]:
     """Return the characters of each turn of the assistant, by rendering the conversation up to it and with it.
 
@@ -218,7 +224,7 @@ def find_replies(
 
 
 def sample_format(
-    kind: Format, *, key: str = "", loss_on: LossOn = "replies", tokenizer: str, chat_template: Path | None = None
+    kind: DataFormat, *, key: str = "", loss_on: LossOn = "replies", tokenizer: str, chat_template: Path | None = None
 ) -> SampleFormat | None:
     """Return how records become samples, by the files of the tokenizer; None for text.
 

@@ -26,7 +26,7 @@ from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.flash_attention import Flash, add_sinks, attend
 from fivefold.trainer.model.moe import Moe
-from fivefold.trainer.model.rotary import Rows, tables_of
+from fivefold.trainer.model.rotary import RowInputs, tables_of
 from fivefold.trainer.model.transformer import Transformer
 
 
@@ -103,7 +103,7 @@ class CachedDecoder:
         """Read ``texts`` [B, T] after the cached tokens; return its last logits [B, V]. T = 1 after the first call."""
         tokens_BT = torch.tensor(texts, device=self.module.embed.tokens.weight.device)
         new = slice(self.length, self.length + tokens_BT.shape[1])
-        rows = Rows(tokens_BT.shape[1], tuple(table[new] for table in self.tables))
+        rows = RowInputs(tokens_BT.shape[1], tuple(table[new] for table in self.tables))
         x_RD = self.module.embed(tokens_BT, torch.arange(new.start, new.stop, device=tokens_BT.device))
         for block in _blocks(self.module):
             x_RD = block(x_RD, rows)

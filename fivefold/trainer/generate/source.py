@@ -27,7 +27,7 @@ from fivefold.record import RunFailure, UserError, read_file
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.full_weights import decoder
 from fivefold.trainer.checkpoint.huggingface_export import DTYPES, find
-from fivefold.trainer.checkpoint.huggingface_import import CONFIG, Folder
+from fivefold.trainer.checkpoint.huggingface_import import CONFIG, HuggingFaceFolder
 from fivefold.trainer.checkpoint.merged_adapter import MergedFolder
 from fivefold.trainer.checkpoint.reshard import BoxTensor
 from fivefold.trainer.data import tokenizer
@@ -41,17 +41,17 @@ WINDOW = 4096  # tokens, for a Hugging Face model without max_position_embedding
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightSource:
     """A source of weights: checkpoint or Hugging Face folder at ``path``. ``window``: tokens of a training sequence."""
 
     path: Path
     model: Model
     window: int
-    folder: Folder | None  # the opened Hugging Face folder; None: a checkpoint
+    folder: HuggingFaceFolder | None  # the opened Hugging Face folder; None: a checkpoint
     adapted: MergedFolder | None = None  # the folder of the base with adapters merged, if the source has adapters
 
     @classmethod
-    def find(cls, path: Path, *, base: Path | None = None) -> Source:
+    def find(cls, path: Path, *, base: Path | None = None) -> WeightSource:
         """Resolve ``path`` as the module describes; raises ``UserError`` if it holds no weights.
 
         ``base``: the folder of the weights under adapters; None: the one that their source names.
@@ -63,11 +63,11 @@ class Source:
         return source
 
     @classmethod
-    def _find(cls, path: Path, *, base: Path | None) -> Source:
+    def _find(cls, path: Path, *, base: Path | None) -> WeightSource:
         if path.suffix == ".toml":
             path = Run.load(path).folder
         if (path / CONFIG).is_file():
-            folder = Folder.open(path)
+            folder = HuggingFaceFolder.open(path)
             return cls(path, folder.model, folder.model.positions or WINDOW, folder)
         if (path / peft_adapter.CONFIG).is_file():
             adapted = merged_adapter.open_adapter_folder(path, base=base)
@@ -124,7 +124,10 @@ class Source:
 
 @torch.no_grad()
 def _read_folder(
-    folder: Folder, source: Folder | MergedFolder, tensors: dict[str, Tensor], biases: dict[int, Tensor]
+    folder: HuggingFaceFolder,
+    source: HuggingFaceFolder | MergedFolder,
+    tensors: dict[str, Tensor],
+    biases: dict[int, Tensor],
 ) -> None:
     """Fill weights by name from ``source``, and routing biases by layer from the Hugging Face ``folder``."""
     for name, weight in tensors.items():

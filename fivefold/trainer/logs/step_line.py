@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.job import Job
 from fivefold.trainer.engine import StepResult
-from fivefold.trainer.measure.measured_step import Measured
+from fivefold.trainer.measure.measured_step import MeasuredStep
 from fivefold.trainer.measure.meter import resident_bytes
 
 
@@ -20,7 +20,7 @@ def step_line(
     rate: float,
     seconds: float,
     ideal_seconds: float,
-    measured: Measured | None = None,
+    measured: MeasuredStep | None = None,
 ) -> dict[str, Any]:
     """Build the log line of step number ``step`` (from 1); its keys are those of ``log.jsonl``.
 

@@ -13,7 +13,7 @@ from fivefold.trainer.measure.meter import Meter
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """The bytes, FLOPs and messages of this rank in the metered step. Bytes are of storages.
 
     ``kept_bytes``: peak of activations saved for the backward; ``peak_cause``: phase and operation of the peak.
@@ -35,10 +35,10 @@ def live_tensors(built: Built) -> list[Tensor]:
     return [*built.weights(), *built.moments(), *built.module.tables, *built.module.buffers()]
 
 
-def measure(meter: Meter, *, built: Built, kept_bytes: int) -> Measured:
+def measure(meter: Meter, *, built: Built, kept_bytes: int) -> MeasuredStep:
     """Read ``meter``; call it after the update and before ``zero_grad``, while the gradients are allocated."""
     gradients = [gradient for unit in built.units if (gradient := unit.gradients.reduced) is not None]
-    return Measured(
+    return MeasuredStep(
         parameters=built.parameters,
         parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in built.weights()),
         gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),

@@ -214,23 +214,23 @@ def operation_flops(func: Any, args: Any, out: Any) -> int:
     return 0
 
 
-class Window(NamedTuple):
+class AttentionWindow(NamedTuple):
     """The window of a block of attention: its offset, and the number of keys that a query sees."""
 
     offset: int
     keys: int
 
 
-def find_window(func: Any, args: Any) -> Window | None:
+def find_window(func: Any, args: Any) -> AttentionWindow | None:
     """Return the window of an attention kernel; None if it has none."""
     if func not in BANDS:
         return None
     first = BANDS[func]
     offset, keys = args[first + 1 : first + 3]
-    return Window(offset, keys) if keys else None
+    return AttentionWindow(offset, keys) if keys else None
 
 
-def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: Window | None) -> int:
+def _attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: AttentionWindow | None) -> int:
     """Count forward FLOPs of q [B, N, T, H] on k [B, K, S, H] and v [B, K, S, H of v].
 
     All pairs count, masked or not, but under a window only the visible pairs.

@@ -21,7 +21,7 @@ from fivefold.trainer.parallel.gradients import Gradients
 DECAY = 0.98  # decay of the running means, per step
 
 
-class Noise(NamedTuple):
+class GradientNoise(NamedTuple):
     """The gradient noise of a step: |G|², S per sequence, and their ratio over the last steps, in sequences or None."""
 
     square: float
@@ -29,11 +29,11 @@ class Noise(NamedTuple):
     scale: float | None
 
 
-def noise(*, small: float, whole: float, batches: int, sequences: int) -> tuple[float, float]:
+def noise(*, small: float, full: float, batches: int, sequences: int) -> tuple[float, float]:
     """Estimate |G|² and S of one step. ``small``: mean square of the gradients of ``batches`` equal parts."""
     part_sequences = sequences / batches
-    square = (sequences * whole - part_sequences * small) / (sequences - part_sequences)
-    return square, (small - whole) / (1 / part_sequences - 1 / sequences)
+    square = (sequences * full - part_sequences * small) / (sequences - part_sequences)
+    return square, (small - full) / (1 / part_sequences - 1 / sequences)
 
 
 class Squares:
@@ -97,14 +97,14 @@ class NoiseScale:
                     full += square / shard.local_weight.holders
         return [self._squares.total, full]
 
-    def take(self, summed: list[Tensor], *, sequences: int, scale: float) -> Noise | None:
+    def take(self, summed: list[Tensor], *, sequences: int, scale: float) -> GradientNoise | None:
         """Return the noise of a step from its sums over all ranks; ``scale``: loss scale. None if it was not wanted."""
         if not summed:
             return None
         batches = self.replicas * self.units[0].times
         parts, full = (part.item() / scale**2 for part in summed)
-        square, variance = noise(small=parts * batches, whole=full, batches=batches, sequences=sequences)
+        square, variance = noise(small=parts * batches, full=full, batches=batches, sequences=sequences)
         self._means = (DECAY * self._means[0] + square, DECAY * self._means[1] + variance)
         self._weight = DECAY * self._weight + 1
         mean_square, mean_variance = (mean / self._weight for mean in self._means)
-        return Noise(square, variance, mean_variance / mean_square if mean_square > 0 else None)
+        return GradientNoise(square, variance, mean_variance / mean_square if mean_square > 0 else None)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fivefold.layout.schedule.action import Action
-from fivefold.results.spans import Message, RankStep, Span, SpanKind
+from fivefold.results.spans import RankStep, Span, SpanKind, TracedMessage
 from fivefold.step import sent_bytes
 from fivefold.trainer.measure.clock import Clock
 from fivefold.trainer.parallel.interleave import Interleaver
@@ -44,7 +44,7 @@ class Marks(NamedTuple):
         return self.moments[-1] - self.moments[0]
 
 
-class Recorder:
+class SpanRecorder:
     """A recorder of the marks of one rank. ``interleaver``: tells which lane is running."""
 
     def __init__(self, clock: Clock, *, interleaver: Interleaver | None = None) -> None:
@@ -138,7 +138,7 @@ class RecordedEvent:
 
     __slots__ = ("about", "begun", "early", "ended", "label", "recorder", "started", "waiting")
 
-    def __init__(self, recorder: Recorder, label: int, *about: Any) -> None:
+    def __init__(self, recorder: SpanRecorder, label: int, *about: Any) -> None:
         self.recorder, self.label, self.about = recorder, label, about
         self.begun = self.started = self.waiting = self.ended = -1
         self.early = False
@@ -158,13 +158,13 @@ class RecordedEvent:
         self.ended = self.recorder.next_mark()
         self.recorder.end()
 
-    def message(self, reader: _Reader) -> Message:
+    def message(self, reader: _Reader) -> TracedMessage:
         """Return the message as data."""
         axis, ranks, collective, payload, to, source = self.about
         count = len(to) if collective == "p2p" else 1
         begin, posted, wait, end = (reader.seconds[i] for i in (self.begun, self.started, self.waiting, self.ended))
         sent = sent_bytes(collective, payload=payload, ranks=len(ranks))
-        return Message(
+        return TracedMessage(
             traffic_axis(axis),
             axis,
             ranks,

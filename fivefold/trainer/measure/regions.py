@@ -1,4 +1,4 @@
-"""Makes one rank's training code report its regions to a ``Recorder`` while a step is traced.
+"""Makes one rank's training code report its regions to a ``SpanRecorder`` while a step is traced.
 
     action ⊃ operation (forward · backward · weight · recomputed) ⊃ post and wait of a message    data · reduce · update
 
@@ -21,7 +21,7 @@ from fivefold.layout.schedule.action import Action
 from fivefold.results.spans import SpanKind
 from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.measure.recorder import Recorder
+from fivefold.trainer.measure.recorder import SpanRecorder
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.linear import Linear, Work, fused_linears, is_recomputing
 from fivefold.trainer.model.moe import Moe
@@ -36,7 +36,7 @@ MISSING = object()
 class Regions:
     """The replaced calls of one rank. A compiled block is one operation, except GEMMs that are not in its graph."""
 
-    def __init__(self, recorder: Recorder, *, engine: Engine, data: Prefetcher | None) -> None:
+    def __init__(self, recorder: SpanRecorder, *, engine: Engine, data: Prefetcher | None) -> None:
         self.recorder, self.pipeline = recorder, engine.pipeline
         self._swaps: list[tuple[dict[str, Any], str, Any]] = []
         built, label = engine.built, recorder.label
@@ -115,7 +115,7 @@ def _name(path: str) -> str:
     return path.split(".", 2)[2] if path.startswith("blocks.") else path
 
 
-def _wrap_act(recorder: Recorder, act: Callable[..., None]) -> Callable[..., None]:
+def _wrap_act(recorder: SpanRecorder, act: Callable[..., None]) -> Callable[..., None]:
     def run_timed(action: Action, *, first: int) -> None:
         recorder.begin(recorder.label(action.kind, str(action), "", action))
         act(action, first=first)
@@ -124,7 +124,7 @@ def _wrap_act(recorder: Recorder, act: Callable[..., None]) -> Callable[..., Non
     return run_timed
 
 
-def _wrap_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
+def _wrap_deferral(recorder: SpanRecorder, store: Any) -> Callable[[Work], None]:
     """Wrap ``WgradStore.run_or_defer``: deferred works are regions named after the operation that deferred them."""
     inner = store.run_or_defer
 
@@ -134,7 +134,7 @@ def _wrap_deferral(recorder: Recorder, store: Any) -> Callable[[Work], None]:
     return run_or_defer
 
 
-def _wrap_run(recorder: Recorder, inner: Run) -> Run:
+def _wrap_run(recorder: SpanRecorder, inner: Run) -> Run:
     """Wrap ``module.run``: its functions are regions; recomputation, if it is ``inner``, sees the timed function."""
     labels_of_name: dict[str, Labels] = {}
 
@@ -148,7 +148,7 @@ def _wrap_run(recorder: Recorder, inner: Run) -> Run:
     return run
 
 
-def _labels(recorder: Recorder, kind: SpanKind, name: str) -> Labels:
+def _labels(recorder: SpanRecorder, kind: SpanKind, name: str) -> Labels:
     """Return the labels of an operation.
 
     Hooks on autograd's nodes are most of the cost of a trace, so linear layers, whose GEMMs are traced separately, and
@@ -179,7 +179,7 @@ class _Timed:
 
     __slots__ = ("function", "labels", "recorder")
 
-    def __init__(self, recorder: Recorder, labels: Labels, function: Callable[..., Any]) -> None:
+    def __init__(self, recorder: SpanRecorder, labels: Labels, function: Callable[..., Any]) -> None:
         self.recorder, self.function, self.labels = recorder, function, labels
 
     def __call__(self, *inputs: Any) -> Any:
@@ -224,7 +224,7 @@ class _Timed:
 class Gemms:
     """The GEMMs of a linear layer and of those fused with it, as regions named after the weights."""
 
-    def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
+    def __init__(self, recorder: SpanRecorder, inner: Any, names: dict[int, str]) -> None:
         self.recorder, self.inner, self.names = recorder, inner, names
         self.travels, self.adds = (getattr(inner, name, False) for name in ("travels", "adds"))  # of experts: none
         self.labels = {
@@ -281,7 +281,7 @@ class Gemms:
 class Dequantization:
     """The dequantization of a linear layer's weight, in the region of the GEMM that reads the result."""
 
-    def __init__(self, recorder: Recorder, inner: Callable[[], Tensor], name: str, names: dict[int, str]) -> None:
+    def __init__(self, recorder: SpanRecorder, inner: Callable[[], Tensor], name: str, names: dict[int, str]) -> None:
         self.recorder, self.inner, self.name, self.names = recorder, inner, name, names
         self.labels = tuple(recorder.label("op", name, way) for way in ("forward", "recomputed", "backward"))
 
@@ -298,7 +298,7 @@ class Dequantization:
 class GroupedGemms(Gemms):
     """The GEMMs of experts as regions; their dW come in the order of ``GROUPED``, each with separate columns."""
 
-    def __init__(self, recorder: Recorder, inner: Any, names: dict[int, str]) -> None:
+    def __init__(self, recorder: SpanRecorder, inner: Any, names: dict[int, str]) -> None:
         super().__init__(recorder, inner, names)
         self.order = cycle([path for name in GROUPED for path in names.values() if path.endswith(f".{name}")])
 

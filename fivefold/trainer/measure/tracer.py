@@ -17,7 +17,7 @@ from fivefold.results.spans import RankTrace, Span
 from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.clock import HostClock, Offset, StreamClock, host_group, offset
-from fivefold.trainer.measure.recorder import Marks, Recorder
+from fivefold.trainer.measure.recorder import Marks, SpanRecorder
 from fivefold.trainer.measure.regions import Regions
 
 ALWAYS = 3  # steps that are traced in every run
@@ -30,7 +30,7 @@ class Tracer:
         ranks = engine.built.ranks
         self.engine, self.data, self.ranks, self.most = engine, data, ranks, steps
         clock = StreamClock() if ranks.device.type == "cuda" else HostClock()
-        self.recorder = Recorder(clock, interleaver=ranks.interleaver)
+        self.recorder = SpanRecorder(clock, interleaver=ranks.interleaver)
         self.offset = Offset(0.0, 0.0)
         self.group: dist.ProcessGroup | None = None  # process group over which clocks are compared
         self.steps: list[Marks] = []

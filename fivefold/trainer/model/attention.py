@@ -27,7 +27,7 @@ from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.norm import UnitNorm, norm
 from fivefold.trainer.model.operation import Run, call_directly
-from fivefold.trainer.model.rotary import Rows
+from fivefold.trainer.model.rotary import RowInputs
 from fivefold.trainer.model.unfused_attention import Unfused
 
 Heads = tuple[Tensor, Tensor, Tensor]  # q, k and v
@@ -64,7 +64,7 @@ class _Attention(nn.Module):
         self.out_norm = norm(model, self.shape.output_dims) if model.sub_norm else None
         self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
 
-    def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
         """Apply attention: [R, D] → [R, D]."""
         heads, gate = self._heads(x_RD, rows)
         if self.hooks is not None:
@@ -86,7 +86,7 @@ class _Attention(nn.Module):
         (out_RD,) = project(self.run, "attention.out", out, self.out)
         return out_RD
 
-    def _attend(self, heads: tuple[Tensor, ...], rows: Rows) -> Tensor:
+    def _attend(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
         """Return the core's output [B, T, N, H]; if the layer attends inside chunks, the output of every chunk."""
         (q, k, v), documents, keys = heads, rows.documents, rows.keys
         if self.chunk is not None and k.shape[1] > self.chunk:
@@ -103,7 +103,7 @@ class _Attention(nn.Module):
             out_BTNH = self.run("attention.core", self.core, q, k, v, documents, self.sinks, keys)
         return out_BTNH
 
-    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
+    def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the gate, [R, N · H] or [R, N]."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class GroupedAttention(_Attention):
         self.v_norm = UnitNorm(epsilon=model.norm_epsilon) if model.value_norm else None
         self.out = Linear(shape.output_dims, model.width, bias=model.out_bias)
 
-    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
+    def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
         linears = [linear for linear in (self.v, self.gate) if linear is not None]
         q, k, *others = project(self.run, "attention.qkv", x_RD, self.q, self.k, *linears)
@@ -193,7 +193,7 @@ class LatentAttention(_Attention):
         self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
-    def _heads(self, x_RD: Tensor, rows: Rows) -> tuple[Heads, Tensor | None]:
+    def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
         q, kv = self._project_down(x_RD)
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
@@ -212,7 +212,7 @@ class LatentAttention(_Attention):
             q = self.run("rope.temperature", self.kernels.rotate_first, q, *rows.temperature())
         return (q, k, v), None
 
-    def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: Rows) -> Heads:
+    def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: RowInputs) -> Heads:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens, (cos_TH, sin_TH) = self.mla, rows.tokens, rows.rotary(own=self.own_tables)
         q = self.kernels.rotate_last(_split_heads(q, tokens, mla.nope_dim + mla.rope_dim), cos_TH, sin_TH)

@@ -24,7 +24,7 @@ from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, call_directly
-from fivefold.trainer.model.rotary import Rows
+from fivefold.trainer.model.rotary import RowInputs
 
 Add = Callable[[Tensor, Tensor], Tensor]
 
@@ -64,7 +64,7 @@ class Block(nn.Module):
         """Return the mixture of experts or the MLP; None: the layer has neither."""
         return self.moe or self.mlp
 
-    def forward(self, x_RD: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
         """Apply the layer: [R, D] → [R, D]."""
         is_post, is_parallel = self.kind == "post", self.kind in ("parallel", "parallel_shared")
         y_RD, entry_RD = x_RD, None
@@ -85,7 +85,7 @@ class Block(nn.Module):
         del entry_RD
         return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
 
-    def _add_branch(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: Rows, *, name: str) -> Tensor:
+    def _add_branch(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: RowInputs, *, name: str) -> Tensor:
         """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there."""
         if (post_norm := getattr(self, name)) is not None:
             out_RD = self.run(name, post_norm, out_RD)

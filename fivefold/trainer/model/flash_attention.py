@@ -26,7 +26,7 @@ from fivefold.trainer.model.sliding_window_attention import band_attention, band
 aten = torch.ops.aten
 
 
-class Span(NamedTuple):
+class DocumentSpan(NamedTuple):
     """Queries of one document and the keys they attend to, as ranges of rows of [B · T] and [B · S].
 
     ``offset``: position of the first query − that of the first key.
@@ -37,10 +37,10 @@ class Span(NamedTuple):
     offset: int = 0
 
 
-Spans = Sequence[Span]
+Spans = Sequence[DocumentSpan]
 
 
-class Noise(NamedTuple):
+class DropoutNoise(NamedTuple):
     """Dropout of probabilities at a ``place``: ``keys`` [B] of the sequences.
 
     Indices of the first head, query and key.
@@ -61,7 +61,7 @@ class Noise(NamedTuple):
         """Return the keys of the sequences that the core gets, [B · chunks]."""
         return self.keys if self.chunks == 1 else make_chunk_keys(self.keys, chunks=self.chunks)
 
-    def restrict_to(self, span: Span, *, queries: int, keys: int) -> Noise:
+    def restrict_to(self, span: DocumentSpan, *, queries: int, keys: int) -> DropoutNoise:
         """Return the dropout for a span of sequences with ``queries`` queries and ``keys`` keys each."""
         (sequence, query), key = divmod(span.queries.start, queries), span.keys.start % keys
         query, key = (
@@ -111,7 +111,7 @@ class Flash:
         if rule.dropout and keys_B is not None:
             place = place_in(rule.layer, PROBABILITIES)
             chunks = len(q_BTNH) // len(keys_B)
-            noise = Noise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]), chunks=chunks)
+            noise = DropoutNoise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]), chunks=chunks)
         out: Tensor = self._attend_by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
         return out
 
@@ -124,7 +124,7 @@ class Flash:
         sinks: Tensor | None,
         rule: AttentionMask,
         documents_BT: Tensor | None,
-        noise: Noise | None,
+        noise: DropoutNoise | None,
     ) -> Tensor:
         spans = None if documents_BT is None else self_attention_spans(documents_BT)
         rank = self.heads.rank
@@ -145,7 +145,7 @@ class _FlashAttention(torch.autograd.Function):
         rule: AttentionMask,
         spans: Spans | None,
         rank: int,
-        noise: Noise | None,
+        noise: DropoutNoise | None,
     ) -> Tensor:
         ctx.noise = noise
         ctx.rule, ctx.spans, ctx.heads = rule, spans, slice(rank * q.shape[2], (rank + 1) * q.shape[2])
@@ -182,17 +182,17 @@ def sinks_backward(gradient: Tensor, out: Tensor, lse: Tensor, sinks_N: Tensor) 
     return (sinks_N.to(lse.dtype) - lse).exp_().mul_(inner).sum((0, 1)).neg_().to(sinks_N.dtype)
 
 
-def self_attention_spans(documents_BT: Tensor) -> tuple[Span, ...]:
+def self_attention_spans(documents_BT: Tensor) -> tuple[DocumentSpan, ...]:
     """Return the spans for self-attention: each document of each sequence attends to itself."""
     ids = documents_BT.cpu()
     is_start = torch.ones_like(ids, dtype=torch.bool)
     is_start[:, 1:] = ids[:, 1:] != ids[:, :-1]
     starts = is_start.flatten().nonzero().flatten().tolist()
     documents = [slice(start, stop) for start, stop in zip(starts, [*starts[1:], ids.numel()], strict=True)]
-    return tuple(Span(document, document) for document in documents)
+    return tuple(DocumentSpan(document, document) for document in documents)
 
 
-def earlier_key_spans(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[Span, ...]:
+def earlier_key_spans(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tuple[DocumentSpan, ...]:
     """Return the spans of queries over earlier keys: in each sequence, only the document that continues attends.
 
     The ids are document ids. ``offset``: position of the first query − that of the first key.
@@ -202,7 +202,7 @@ def earlier_key_spans(queries_BT: Tensor, keys_BS: Tensor, *, offset: int) -> tu
     span_lengths = zip((queries_BT == last_ids).sum(1).tolist(), (keys_BS == last_ids).sum(1).tolist(), strict=True)
     lengths_by_sequence = zip(range(B), span_lengths, strict=True)
     return tuple(
-        Span(slice(b * T, b * T + t), slice(b * S + S - s, b * S + S), offset - (S - s))
+        DocumentSpan(slice(b * T, b * T + t), slice(b * S + S - s, b * S + S), offset - (S - s))
         for b, (t, s) in lengths_by_sequence
         if t
     )
@@ -216,7 +216,7 @@ def attend(
     *,
     offset: int = 0,
     spans: Spans | None = None,
-    noise: Noise | None = None,
+    noise: DropoutNoise | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute out [B, T, N, H of v] and lse [B, T, N] (fp32, fp64 for fp64), without autograd.
 
@@ -249,7 +249,7 @@ def attend_backward(
     *,
     offset: int = 0,
     spans: Spans | None = None,
-    noise: Noise | None = None,
+    noise: DropoutNoise | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from that of ``out``.
 
@@ -272,7 +272,7 @@ def attend_backward(
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionMask, offset: int, noise: Noise | None
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionMask, offset: int, noise: DropoutNoise | None
 ) -> tuple[Tensor, Tensor]:
     """Run torch's flash kernel or ``band_attention``: out [B, T, N, H of v] and lse [B, T, N]."""
     if not rule.is_plain:
@@ -299,7 +299,7 @@ def _backward(
     lse: Tensor,
     rule: AttentionMask,
     offset: int,
-    noise: Noise | None,
+    noise: DropoutNoise | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the backward of the same kernel: dq, dk, dv."""
     if not rule.is_plain:
@@ -334,7 +334,7 @@ def _backward(
     return dq, dk, dv
 
 
-def _dropout_arguments(noise: Noise | None) -> tuple[Tensor | None, float, list[int]]:
+def _dropout_arguments(noise: DropoutNoise | None) -> tuple[Tensor | None, float, list[int]]:
     """Return the dropout arguments of ``band_attention``."""
     return (None, 0.0, []) if noise is None else (noise.chunk_keys, noise.rate, list(noise[2:6]))
 

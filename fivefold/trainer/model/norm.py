@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fivefold.model.norms import NORMS, NormName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
-from fivefold.trainer.model.kernels.norms import Sums, spread_layer_norm, spread_rms_norm
+from fivefold.trainer.model.kernels.norms import RankSums, spread_layer_norm, spread_rms_norm
 
 
 class RmsNorm(nn.Module):
@@ -24,7 +24,7 @@ class RmsNorm(nn.Module):
         self.kernels: Kernels = EAGER
         self.weight = nn.Parameter(torch.empty(shape))
         self.epsilon, self.plus_one = epsilon, plus_one
-        self.sums: Sums | None = None
+        self.sums: RankSums | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [..., D] → [..., D], computed in fp32."""
@@ -57,7 +57,7 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(shape)) if bias else None
         self.epsilon, self.plus_one = epsilon, plus_one
-        self.sums: Sums | None = None
+        self.sums: RankSums | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [..., D] → [..., D], computed in fp32."""

@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.record import UserError
 
 
-class Rows(NamedTuple):
+class RowInputs(NamedTuple):
     """Inputs of the blocks for the rows [B · T] of a micro-batch. ``tokens``: T, of each sequence on this rank.
 
     ``tables``: those of ``rotary_tables``, and those of sliding layers if they differ. ``documents`` [B, T]: a document

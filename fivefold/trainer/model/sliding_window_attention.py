@@ -23,14 +23,14 @@ from fivefold.trainer.model.dropout import make_keep_mask, row_keys, scale_of, s
 LARGEST = 2**22  # scores at once; 16 MiB
 
 
-class Chunk(NamedTuple):
+class QueryChunk(NamedTuple):
     """Rows of queries and the keys that at least one of them sees."""
 
     queries: slice
     keys: slice
 
 
-def chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[Chunk]:
+def chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[QueryChunk]:
     """Yield the chunks of the queries [B, N, T, H] that see keys of [B, K, S, H]; ``window`` 0: none."""
     (sequences, heads, tokens, _), keys = q.shape, k.shape[2]
     seen_keys = min(window, keys) if window else keys
@@ -42,7 +42,7 @@ def chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[Chunk]
         start = max(0, first + offset - window + 1) if window else 0
         stop = min(keys, last + offset)
         if start < stop:
-            yield Chunk(slice(first, last), slice(start, stop))
+            yield QueryChunk(slice(first, last), slice(start, stop))
 
 
 @torch.library.custom_op("fivefold::band_attention", mutates_args=())

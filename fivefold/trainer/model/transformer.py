@@ -24,7 +24,7 @@ from fivefold.trainer.model.mtp import MTPTargets, Prediction, join_losses, look
 from fivefold.trainer.model.norm import norm
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.preference_loss import Reference, preference_loss, sequence_log_probs
-from fivefold.trainer.model.rotary import Rows, tables_of
+from fivefold.trainer.model.rotary import RowInputs, tables_of
 
 
 class Head(nn.Module):
@@ -55,7 +55,7 @@ class Head(nn.Module):
         targets_BT: Tensor | None,
         scale: float,
         further: MTPTargets | None = None,
-        rows: Rows | None = None,
+        rows: RowInputs | None = None,
         reference: Reference | None = None,
     ) -> Tensor:
         """Return ``scale`` · Σ over rows of −log p(target) in nats, an fp32 scalar; without targets the logits [R, V].
@@ -169,7 +169,7 @@ class Transformer(nn.Module):
         """
         x_RD: Tensor = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
         tokens = tokens_BT.shape[1]
-        rows = Rows(tokens, self._rotary(tokens, like=x_RD), documents_BT, keys_B)
+        rows = RowInputs(tokens, self._rotary(tokens, like=x_RD), documents_BT, keys_B)
         for layer in layers:
             x_RD = self.blocks[layer](x_RD, rows)
         if layers.stop < self.model.layers:

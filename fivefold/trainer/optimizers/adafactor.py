@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from fivefold.layout.local_weight import LocalSlice
-from fivefold.trainer.optimizers.gather_matrices import ShardedWeight
+from fivefold.trainer.optimizers.gather_matrices import ShardAxes
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 from fivefold.trainer.parallel.collectives import all_reduce
-from fivefold.trainer.parallel.mesh import Axis
-from fivefold.trainer.parallel.shard import LocalWeight, Shard
+from fivefold.trainer.parallel.mesh import AxisGroup
+from fivefold.trainer.parallel.shard import LocalWeight, WeightShard
 from fivefold.update import Rates
 
-ALONE = Axis("alone", 0, (0,), None)
+ALONE = AxisGroup("alone", 0, (0,), None)
 DECAY = -0.8
 MIN_RMS_GRADIENT, MIN_RMS_WEIGHT = 1e-15, 1e-3  # lower bounds of √v (the paper adds 1e-30 to g²) and of rms w
 
@@ -38,13 +38,13 @@ def build(weights: OptimizedWeights) -> Adafactor:
 class Adafactor(torch.optim.Optimizer):
     """Update ``sharded_weights``; ``rates`` maps a weight's name to its weight decay λ and learning-rate factor."""
 
-    def __init__(self, sharded_weights: list[ShardedWeight], *, lr: float, rates: dict[str, Rates]) -> None:
+    def __init__(self, sharded_weights: list[ShardAxes], *, lr: float, rates: dict[str, Rates]) -> None:
         super().__init__([cut.shard.weight for cut in sharded_weights], {"lr": lr})
         moments = [_Moments(cut, rates[cut.shard.name]) for cut in sharded_weights]
         # weights that are sharded over the same ranks share their messages
         moments.sort(key=_rows_axis)
         self.families = [list(same) for _, same in groupby(moments, _rows_axis)]
-        self.parts: dict[Tensor, dict[str, Shard]] = {}  # weight → moment → its sharding, for checkpoints
+        self.parts: dict[Tensor, dict[str, WeightShard]] = {}  # weight → moment → its sharding, for checkpoints
         for moment in moments:
             if moment.cut.shard.rows:
                 self.state[moment.cut.shard.weight] = moment.state
@@ -73,7 +73,7 @@ class _Moments:
     ``sums`` holds one value per expert, first summed over the local shard, then over the full weight.
     """
 
-    def __init__(self, cut: ShardedWeight, rates: Rates) -> None:
+    def __init__(self, cut: ShardAxes, rates: Rates) -> None:
         self.cut, self.rates = cut, rates
         shard, weight = cut.shard, cut.shard.local_weight.weight
         self.experts = shard.shape[0] if cut.is_stacked else 1
@@ -93,7 +93,7 @@ class _Moments:
         ]
         device = shard.weight.device
         self.state = {"step": torch.zeros((), device=device)}
-        self.parts: dict[str, Shard] = {}
+        self.parts: dict[str, WeightShard] = {}
         if self.factored:
             self.rows, self.columns = full_shape
             self.state["rows"] = torch.zeros(shard.rows, 1, device=device)
@@ -198,14 +198,14 @@ def _all_reduce_sums(family: list[_Moments], *names: str) -> None:
     _sum([tensor for _, tensor in sliced_sums], family[0].cut.pieces)
 
 
-def _sum(tensors: list[Tensor], axis: Axis) -> None:
+def _sum(tensors: list[Tensor], axis: AxisGroup) -> None:
     if axis.size > 1 and tensors:
         summed = all_reduce(torch.cat([tensor.flatten() for tensor in tensors]), axis).wait()
         for tensor, part in zip(tensors, summed.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
 
-def _mean_sharding(cut: ShardedWeight, *, dim: int) -> Shard:
+def _mean_sharding(cut: ShardAxes, *, dim: int) -> WeightShard:
     """Return the sharding of the means over ``dim`` (one column or row per matrix).
 
     R is sharded like its weight's rows; ZeRO does not shard C.
@@ -219,4 +219,4 @@ def _mean_sharding(cut: ShardedWeight, *, dim: int) -> Shard:
     slices[dim] = slice(0, 1)
     local_slice = LocalSlice(shrink(piece.shape), tuple(slices), piece.holders)
     weight = local_weight.weight._replace(shape=shrink(local_weight.weight.shape))
-    return Shard(LocalWeight(weight, local_slice, local_weight.holders), axis=cut.rows if dim == -1 else ALONE)
+    return WeightShard(LocalWeight(weight, local_slice, local_weight.holders), axis=cut.rows if dim == -1 else ALONE)

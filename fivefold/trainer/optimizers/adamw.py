@@ -6,9 +6,9 @@ import torch
 
 from fivefold.job import Job
 from fivefold.trainer.optimizers import fp32_update
-from fivefold.trainer.optimizers.low_precision_moments import Format, NarrowAdamW, Scaled, Unscaled
+from fivefold.trainer.optimizers.low_precision_moments import MomentFormat, NarrowAdamW, Scaled, Unscaled
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.shard import WeightShard
 
 
 def build(weights: OptimizedWeights) -> torch.optim.Optimizer:
@@ -19,7 +19,7 @@ def build(weights: OptimizedWeights) -> torch.optim.Optimizer:
     return build_narrow(weights, formats, name=f"precision {weights.job.precision.name!r}")
 
 
-def build_narrow(weights: OptimizedWeights, formats: tuple[Format, Format], *, name: str) -> NarrowAdamW:
+def build_narrow(weights: OptimizedWeights, formats: tuple[MomentFormat, MomentFormat], *, name: str) -> NarrowAdamW:
     """Build AdamW with moments in ``formats``; ``name`` is the optimizer's name in error messages."""
     settings = weights.job.optimizer
     return NarrowAdamW(
@@ -33,12 +33,12 @@ def build_narrow(weights: OptimizedWeights, formats: tuple[Format, Format], *, n
     )
 
 
-def find_formats(job: Job) -> tuple[Format, Format] | None:
+def find_formats(job: Job) -> tuple[MomentFormat, MomentFormat] | None:
     """Return the moment formats of the recipe if they are narrower than fp32, else None."""
     sizes, half = job.precision.moments_bytes, job.precision.half
     if sizes == (4, 4):
         return None
-    formats: list[Format] = []
+    formats: list[MomentFormat] = []
     for size, byte_dtype, signed in zip(sizes, (torch.float8_e4m3fn, torch.float8_e5m2), (True, False), strict=True):
         if size == 1:
             formats.append(Scaled(byte_dtype, signed))
@@ -47,7 +47,7 @@ def find_formats(job: Job) -> tuple[Format, Format] | None:
     return formats[0], formats[1]
 
 
-def build_fp32(weights: OptimizedWeights, shards: list[Shard]) -> torch.optim.Optimizer:
+def build_fp32(weights: OptimizedWeights, shards: list[WeightShard]) -> torch.optim.Optimizer:
     """Build PyTorch's fused AdamW if its moments may have the weights' dtype, else ``fp32_update.AdamW``."""
     job = weights.job
     settings, rate, groups = job.optimizer, job.learning_rate.peak, weights.make_groups(shards)

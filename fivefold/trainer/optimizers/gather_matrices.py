@@ -15,18 +15,18 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.parallel.collectives import all_to_all
-from fivefold.trainer.parallel.mesh import Axis, Ranks
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.mesh import AxisGroup, Ranks
+from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
 
 
 @dataclass(frozen=True)
-class ShardedWeight:
+class ShardAxes:
     """A shard and the axes that divide its weight: ``rows`` by ZeRO, ``pieces`` by tp (by etp for experts)."""
 
-    shard: Shard
-    rows: Axis
-    pieces: Axis
+    shard: WeightShard
+    rows: AxisGroup
+    pieces: AxisGroup
 
     @property
     def copies(self) -> int:
@@ -51,15 +51,15 @@ class ShardedWeight:
         return self.shard.local_weight.weight.kind.startswith("expert")
 
 
-def sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardedWeight]:
+def sharded_weights(units: list[ZeroUnit], ranks: Ranks) -> Iterator[ShardAxes]:
     """Yield every weight of this rank's stages, in module order."""
     for unit in units:
         pieces = ranks["etp" if unit.shard.name == "expert_shard" else "tp"]
         for shard in unit.shards:  # no interleaver: in the update no other micro-batch runs on this rank
-            yield ShardedWeight(shard, replace(unit.shard, interleaver=None), replace(pieces, interleaver=None))
+            yield ShardAxes(shard, replace(unit.shard, interleaver=None), replace(pieces, interleaver=None))
 
 
-def gather_owned(parts: list[Tensor], axis: Axis) -> list[Tensor]:
+def gather_owned(parts: list[Tensor], axis: AxisGroup) -> list[Tensor]:
     """Exchange this rank's part of every tensor for all parts [ranks, ...] of the tensors that this rank owns.
 
     It is one all-to-all over ``axis``.
@@ -73,7 +73,7 @@ def gather_owned(parts: list[Tensor], axis: Axis) -> list[Tensor]:
     return [row.contiguous().view(axis.size, *part.shape) for row, part in zip(split_rows, owned_parts, strict=True)]
 
 
-def return_owned(wholes: list[Tensor], like: list[Tensor], axis: Axis) -> list[Tensor]:
+def return_owned(wholes: list[Tensor], like: list[Tensor], axis: AxisGroup) -> list[Tensor]:
     """Reverse ``gather_owned``: send back all parts of owned tensors and return this rank's parts.
 
     ``like``: this rank's parts, whose shapes the result has.
@@ -88,7 +88,7 @@ def return_owned(wholes: list[Tensor], like: list[Tensor], axis: Axis) -> list[T
     return [part_by_index[index].view(part.shape) for index, part in enumerate(like)]
 
 
-def _exchange(sent: list[list[Tensor]], received: list[int], axis: Axis, *, like: Tensor) -> Tensor:
+def _exchange(sent: list[list[Tensor]], received: list[int], axis: AxisGroup, *, like: Tensor) -> Tensor:
     """Run an all-to-all of ``sent`` tensors and ``received`` element counts by rank; return it flat, in rank order."""
     flat = torch.cat([like.new_empty(0), *(part.reshape(-1) for parts in sent for part in parts)])
     return all_to_all(flat, axis, sent=[_numel(parts) for parts in sent], received=received).wait()

@@ -20,15 +20,15 @@ from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
 from fivefold.trainer.optimizers import fp32_update
-from fivefold.trainer.optimizers.gather_matrices import ShardedWeight
-from fivefold.trainer.parallel.shard import LocalWeight, Shard
+from fivefold.trainer.optimizers.gather_matrices import ShardAxes
+from fivefold.trainer.parallel.shard import LocalWeight, WeightShard
 from fivefold.units import ceil_div
 from fivefold.update import QUANTISED_BLOCK, is_quantized
 
 NAMES = ("exp_avg", "exp_avg_sq")
 
 
-class Format(Protocol):
+class MomentFormat(Protocol):
     """The storage format of a moment."""
 
     @property
@@ -107,24 +107,24 @@ class NarrowAdamW(torch.optim.Optimizer):
     def __init__(
         self,
         groups: fp32_update.Groups,
-        sharded_weights: list[ShardedWeight],
+        sharded_weights: list[ShardAxes],
         *,
         lr: float,
         betas: tuple[float, float],
         eps: float,
-        formats: tuple[Format, Format],
+        formats: tuple[MomentFormat, MomentFormat],
         name: str,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         self.name = name
-        self.parts: dict[Tensor, dict[str, Shard]] = {}  # weight → scale's name → its sharding, for checkpoints
-        self.formats: dict[Tensor, tuple[Format, ...]] = {}
-        self.narrow: list[Shard] = []  # weights with scales
-        fp32_format: Format = Unscaled(torch.float32)
+        self.parts: dict[Tensor, dict[str, WeightShard]] = {}  # weight → scale's name → its sharding, for checkpoints
+        self.formats: dict[Tensor, tuple[MomentFormat, ...]] = {}
+        self.narrow: list[WeightShard] = []  # weights with scales
+        fp32_format: MomentFormat = Unscaled(torch.float32)
         for cut in (cut for cut in sharded_weights if cut.shard.rows):
             shard, state = cut.shard, self.state[cut.shard.weight]
             blocks = is_quantized(shard.local_weight.weight.numel, vector=shard.local_weight.weight.is_vector)
-            weight_formats: tuple[Format, ...] = tuple(
+            weight_formats: tuple[MomentFormat, ...] = tuple(
                 moment_format if blocks or not moment_format.has_scales else fp32_format for moment_format in formats
             )
             self.formats[shard.weight] = weight_formats
@@ -174,7 +174,7 @@ class NarrowAdamW(torch.optim.Optimizer):
 
 
 def _update_rows(
-    w: Tensor, g: Tensor, kept: list[Tensor], *, formats: tuple[Format, ...], step: Tensor, group: dict[str, Any]
+    w: Tensor, g: Tensor, kept: list[Tensor], *, formats: tuple[MomentFormat, ...], step: Tensor, group: dict[str, Any]
 ) -> None:
     """Update some rows of a weight; ``kept`` holds codes and scales of the first moment, then of the second."""
     first_format, second_format = formats
@@ -199,7 +199,7 @@ def iterate_blocks(rows: Tensor, scales: Tensor) -> Iterator[tuple[Tensor, Tenso
         yield rows[:, None, full_blocks * QUANTISED_BLOCK :], scales[:, full_blocks:, None]
 
 
-def _scale_sharding(cut: ShardedWeight) -> Shard:
+def _scale_sharding(cut: ShardAxes) -> WeightShard:
     """Return the sharding of a weight's scales: that of the weight, with one column per block of a row."""
     local_weight, piece = cut.shard.local_weight, cut.shard.local_weight.local_slice
     local_columns, column_slice = piece.shape[-1], piece.slices[-1]
@@ -209,6 +209,6 @@ def _scale_sharding(cut: ShardedWeight) -> Shard:
         (*piece.shape[:-1], blocks), (*piece.slices[:-1], slice(first, first + blocks)), piece.holders
     )
     full_shape = (*local_weight.weight.shape[:-1], local_weight.weight.shape[-1] // local_columns * blocks)
-    return Shard(
+    return WeightShard(
         LocalWeight(local_weight.weight._replace(shape=full_shape), scale_slice, local_weight.holders), axis=cut.rows
     )

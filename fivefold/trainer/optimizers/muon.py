@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.optimizers.adamw import build_fp32
-from fivefold.trainer.optimizers.gather_matrices import ShardedWeight, gather_owned, return_owned
+from fivefold.trainer.optimizers.gather_matrices import ShardAxes, gather_owned, return_owned
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights, ensure_moments
 from fivefold.update import Rates
 
@@ -43,7 +43,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        sharded_weights: list[ShardedWeight],
+        sharded_weights: list[ShardAxes],
         rest: torch.optim.Optimizer | None,
         *,
         lr: float,
@@ -70,7 +70,7 @@ class Muon(torch.optim.Optimizer):
         if self.rest is not None:
             self.rest.step()
 
-    def _round(self, sharded_weights: list[ShardedWeight], *, rate: float, momentum: float) -> None:
+    def _round(self, sharded_weights: list[ShardAxes], *, rate: float, momentum: float) -> None:
         """Update one matrix per rank; all temporary memory is freed on return."""
         sent = [self._momentum_direction(sharded, momentum=momentum) for sharded in sharded_weights]
         for sharded, part in zip(sharded_weights, _orthogonal(sharded_weights, sent), strict=True):
@@ -81,7 +81,7 @@ class Muon(torch.optim.Optimizer):
             weight_fp32.add_(shard.view_local(part), alpha=-0.2 * sqrt(max(rows, columns)) * rate_factor * rate)
             shard.weight.copy_(weight_fp32)
 
-    def _momentum_direction(self, sharded: ShardedWeight, *, momentum: float) -> Tensor:
+    def _momentum_direction(self, sharded: ShardAxes, *, momentum: float) -> Tensor:
         """Update the momentum; return this rank's part of the matrix to orthogonalize, in bf16, flat and padded."""
         shard = sharded.shard
         part = torch.zeros(shard.padded_numel, dtype=torch.bfloat16, device=shard.weight.device)
@@ -93,10 +93,10 @@ class Muon(torch.optim.Optimizer):
         return part
 
 
-def _rounds(sharded_weights: list[ShardedWeight]) -> Iterator[list[ShardedWeight]]:
+def _rounds(sharded_weights: list[ShardAxes]) -> Iterator[list[ShardAxes]]:
     """Group the matrices so that each rank owns at most one per round; matrices of a round have similar sizes."""
 
-    def axes(sharded: ShardedWeight) -> tuple[str, str]:
+    def axes(sharded: ShardAxes) -> tuple[str, str]:
         return sharded.rows.name, sharded.pieces.name
 
     for _, same_axes in groupby(
@@ -108,7 +108,7 @@ def _rounds(sharded_weights: list[ShardedWeight]) -> Iterator[list[ShardedWeight
             yield group[first : first + ranks]
 
 
-def _orthogonal(sharded_weights: list[ShardedWeight], parts: list[Tensor]) -> list[Tensor]:
+def _orthogonal(sharded_weights: list[ShardAxes], parts: list[Tensor]) -> list[Tensor]:
     """Exchange this rank's part of each matrix for its part of the orthogonalized matrix.
 
     That takes one all-to-all each way and axis.
@@ -119,7 +119,7 @@ def _orthogonal(sharded_weights: list[ShardedWeight], parts: list[Tensor]) -> li
     return return_owned(owned_slices, parts, rows)
 
 
-def _orthogonalise_owned(mine: list[ShardedWeight], dealt: list[Tensor]) -> None:
+def _orthogonalise_owned(mine: list[ShardAxes], dealt: list[Tensor]) -> None:
     """Overwrite ``dealt``, the tp slices of the matrices this rank owns, with slices of the orthogonalized matrices."""
     if not mine:
         return
@@ -134,17 +134,17 @@ def _orthogonalise_owned(mine: list[ShardedWeight], dealt: list[Tensor]) -> None
         flat.view(-1)[: piece.numel()] = piece.reshape(-1)
 
 
-def _join_slices(stack: Tensor, sharded: ShardedWeight) -> Tensor:
+def _join_slices(stack: Tensor, sharded: ShardAxes) -> Tensor:
     """Join the slices of all tp ranks [ranks, ...] to the full matrix, or this ep rank's expert matrices [E, ...]."""
     return stack[0] if sharded.dim is None else torch.cat(stack[:: sharded.copies].unbind(), dim=sharded.dim)
 
 
-def _split_slices(whole: Tensor, sharded: ShardedWeight) -> Tensor:
+def _split_slices(full: Tensor, sharded: ShardAxes) -> Tensor:
     """Reverse ``_join_slices``: split the full matrix into the slice of each tp rank [ranks, ...]."""
     size = sharded.pieces.size
     if sharded.dim is None:
-        return whole.expand(size, *whole.shape)
-    pieces = whole.chunk(size // sharded.copies, dim=sharded.dim)
+        return full.expand(size, *full.shape)
+    pieces = full.chunk(size // sharded.copies, dim=sharded.dim)
     return torch.stack([pieces[rank // sharded.copies] for rank in range(size)])
 
 

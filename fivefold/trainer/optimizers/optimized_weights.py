@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from fivefold.job import Job
-from fivefold.trainer.optimizers.gather_matrices import ShardedWeight
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.optimizers.gather_matrices import ShardAxes
+from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.update import Rates
 
 
 class OptimizedWeights(NamedTuple):
     """The weights of this rank; ``rates`` maps a weight's name to weight decay and learning-rate factor."""
 
-    sharded: list[ShardedWeight]
+    sharded: list[ShardAxes]
     rates: dict[str, Rates]
     job: Job
     device: torch.device
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[WeightShard]:
         """Return this rank's shards."""
         return [cut.shard for cut in self.sharded]
 
-    def make_groups(self, shards: list[Shard]) -> list[dict[str, Any]]:
+    def make_groups(self, shards: list[WeightShard]) -> list[dict[str, Any]]:
         """Return torch's parameter groups, one per learning rate and weight decay; ``times`` is the rate's factor."""
         weights_by_rates: dict[Rates, list[Tensor]] = {}
         for shard in shards:
@@ -43,7 +43,7 @@ class OptimizedWeights(NamedTuple):
         ]
 
 
-def ensure_moments(optimizer: torch.optim.Optimizer, shards: list[Shard]) -> None:
+def ensure_moments(optimizer: torch.optim.Optimizer, shards: list[WeightShard]) -> None:
     """Allocate the state of torch's AdamW before its first step, so that it can be loaded.
 
     Other optimizers allocate their state themselves.

@@ -22,7 +22,7 @@ from fivefold.trainer.optimizers.low_precision_moments import NarrowAdamW
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.mesh import Ranks
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
 from fivefold.update import LearningRate, Part
 
@@ -70,7 +70,7 @@ def learning_rate(schedule: LearningRate, *, step: int, steps: int) -> float:
     return schedule.peak * (schedule.floor + (1 - schedule.floor) * remaining)
 
 
-def clip(shards: list[Shard], norm: Tensor, *, largest: float, scale: float = 1.0) -> None:
+def clip(shards: list[WeightShard], norm: Tensor, *, largest: float, scale: float = 1.0) -> None:
     """Scale all gradients so that their global ``norm`` is at most ``largest``; 0 disables clipping.
 
     ``scale`` is the loss scale that the gradients still contain; it is divided out here. ``norm`` does not contain it.
@@ -81,7 +81,7 @@ def clip(shards: list[Shard], norm: Tensor, *, largest: float, scale: float = 1.
         torch._foreach_mul_(grads, factor if scale == 1 else factor / scale)
 
 
-def sum_over_ranks(shards: list[Shard], *numbers: float | Tensor, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
+def sum_over_ranks(shards: list[WeightShard], *numbers: float | Tensor, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
     """Return the global gradient norm and the sums of ``numbers`` over all ranks.
 
     It is one fp32 all-reduce over the world. Squares of a gradient that several ranks hold are divided by the number of
@@ -103,9 +103,9 @@ def check_reshardable(optimizer: torch.optim.Optimizer, then: Layout) -> None:
         optimizer.check_reshardable(then)
 
 
-def moments(optimizer: torch.optim.Optimizer, shard: Shard) -> Iterator[tuple[str, Shard | None, Tensor]]:
+def moments(optimizer: torch.optim.Optimizer, shard: WeightShard) -> Iterator[tuple[str, WeightShard | None, Tensor]]:
     """Yield the optimizer state of a weight: name, sharding (None: a scalar, equal on all ranks), local tensor."""
     # ``parts``: the sharding of states that are not sharded like their weight
-    parts: dict[str, Shard] = getattr(optimizer, "parts", {}).get(shard.weight, {})
+    parts: dict[str, WeightShard] = getattr(optimizer, "parts", {}).get(shard.weight, {})
     for name, tensor in optimizer.state[shard.weight].items() if shard.rows else ():
         yield name, parts.get(name, shard) if tensor.ndim else None, tensor

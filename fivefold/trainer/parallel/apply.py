@@ -28,7 +28,7 @@ from fivefold.trainer.model.unfused_attention import Unfused
 from fivefold.trainer.parallel import context, expert, recompute, tensor
 from fivefold.trainer.parallel.gradients import InFlightReduction
 from fivefold.trainer.parallel.mesh import Ranks
-from fivefold.trainer.parallel.placement import Placement
+from fivefold.trainer.parallel.placement import ShardPlacement
 from fivefold.trainer.parallel.zero import ZeroUnit
 
 
@@ -85,7 +85,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         attach_float8(mtp_module, job)
         attach([(mtp_module.get_submodule("block"), recomputed_stages(layout)[-1])])
     underway = InFlightReduction()
-    placement = Placement(
+    placement = ShardPlacement(
         module,
         model=model,
         layout=layout,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fivefold.trainer.parallel.interleave import Interleaver
 from fivefold.trainer.parallel.listener import CommEvent
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 
 if hasattr(dist, "all_gather_single"):  # since torch 2.13; 2.11 has only the older names
     _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
@@ -64,13 +64,13 @@ class Pending:
         return self._out
 
 
-def _post(axis: Axis, collective: str, payload: Tensor) -> CommEvent | None:
+def _post(axis: AxisGroup, collective: str, payload: Tensor) -> CommEvent | None:
     """Notify the axis' listener, if any, of a collective on ``payload``, the full tensor."""
     post = axis.listener.post
     return None if post is None else post(axis.name, axis.ranks, collective, payload.nbytes)
 
 
-def all_gather(x: Tensor, axis: Axis) -> Pending:
+def all_gather(x: Tensor, axis: AxisGroup) -> Pending:
     """All-gather ``x``: [n, …] on each rank → [n · ranks, …] on all."""
     if axis.size == 1:
         return Pending(x)
@@ -81,7 +81,7 @@ def all_gather(x: Tensor, axis: Axis) -> Pending:
     return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
 
 
-def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pending:
+def reduce_scatter(x: Tensor, axis: AxisGroup, *, out: Tensor | None = None) -> Pending:
     """Reduce-scatter ``x``: [n, …] on each rank → this rank's rows [n / ranks, …] of the sum.
 
     Raises ``ValueError`` if n is not divisible by the number of ranks.
@@ -98,7 +98,7 @@ def reduce_scatter(x: Tensor, axis: Axis, *, out: Tensor | None = None) -> Pendi
     return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
 
 
-def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+def all_reduce(x: Tensor, axis: AxisGroup, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """Reduce ``x`` over the ranks with ``op``, in place."""
     if axis.size == 1:
         return Pending(x)
@@ -108,7 +108,7 @@ def all_reduce(x: Tensor, axis: Axis, *, op: dist.ReduceOp.RedOpType = dist.Redu
 
 
 def all_to_all(
-    x: Tensor, axis: Axis, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+    x: Tensor, axis: AxisGroup, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
 ) -> Pending:
     """Exchange rows ordered by destination rank for rows ordered by source rank.
 
@@ -131,7 +131,9 @@ def all_to_all(
     return Pending(out, work, inputs=x, interleaver=axis.interleaver, heard=heard)
 
 
-def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: Axis) -> list[Pending]:
+def exchange(
+    sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], axis: AxisGroup
+) -> list[Pending]:
     """Start point-to-point messages in one batch, each given as (tensor, peer's index in ``axis``).
 
     Return one ``Pending`` for all of them, or none if there are no messages. Receives are posted first: gloo requests a
@@ -154,13 +156,13 @@ def exchange(sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tenso
     return [Pending(arriving, *works, inputs=operations, interleaver=axis.interleaver, heard=heard)]
 
 
-def send(x: Tensor, axis: Axis, place: int) -> Pending:
+def send(x: Tensor, axis: AxisGroup, place: int) -> Pending:
     """Start to send ``x`` to the rank at ``place`` of ``axis``; ``wait`` returns ``x``, which is kept until then."""
     heard = _post_p2p(axis, [(x, place)], [])
     return Pending(x, dist.isend(x, axis.ranks[place], group=axis.group), heard=heard)
 
 
-def receive(out: Tensor, axis: Axis, place: int) -> Pending:
+def receive(out: Tensor, axis: AxisGroup, place: int) -> Pending:
     """Start to receive into ``out`` from the rank at ``place`` of ``axis``."""
     heard = _post_p2p(axis, [], [(out, place)])
     work = dist.irecv(out, axis.ranks[place], group=axis.group)
@@ -168,7 +170,7 @@ def receive(out: Tensor, axis: Axis, place: int) -> Pending:
 
 
 def _post_p2p(
-    axis: Axis, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+    axis: AxisGroup, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
 ) -> CommEvent | None:
     """Notify the axis' listener, if any, of point-to-point messages that start together."""
     post = axis.listener.post

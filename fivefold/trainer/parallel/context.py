@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in
 from fivefold.trainer.model.flash_attention import (
-    Noise,
+    DropoutNoise,
     add_sinks,
     attend,
     attend_backward,
@@ -27,7 +27,7 @@ from fivefold.trainer.model.flash_attention import (
 )
 from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_to_all, exchange
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 from fivefold.trainer.parallel.ring_blocks import Hops, ring_hops, zigzag
 
 Kind = Literal["ring", "ulysses"]
@@ -44,7 +44,7 @@ def _local_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Ten
     return zigzag(ranks=ranks, rank=rank, sequence=sequence)
 
 
-def attach(model: nn.Module, axis: Axis, *, kind: Kind) -> None:
+def attach(model: nn.Module, axis: AxisGroup, *, kind: Kind) -> None:
     """Make every attention in ``model`` (every module with a ``core``) attend to the keys of all ranks of ``axis``."""
     for attention in (module for module in model.modules() if hasattr(module, "core")):
         core: Any = attention.core
@@ -62,7 +62,7 @@ class Ulysses:
     one.
     """
 
-    def __init__(self, axis: Axis) -> None:
+    def __init__(self, axis: AxisGroup) -> None:
         self.axis = axis
 
     @exclude_from_graphs
@@ -83,7 +83,7 @@ class Ulysses:
         return local_out
 
 
-Direction = Callable[[Tensor, Axis], Callable[[], Tensor]]
+Direction = Callable[[Tensor, AxisGroup], Callable[[], Tensor]]
 
 
 class _AllToAll(torch.autograd.Function):
@@ -93,7 +93,7 @@ class _AllToAll(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, axis: Axis, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, axis: AxisGroup, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.axis, ctx.back = axis, back
         started = [there(tensor, axis) for tensor in tensors]
         return tuple(finish() for finish in started)
@@ -108,13 +108,13 @@ class _AllToAll(torch.autograd.Function):
         return None, None, None, *(None if finish is None else finish() for finish in started)
 
 
-def _to_tokens(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+def _to_tokens(x: Tensor, axis: AxisGroup) -> Callable[[], Tensor]:
     """Start the all-to-all [B, T / cp, N, H] → [B, T, N / cp, H]; return the function that waits for it."""
     pending = all_to_all(x.unflatten(2, (axis.size, -1)).movedim(2, 0), axis)
     return lambda: pending.wait().movedim(0, 1).flatten(1, 2)
 
 
-def _to_heads(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
+def _to_heads(x: Tensor, axis: AxisGroup) -> Callable[[], Tensor]:
     """Start the all-to-all [B, T, N / cp, H] → [B, T / cp, N, H]; return the function that waits for it."""
     pending = all_to_all(x.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
     return lambda: pending.wait().movedim(0, 2).flatten(2, 3)
@@ -126,7 +126,7 @@ class Ring:
     Saves q, k, v, out and lse for the backward.
     """
 
-    def __init__(self, axis: Axis, rule: AttentionMask, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
+    def __init__(self, axis: AxisGroup, rule: AttentionMask, *, heads: Heads = Heads()) -> None:  # noqa: B008  frozen
         self.axis, self.rule, self.heads = axis, rule, heads
 
     @exclude_from_graphs
@@ -149,7 +149,7 @@ class Ring:
         noise = None
         if rule.dropout and keys_B is not None:
             place = place_in(rule.layer, PROBABILITIES)
-            noise = Noise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]))
+            noise = DropoutNoise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]))
         out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops, noise)  # type: ignore[no-untyped-call]
         return out
 
@@ -157,7 +157,7 @@ class Ring:
 class _Hop:
     """One ring hop: isend ``buffer`` to the next rank and irecv a buffer of the same shape from the previous one."""
 
-    def __init__(self, buffer: Tensor, axis: Axis) -> None:
+    def __init__(self, buffer: Tensor, axis: AxisGroup) -> None:
         self._sent, self._coming = buffer, torch.empty_like(buffer)
         after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
         self._works = exchange([(buffer, after)], [(self._coming, before)], axis)
@@ -177,10 +177,10 @@ class _Ring(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sinks: Tensor | None,
-        axis: Axis,
+        axis: AxisGroup,
         rule: AttentionMask,
         hops: Hops,
-        noise: Noise | None,
+        noise: DropoutNoise | None,
     ) -> Tensor:
         ctx.axis, ctx.rule, ctx.hops, ctx.noise = axis, rule, hops, noise
         kv = _pack(k, v)
@@ -214,7 +214,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
-        axis: Axis = ctx.axis
+        axis: AxisGroup = ctx.axis
         d_sinks = None if sinks is None else sinks_backward(gradient, out, lse, sinks)
         kv, gradient = _pack(k, v), gradient.contiguous()
         dq, local_dkv = torch.empty(0), torch.empty(0)

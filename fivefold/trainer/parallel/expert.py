@@ -23,7 +23,7 @@ from fivefold.trainer.model.moe import Moe, TokenDispatcher
 from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.model.routing import Sequences
 from fivefold.trainer.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
-from fivefold.trainer.parallel.mesh import Axis, Ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, Ranks
 
 
 def attach(
@@ -55,7 +55,7 @@ def attach(
         )
 
 
-def balance(module: nn.Module, *axes: Axis) -> Tensor:
+def balance(module: nn.Module, *axes: AxisGroup) -> Tensor:
     """Return the load (rows per expert) [layers, E] of every ``Moe``, summed over ``axes``; call it once per step.
 
     Resets loads and updates routing biases. ``axes``: the axes whose ranks hold different tokens; one all_reduce each.
@@ -74,7 +74,9 @@ def balance(module: nn.Module, *axes: Axis) -> Tensor:
 class DispatchPlan:
     """Row counts and order of one micro-batch's dispatch in one layer; starts the all_to_all of ``counts`` [E]."""
 
-    def __init__(self, counts: Tensor, ep: Axis, etp: Axis, *, meanwhile: list[Work], narrow: Caster | None) -> None:
+    def __init__(
+        self, counts: Tensor, ep: AxisGroup, etp: AxisGroup, *, meanwhile: list[Work], narrow: Caster | None
+    ) -> None:
         self.ep, self.etp, self.meanwhile, self.narrow = ep, etp, meanwhile, narrow
         self._counts, self._received_counts = counts, all_to_all(counts, ep)
         self.forth: tuple[Pending, ...] = ()
@@ -161,7 +163,7 @@ def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...
 class AllToAllDispatcher(TokenDispatcher):
     """Token dispatcher for experts sharded over ep and etp; ``narrow`` casts rows that travel in fp8."""
 
-    def __init__(self, ep: Axis, etp: Axis, *, narrow: Caster | None = None) -> None:
+    def __init__(self, ep: AxisGroup, etp: AxisGroup, *, narrow: Caster | None = None) -> None:
         self.ep, self.etp, self.narrow = ep, etp, narrow
         self.meanwhile: list[Work] = []  # work that the backward runs while the rows' gradients travel
 
@@ -246,10 +248,10 @@ class _Return(torch.autograd.Function):
 class ShardedSequences(Sequences):
     """Sequences sharded over ranks: over cp by chunks of each sequence, over tp (sp) by contiguous rows of them all."""
 
-    def __init__(self, tokens: int | None, tp: Axis | None, cp: Axis, *, zigzag: bool) -> None:
+    def __init__(self, tokens: int | None, tp: AxisGroup | None, cp: AxisGroup, *, zigzag: bool) -> None:
         super().__init__(tokens)
         self.cp = cp
-        self.tp = Axis("tp", 0, (0,), None) if tp is None else tp
+        self.tp = AxisGroup("tp", 0, (0,), None) if tp is None else tp
         self.chunks = 2 if zigzag and cp.size > 1 else 1  # chunks of each sequence on this rank
         self.parts = self.tp.size * cp.size * self.chunks
 

@@ -22,8 +22,8 @@ from torch.linalg import vector_norm
 from fivefold.layout.sharding import is_gemm_weight
 from fivefold.trainer.model.float8.cast import E4M3, TILE, cast_per_tensor, scale_
 from fivefold.trainer.parallel.collectives import all_reduce
-from fivefold.trainer.parallel.mesh import Axis
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.mesh import AxisGroup
+from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.units import ceil_div
 
 
@@ -33,14 +33,14 @@ class Scales:
     ``block``: side of the block that shares a scale; 0: the full matrix. ``dtype``: that of the gathered weights.
     """
 
-    def __init__(self, axis: Axis, *, block: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, axis: AxisGroup, *, block: int, dtype: torch.dtype, device: torch.device) -> None:
         self.axis, self.block, self.dtype, self.device = axis, block, dtype, device
-        self._shards: list[Shard] = []
+        self._shards: list[WeightShard] = []
         self._shapes: list[tuple[int, int, int]] = []
         self.block_rows: list[Tensor] = []  # per shard: the block row of each of its rows
         self._cached: tuple[tuple[Tensor, Tensor], ...] = ()
 
-    def join(self, shard: Shard) -> int:
+    def join(self, shard: WeightShard) -> int:
         """Add a matrix; return its index for ``of`` and ``get_amax``."""
         *experts, rows, columns = shard.shape
         block_rows, block_columns = (self.block or size for size in (rows, columns))
@@ -96,7 +96,7 @@ def _row_amax(rows: Tensor, across: int) -> Tensor:
 class Payload:
     """The uint8 message of one unit: weight after weight, padded so that every rank sends the same number of bytes."""
 
-    def __init__(self, shards: Sequence[Shard], scales: Scales) -> None:
+    def __init__(self, shards: Sequence[WeightShard], scales: Scales) -> None:
         self.shards, self.scales = shards, scales
         self.places = [scales.join(shard) if is_gemm_weight(shard.local_weight.weight) else None for shard in shards]
         itemsize = scales.dtype.itemsize

@@ -20,8 +20,8 @@ from torch import Tensor
 from fivefold.trainer.model.float8.cast import Cast, add_cast_
 from fivefold.trainer.model.linear import GradBuffer
 from fivefold.trainer.parallel.collectives import Pending, all_reduce, reduce_scatter
-from fivefold.trainer.parallel.mesh import Axis
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.mesh import AxisGroup
+from fivefold.trainer.parallel.shard import WeightShard
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ExtraReduce:
     ``late``: run it at the end of the step, because those ranks follow another schedule.
     """
 
-    axis: Axis
+    axis: AxisGroup
     weights: tuple[int, ...]
     late: bool = False
 
@@ -79,10 +79,10 @@ class Gradients:
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[WeightShard],
         *,
-        shard: Axis,
-        replica: Axis,
+        shard: AxisGroup,
+        replica: AxisGroup,
         sums: Sequence[ExtraReduce],
         stay: bool,
         every_micro_batch: bool,

@@ -23,7 +23,7 @@ class CommEvent(Protocol):
         """Record that the wait is over."""
 
 
-class Call(Protocol):
+class MessageCallback(Protocol):
     """A callback that is called just before a message starts."""
 
     def __call__(
@@ -48,4 +48,4 @@ class CommObserver:
     """Holder of the callback; shared by all axes of a rank."""
 
     def __init__(self) -> None:
-        self.post: Callable[..., CommEvent] | Call | None = None
+        self.post: Callable[..., CommEvent] | MessageCallback | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from fivefold.layout.mesh import Group, group, members
+from fivefold.layout.mesh import RankGroup, group, members
 from fivefold.layout.spec import Layout
 from fivefold.trainer.parallel.interleave import Interleaver
 from fivefold.trainer.parallel.listener import CommObserver
@@ -34,7 +34,7 @@ TRAFFIC_AXIS = {
 
 
 @dataclass(frozen=True)
-class Axis:
+class AxisGroup:
     """The group of this process along one axis of the mesh; ``rank`` is its index among ``ranks``.
 
     ``interleaver``: runs the other micro-batch before each wait for a message of this group. ``listener``: observes the
@@ -76,12 +76,12 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
-    axes: Mapping[str, Axis]
+    axes: Mapping[str, AxisGroup]
     interleaver: Interleaver | None = None
     streams: bool = False
     listener: CommObserver = field(default_factory=CommObserver)
 
-    def __getitem__(self, name: str) -> Axis:
+    def __getitem__(self, name: str) -> AxisGroup:
         return self.axes[name]
 
     def axis(self, group_name: str) -> str:
@@ -121,9 +121,9 @@ def ranks(
     members_by_axis = {name: members(layout, name, rank=rank) for name in ALWAYS}
     members_by_axis |= {name: members(layout, name, rank=rank) if experts else (rank,) for name in EXPERTS}
     axes = {name: _axis(name, axis_members, rank=rank) for name, axis_members in members_by_axis.items()}
-    kv = Group(max(1, layout.tp // kv_heads), group(layout, "tp").stride)
+    kv = RankGroup(max(1, layout.tp // kv_heads), group(layout, "tp").stride)
     axes["kv"] = _axis("kv", kv.members(rank), rank=rank)
-    axes["world"] = Axis("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
+    axes["world"] = AxisGroup("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
     axes |= _pipeline_axes(axes["pp"], layout, rank=rank)
     if axes["cp"].size == 2 and layout.cp_kind == "ring" and device.type != "cuda":
         axes["cp"] = replace(axes["cp"], back=_axis("cp", axes["cp"].ranks, rank=rank).group)
@@ -135,14 +135,14 @@ def ranks(
     return Ranks(rank, world, device, axes, interleaver, overlaps, listener)
 
 
-def _axis(name: str, members: tuple[int, ...], *, rank: int) -> Axis:
+def _axis(name: str, members: tuple[int, ...], *, rank: int) -> AxisGroup:
     group = None
     if len(members) > 1:
         group = dist.new_group(list(members), use_local_synchronization=True)
-    return Axis(name, members.index(rank), members, group)
+    return AxisGroup(name, members.index(rank), members, group)
 
 
-def _pipeline_axes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
+def _pipeline_axes(pp: AxisGroup, layout: Layout, *, rank: int) -> dict[str, AxisGroup]:
     """Return the further groups of a pipeline.
 
     There is one per direction and kind of message, so that no send queues behind another kind; ``pp_tie``: first and
@@ -155,7 +155,7 @@ def _pipeline_axes(pp: Axis, layout: Layout, *, rank: int) -> dict[str, Axis]:
     partner = pp.ranks[pp.size - 1 - pp.rank]
     if layout.pipeline.enters_both_ends:
         axes["twin"] = _axis("twin", tuple(sorted((rank, partner))), rank=rank)
-    axes["pp_tie"] = _axis("pp_tie", ends, rank=rank) if rank in ends else Axis("pp_tie", 0, (rank,), None)
+    axes["pp_tie"] = _axis("pp_tie", ends, rank=rank) if rank in ends else AxisGroup("pp_tie", 0, (rank,), None)
     return axes
 
 

@@ -23,7 +23,7 @@ from fivefold.layout.schedule.table import Table, check
 from fivefold.record import UserError
 from fivefold.trainer.model.linear import WgradStore, Work
 from fivefold.trainer.parallel.collectives import Pending, receive, send
-from fivefold.trainer.parallel.mesh import Axis, Ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, Ranks
 
 Stage = Callable[[Tensor | None, int], Tensor]  # (input rows; None: first stage), micro-batch → rows, or the loss
 
@@ -173,7 +173,7 @@ class Pipeline:
                 axis = self._axis((kind, 0, 0), source=source, target=target)
                 (send(byte, axis, target) if self.rank == source else receive(byte, axis, source)).wait()
 
-    def _axis(self, part: Part, *, source: int, target: int) -> Axis:
+    def _axis(self, part: Part, *, source: int, target: int) -> AxisGroup:
         """Return the process group for a message.
 
         F and B, to higher and to lower ranks, have one group each, so that no message queues behind another kind.

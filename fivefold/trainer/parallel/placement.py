@@ -16,7 +16,7 @@ from fivefold.layout.schedule.action import parts
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.sharding import (
     POLICIES,
-    Unit,
+    FsdpUnit,
     extra_reduce_axis,
     is_gemm_weight,
     policy,
@@ -33,13 +33,13 @@ from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.fp8_gather import Payload, Scales
 from fivefold.trainer.parallel.gradients import ExtraReduce, Gradients, InFlightReduction
-from fivefold.trainer.parallel.mesh import Axis, Ranks
-from fivefold.trainer.parallel.shard import LocalWeight, Shard
+from fivefold.trainer.parallel.mesh import AxisGroup, Ranks
+from fivefold.trainer.parallel.shard import LocalWeight, WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit, attach
 
 
 @dataclass(frozen=True)
-class Placement:
+class ShardPlacement:
     """Builder of this rank's ZeRO units for ``module``, under one model, layout, job and schedule table.
 
     ``wgrad_store``: holds deferred weight gradients; ``underway``: the reduction in flight of the units.
@@ -91,7 +91,7 @@ class Placement:
             if stage == last:
                 head = self._zero_units(model_units[-1], backwards[stage])
                 if self.model.shares_table and not both_ends:
-                    table = self._zero_units(Unit("embed", model_units[0].weights[:1]), backwards[stage])
+                    table = self._zero_units(FsdpUnit("embed", model_units[0].weights[:1]), backwards[stage])
                     stage_zero_units += table
                 for unit in (head[0], *([] if both_ends else table)):
                     uses_per_weight = [self._count_uses(shard.name) for shard in unit.shards]
@@ -126,7 +126,7 @@ class Placement:
             return self.model.mtp_depth + tied * losses
         return losses if name.startswith("head.out.") else 1
 
-    def _zero_units(self, unit: Unit, backwards: int, *, every_micro_batch: bool = True) -> list[ZeroUnit]:
+    def _zero_units(self, unit: FsdpUnit, backwards: int, *, every_micro_batch: bool = True) -> list[ZeroUnit]:
         """Build the ZeRO units of the dense and the expert weights, whose shard groups differ; the first releases both.
 
         ``every_micro_batch``: whether gradients may be reduced after every backward.
@@ -142,7 +142,7 @@ class Placement:
     def _zero_unit(
         self, every_weight: list[Weight], backwards: int, *, experts: bool, every_micro_batch: bool
     ) -> ZeroUnit:
-        weights = list(select_trained(Unit("", tuple(every_weight)), self.job).weights)
+        weights = list(select_trained(FsdpUnit("", tuple(every_weight)), self.job).weights)
         ranks, prefix = self.ranks, "expert_" if experts else ""
         shard, replica = ranks[f"{prefix}shard"], ranks[f"{prefix}replica"]
         sums = list(self._extra_reduces(weights))
@@ -157,10 +157,10 @@ class Placement:
                 copies = 2 if weight.name == "embed.tokens.weight" and self._table_is_shared() else 1
             return LocalWeight(weight, piece, piece.holders * replica.size * copies)
 
-        shards, dtypes = [Shard(make_local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
+        shards, dtypes = [WeightShard(make_local(weight), axis=shard) for weight in weights], Dtypes(self.job.precision)
         zero_policy = policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
         frozen = [make_local(weight) for weight in every_weight if weight not in weights]
-        still = Axis(shard.name, 0, shard.ranks[:1], None)  # frozen weights that stay gathered are on every rank
+        still = AxisGroup(shard.name, 0, shard.ranks[:1], None)  # frozen weights that stay gathered are on every rank
         if zero_policy.weights_stay:
             frozen = [weight._replace(holders=weight.holders * shard.size) for weight in frozen]
         every_micro_batch = (
@@ -187,7 +187,9 @@ class Placement:
             shards,
             gradients,
             frozen=[
-                Shard(weight, axis=still if zero_policy.weights_stay else shard, packed=self._is_packed(weight.weight))
+                WeightShard(
+                    weight, axis=still if zero_policy.weights_stay else shard, packed=self._is_packed(weight.weight)
+                )
                 for weight in frozen
             ],
             shard=shard,

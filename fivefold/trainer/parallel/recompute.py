@@ -24,7 +24,7 @@ from fivefold.layout.spec import CHEAP
 from fivefold.trainer.model import linear_op
 from fivefold.trainer.model.linear import Linear, fused_linears, mark_recomputation
 from fivefold.trainer.model.operation import exclude_from_graphs, skip_wrappers
-from fivefold.trainer.parallel.recomputed import Function, Operation, OutputsByStorage, SavedHandle, restore
+from fivefold.trainer.parallel.recomputed import Function, OutputsByStorage, RecomputedOperation, SavedHandle, restore
 
 Compile = Callable[[Function], Function]
 END_OF_FEED_FORWARD = ("mlp.", "moe.")  # how the names of operations near a block's end begin
@@ -117,7 +117,7 @@ class _SelectiveRecompute:
             return function(*inputs)
         self.here.outputs = None
         if chosen_groups:
-            operation = Operation(function, inputs, outputs)
+            operation = RecomputedOperation(function, inputs, outputs)
             with mark_recomputation(), saved_tensors_hooks(operation.pack, restore):
                 result = function(*inputs)
             operation.record_outputs(result, cheap=bool(chosen_groups & CHEAP))
@@ -183,7 +183,7 @@ class StopPoint(NamedTuple):
     places: list[int]
 
 
-class RecomputedLayer(Operation):
+class RecomputedLayer(RecomputedOperation):
     """A full block as one operation. Its recomputation stops at the ``StopPoint``, before the last collective."""
 
     def __init__(self, function: Function, inputs: Sequence[Any], here: _ThreadState) -> None:

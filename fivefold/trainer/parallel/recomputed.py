@@ -46,7 +46,7 @@ class KeptTensor(NamedTuple):
 class RecomputedOutput:
     """An output of a recomputed operation: freed, kept because another operation saved it, or recomputed."""
 
-    def __init__(self, operation: Operation, *, cheap: bool) -> None:
+    def __init__(self, operation: RecomputedOperation, *, cheap: bool) -> None:
         self.operation, self.cheap = operation, cheap
         self.tensor: Tensor | None = None
 
@@ -88,7 +88,7 @@ class SavedHandle:
     ``instead``: reference to the tensor, if it is not to be recomputed.
     """
 
-    def __init__(self, operation: Operation, instead: KeptTensor | OutputView | None) -> None:
+    def __init__(self, operation: RecomputedOperation, instead: KeptTensor | OutputView | None) -> None:
         self.operation, self.instead = operation, instead
         self.tensor: Tensor | None = None
 
@@ -130,7 +130,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
         return held
 
 
-class Operation:
+class RecomputedOperation:
     """A function that may run again. It refers weakly to its handles and outputs.
 
     Those already freed are not filled.

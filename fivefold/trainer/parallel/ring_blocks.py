@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.model.attention_mask import AttentionMask
-from fivefold.trainer.model.flash_attention import Noise, Span, earlier_key_spans, self_attention_spans
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.model.flash_attention import DocumentSpan, DropoutNoise, earlier_key_spans, self_attention_spans
+from fivefold.trainer.parallel.mesh import AxisGroup
 
 
-class Block(NamedTuple):
+class RingBlock(NamedTuple):
     """Local queries and the held keys that they attend to, as tokens.
 
     ``offset`` and ``spans`` are arguments of ``attend``.
@@ -27,10 +27,10 @@ class Block(NamedTuple):
     queries: slice
     keys: slice
     offset: int
-    spans: tuple[Span, ...] | None
+    spans: tuple[DocumentSpan, ...] | None
     places: tuple[int, ...] = ()  # positions of the first query and key, and of this rank's chunks: tokens, gap
 
-    def noise(self, noise: Noise | None) -> Noise | None:
+    def noise(self, noise: DropoutNoise | None) -> DropoutNoise | None:
         """Return the dropout for the positions of this block."""
         if noise is None:
             return None
@@ -38,7 +38,7 @@ class Block(NamedTuple):
         return noise._replace(query=query, key=key, gap_at=gap_at, gap=gap)
 
 
-Hops = list[list[Block]]
+Hops = list[list[RingBlock]]
 
 
 def zigzag(*, ranks: int, rank: int, sequence: int) -> Tensor:
@@ -47,7 +47,9 @@ def zigzag(*, ranks: int, rank: int, sequence: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[-1 - rank]))
 
 
-def ring_hops(axis: Axis, rule: AttentionMask, *, sequences: int, tokens: int, documents_BT: Tensor | None) -> Hops:
+def ring_hops(
+    axis: AxisGroup, rule: AttentionMask, *, sequences: int, tokens: int, documents_BT: Tensor | None
+) -> Hops:
     """Return the blocks of every hop of this rank, which holds ``tokens`` of each sequence.
 
     The first has all its tokens.
@@ -61,12 +63,12 @@ def ring_hops(axis: Axis, rule: AttentionMask, *, sequences: int, tokens: int, d
     return _pairs_of_chunks(axis, window=rule.window, sequences=sequences, tokens=tokens, ids=ids)
 
 
-def _halves(axis: Axis, *, tokens: int, ids: list[Tensor] | None) -> Hops:
+def _halves(axis: AxisGroup, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     """Return one block per hop."""
     first, second, both = slice(0, tokens // 2), slice(tokens // 2, tokens), slice(0, tokens)
-    blocks = [Block(both, both, 0, None)]
-    blocks += [Block(both, first, tokens, None)] * axis.rank
-    blocks += [Block(second, both, tokens, None)] * (axis.size - 1 - axis.rank)
+    blocks = [RingBlock(both, both, 0, None)]
+    blocks += [RingBlock(both, first, tokens, None)] * axis.rank
+    blocks += [RingBlock(second, both, tokens, None)] * (axis.size - 1 - axis.rank)
     if ids is None:
         return [[block] for block in blocks]
     local_ids = ids[axis.rank]
@@ -78,14 +80,16 @@ def _halves(axis: Axis, *, tokens: int, ids: list[Tensor] | None) -> Hops:
     return hops
 
 
-def _pairs_of_chunks(axis: Axis, *, window: int, sequences: int, tokens: int, ids: list[Tensor] | None) -> Hops:
+def _pairs_of_chunks(axis: AxisGroup, *, window: int, sequences: int, tokens: int, ids: list[Tensor] | None) -> Hops:
     """Return the pairs of local and held chunks of each hop that lie within the window, as blocks."""
     chunk = tokens // 2
     halves = (slice(0, chunk), slice(chunk, tokens))
     local_ids = None if ids is None else ids[axis.rank]
     first, second = _chunks(axis.rank, axis)
     places = (first * chunk, first * chunk, chunk, (second - first - 1) * chunk)
-    hops: Hops = [[Block(slice(0, tokens), slice(0, tokens), 0, _local_chunks(sequences, chunk, local_ids), places)]]
+    hops: Hops = [
+        [RingBlock(slice(0, tokens), slice(0, tokens), 0, _local_chunks(sequences, chunk, local_ids), places)]
+    ]
     for hop in range(axis.size):
         source = (axis.rank - hop) % axis.size
         blocks = hops[0] if hop == 0 else []
@@ -96,20 +100,22 @@ def _pairs_of_chunks(axis: Axis, *, window: int, sequences: int, tokens: int, id
                     spans = None
                     if ids is not None:
                         spans = earlier_key_spans(ids[axis.rank][:, queries], ids[source][:, keys], offset=offset)
-                    blocks.append(Block(queries, keys, offset, spans, (query_chunk * chunk, key_chunk * chunk, 0, 0)))
+                    blocks.append(
+                        RingBlock(queries, keys, offset, spans, (query_chunk * chunk, key_chunk * chunk, 0, 0))
+                    )
         if hop:
             hops.append(blocks)
     return hops
 
 
-def _local_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[Span, ...]:
+def _local_chunks(sequences: int, chunk: int, ids: Tensor | None) -> tuple[DocumentSpan, ...]:
     """Return the spans of each of this rank's chunks on itself, within documents if there are any."""
     if ids is not None:
         return self_attention_spans(ids.reshape(-1, chunk))
     runs = [slice(start, start + chunk) for start in range(0, 2 * sequences * chunk, chunk)]
-    return tuple(Span(run, run) for run in runs)
+    return tuple(DocumentSpan(run, run) for run in runs)
 
 
-def _chunks(rank: int, axis: Axis) -> tuple[int, int]:
+def _chunks(rank: int, axis: AxisGroup) -> tuple[int, int]:
     """Return the indices of the two chunks of a rank, of 2cp."""
     return rank, 2 * axis.size - 1 - rank

@@ -15,7 +15,7 @@ from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import chunk_rows
 from fivefold.model.weights import Weight
 from fivefold.trainer.model.nf4 import Nf4Weight
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 
 
 class LocalWeight(NamedTuple):
@@ -34,14 +34,14 @@ class Box(NamedTuple):
     rows: tuple[slice, ...]
 
 
-class Shard:
+class WeightShard:
     """The rows of one weight on this rank, which the optimizer updates, and their gradient in ``weight.grad``.
 
     ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows. ``packed``: the weight is stored in
     nf4, two elements in a byte, and ``nf4`` has its scales.
     """
 
-    def __init__(self, held: LocalWeight, *, axis: Axis, packed: bool = False) -> None:
+    def __init__(self, held: LocalWeight, *, axis: AxisGroup, packed: bool = False) -> None:
         self.local_weight, self.name, self.shape = held, held.weight.name, torch.Size(held.local_slice.shape)
         self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one row
         self.columns = self._row.numel()
@@ -60,12 +60,12 @@ class Shard:
             return flat[: self.rows * self.columns // 2]
         return flat[: self.rows * self.columns].view(self.rows, *self._row)
 
-    def load(self, whole: Tensor) -> None:
-        """Set this shard's rows to those of the full weight ``whole``."""
+    def load(self, full: Tensor) -> None:
+        """Set this shard's rows to those of the full weight ``full``."""
         if self.nf4 is None:
-            self.weight.copy_(self.rows_of(whole))
+            self.weight.copy_(self.rows_of(full))
             return
-        packed = self.nf4.quantize(whole)
+        packed = self.nf4.quantize(full)
         first = self.first_row * self.columns // 2
         self.weight.copy_(packed[first : first + self.weight.numel()])
 
@@ -75,11 +75,11 @@ class Shard:
             return self.weight
         return self.nf4.dequantize_rows(self.weight, first=self.first_row, rows=self.rows)
 
-    def rows_of(self, whole: Tensor) -> Tensor:
+    def rows_of(self, full: Tensor) -> Tensor:
         """Return this shard's rows of a full weight: [rows, …], with zeros for padding."""
         local_slice = self.local_weight.local_slice
-        local = whole.new_zeros(self.shape)
-        local[local_slice.data_slices] = whole[local_slice.slices]
+        local = full.new_zeros(self.shape)
+        local[local_slice.data_slices] = full[local_slice.slices]
         return local.reshape(-1, *self._row)[self.first_row : self.first_row + self.rows]
 
     def boxes(self) -> Iterator[Box]:

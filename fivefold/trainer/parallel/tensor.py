@@ -23,18 +23,18 @@ from torch import Tensor, nn
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import skip_rows
-from fivefold.trainer.model.kernels.norms import Sums
+from fivefold.trainer.model.kernels.norms import RankSums
 from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.trainer.model.logits import PLAIN, LogitShape
 from fivefold.trainer.model.operation import exclude_from_graphs
 from fivefold.trainer.parallel.collectives import all_gather, all_reduce, reduce_scatter
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 
 
 class _TensorParallelHooks(LinearHooks):
     """Hooks of a linear sharded over ``axis``; ``sp``: the stream outside it is sharded by rows."""
 
-    def __init__(self, axis: Axis, *, sp: bool) -> None:
+    def __init__(self, axis: AxisGroup, *, sp: bool) -> None:
         self.axis, self.sp = axis, sp
 
     def start_sum(self, x: Tensor) -> Wait:
@@ -100,7 +100,7 @@ class RowParallel(_TensorParallelHooks):
 class GatherRows:
     """All-gathers rows that the heads of every rank need; the gradient is summed over ranks."""
 
-    def __init__(self, axis: Axis, *, sp: bool) -> None:
+    def __init__(self, axis: AxisGroup, *, sp: bool) -> None:
         self.hooks = _TensorParallelHooks(axis, sp=sp)
 
     @exclude_from_graphs
@@ -127,7 +127,7 @@ class VocabParallel:
 
     def __init__(
         self,
-        axis: Axis,
+        axis: AxisGroup,
         *,
         sp: bool,
         words: int,
@@ -165,10 +165,10 @@ class VocabParallel:
         return (losses if counted is None else losses.masked_fill_(~counted, 0)).sum()
 
 
-class NormSums(Sums):
+class NormSums(RankSums):
     """Sums of squares for a norm over all heads; ranks that hold copies of a key head each add their share."""
 
-    def __init__(self, axis: Axis, *, width: int, holders: int) -> None:
+    def __init__(self, axis: AxisGroup, *, width: int, holders: int) -> None:
         self.axis, self.width, self.holders = axis, width, holders
 
     @exclude_from_graphs
@@ -178,7 +178,7 @@ class NormSums(Sums):
         return summed if self.holders == 1 else summed.div_(self.holders)
 
 
-def _local_rows(axis: Axis, rows: Tensor) -> Tensor:
+def _local_rows(axis: AxisGroup, rows: Tensor) -> Tensor:
     """Return this rank's chunk of ``rows``, equally many per rank (sp)."""
     return rows.chunk(axis.size)[axis.rank]
 
@@ -201,7 +201,7 @@ class _Lookup(torch.autograd.Function):
         return None, torch.ops.aten.embedding_dense_backward(wait_gradient(), local_ids, ctx.held, -1, False), None
 
 
-def _logsumexp_over_ranks(lse: Tensor, axis: Axis) -> Tensor:
+def _logsumexp_over_ranks(lse: Tensor, axis: AxisGroup) -> Tensor:
     """Return log Σ over ranks of exp(lse), computed relative to the largest, so that nothing overflows."""
     top = all_reduce(lse.clone(), axis, op=dist.ReduceOp.MAX).wait()
     return all_reduce(lse.sub_(top).exp_(), axis).wait().log_().add_(top)
@@ -222,7 +222,7 @@ HEAD_NORMS = ("attention.q_norm", "attention.k_norm")
 SUB_NORMS = ("attention.out_norm", "mlp.norm")  # of the inputs of row-parallel layers
 
 
-def attach(module: nn.Module, axis: Axis, *, sp: bool) -> None:
+def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
     """Set the hooks of a ``Transformer`` for weights sharded over ``axis`` as ``layout/sharding.py`` says."""
     model, kernels = cast(Model, module.model), cast(Kernels, module.get_submodule("head").kernels)
     vocabulary = VocabParallel(

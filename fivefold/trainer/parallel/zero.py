@@ -24,8 +24,8 @@ from fivefold.trainer.parallel.backward_end import watch_backward_end
 from fivefold.trainer.parallel.collectives import Pending, all_gather
 from fivefold.trainer.parallel.fp8_gather import Payload
 from fivefold.trainer.parallel.gradients import Gradients, resize
-from fivefold.trainer.parallel.mesh import Axis
-from fivefold.trainer.parallel.shard import Shard
+from fivefold.trainer.parallel.mesh import AxisGroup
+from fivefold.trainer.parallel.shard import WeightShard
 
 
 class ZeroUnit:
@@ -40,11 +40,11 @@ class ZeroUnit:
     def __init__(
         self,
         module: nn.Module,
-        shards: list[Shard],
+        shards: list[WeightShard],
         gradients: Gradients,
         *,
-        frozen: list[Shard],
-        shard: Axis,
+        frozen: list[WeightShard],
+        shard: AxisGroup,
         policy: Policy,
         dtypes: Dtypes,
         device: torch.device,
@@ -286,7 +286,7 @@ class ZeroUnit:
         return collect
 
 
-def _set_parameter(module: nn.Module, shard: Shard, part: Tensor, *, trained: bool) -> nn.Parameter:
+def _set_parameter(module: nn.Module, shard: WeightShard, part: Tensor, *, trained: bool) -> nn.Parameter:
     """Make the parameter of a weight in ``module`` a view of its gathered ``part``."""
     flat = part.view(-1)
     view = flat[: shard.shape.numel() // 2] if shard.packed else flat[: shard.shape.numel()].view(shard.shape)

@@ -16,7 +16,7 @@ from fivefold.web.answers import Reply
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import AskQuestion, ChosenQuestion, replace_ranks
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 
 REPLIES: TypeAdapter[list[Reply]] = TypeAdapter(list[Reply])
 
@@ -25,7 +25,7 @@ class AskPage(Begun, ChosenQuestion):
     """A question to ``ask`` as the page asks it."""
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
     streams = {question: Stream(site, f"ask {question}") for question in QUESTIONS}

@@ -18,17 +18,17 @@ from fivefold.rendering.comparison import (
     make_difference_grid,
 )
 from fivefold.rendering.drawing.bars import draw_stacked
-from fivefold.rendering.step_view import Part, list_memory_parts, list_time_parts
+from fivefold.rendering.step_view import BarPart, list_memory_parts, list_time_parts
 from fivefold.results.comparison import Comparison, Variant
 from fivefold.units import show_bytes
 from fivefold.web.pages.render import page
 from fivefold.web.question import CompareQuestion
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 
 MAX_VARIANTS = 8  # largest number of variants side by side
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -45,7 +45,7 @@ def router(site: Site) -> APIRouter:
     return pages
 
 
-def look(site: Site, asked: CompareQuestion) -> dict[str, Any]:
+def look(site: WebServer, asked: CompareQuestion) -> dict[str, Any]:
     """Return the comparison with its pictures, all to one scale."""
     cases = asked.cases(folder=site.folder, local=site.local)
     if len(cases) > MAX_VARIANTS:
@@ -77,14 +77,14 @@ def bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, Any]:
     stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
     label = f"{variant.name}: {show_bytes(stage.peak_bytes)}"
     return (
-        draw_stacked(list_time_parts(step.time), whole=slowest or 1.0, label=f"{variant.name}: time by cause"),
-        draw_stacked(list_memory_parts(stage), whole=fullest * 1.05, label=label),
+        draw_stacked(list_time_parts(step.time), total=slowest or 1.0, label=f"{variant.name}: time by cause"),
+        draw_stacked(list_memory_parts(stage), total=fullest * 1.05, label=label),
     )
 
 
 def list_looks(comparison: Comparison, *, memory: bool) -> list[tuple[str, str]]:
     """Return CSS classes and names of the parts of the bars."""
-    parts: list[Part] = []
+    parts: list[BarPart] = []
     for variant in comparison.predicted_variants:
         assert variant.step is not None
         stage = max(variant.step.memory.stages, key=lambda stage: stage.peak_bytes)

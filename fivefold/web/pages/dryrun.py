@@ -10,14 +10,14 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from fivefold.web.pages.render import page
 from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import DryrunQuestion
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 
 
 class DryrunPage(Begun, DryrunQuestion):
     """A question to ``dryrun`` as the page asks it."""
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "dryrun")
 

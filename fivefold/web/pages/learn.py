@@ -11,10 +11,10 @@ from fivefold.record import UserError
 from fivefold.web.book import chapter, chapters
 from fivefold.web.pages.plan import PlanQuestion, View, look
 from fivefold.web.pages.render import page
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 

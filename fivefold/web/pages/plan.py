@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import Field
 
-from fivefold.interop.format import Format, Plan, Written
+from fivefold.interop.format import ConfigFormat, ConfigPlan, Written
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
 from fivefold.layout.spec import Layout
@@ -36,11 +36,11 @@ from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web import answers
 from fivefold.web.controls import Control, JobChoice, Size, controls, list_job_choices, sizes
 from fivefold.web.pages.render import fragment, page
-from fivefold.web.question import About, Question, ResolvedRequest
-from fivefold.web.site import Site
+from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest
+from fivefold.web.site import WebServer
 
 
-class PlanQuestion(Question):
+class PlanQuestion(PredictQuestion):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
 
     rank: int | None = Field(None, description="Pipeline rank whose memory is drawn. Default: the fullest.")
@@ -61,7 +61,7 @@ class View(NamedTuple):
     start: str = ""  # a layout to start from, if that of the question cannot be parsed
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -81,7 +81,7 @@ def router(site: Site) -> APIRouter:
         return HTMLResponse(fragment("config.html", files=written.files, remarks=written.remarks))
 
     @pages.get("/plan/model")
-    async def model(asked: Annotated[About, Query()]) -> Response:
+    async def model(asked: Annotated[JobQuestion, Query()]) -> Response:
         """Return the model of the page as a file."""
         text = await site.answer(asked, lambda noun: toml.emit(noun.model.model_dump(exclude_none=True)))
         return Response(text, media_type="application/toml")
@@ -108,7 +108,7 @@ def router(site: Site) -> APIRouter:
     return pages
 
 
-def look(site: Site, asked: PlanQuestion) -> View:
+def look(site: WebServer, asked: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
         noun = site.resolve(asked)
@@ -128,7 +128,7 @@ def look(site: Site, asked: PlanQuestion) -> View:
 def write_config(noun: ResolvedRequest, asked: PlanQuestion) -> Written:
     """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
     machine = f"{noun.machine.name}:{noun.machine.ranks}"
-    plan = Plan(noun.model, asked.parsed_layout(), noun.job, noun.machine.ranks_per_node, machine)
+    plan = ConfigPlan(noun.model, asked.parsed_layout(), noun.job, noun.machine.ranks_per_node, machine)
     written = write(plan, to=asked.to or list_formats(noun)[0].name)
     defaults = describe_defaults(noun.job)
     return written._replace(remarks=(*written.remarks, *((defaults,) if defaults else ())))
@@ -148,7 +148,7 @@ def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> 
         "chip": chip,
         "cost": describe_cost(step, noun.machine, tokens=asked.tokens, price=asked.price),
         "formats": list_formats(noun),
-        "stages": [(stage, stage_bar(stage, whole=scale_bytes, limit=limit)) for stage in step.memory.stages],
+        "stages": [(stage, stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "memory": memory.picture(plan.levels, rank=plan.rank, capacity_bytes=chip),
         "memory_finding": memory_finding(plan.levels, rank=plan.rank, capacity_bytes=chip),
@@ -157,16 +157,16 @@ def add_pictures(noun: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> 
         "pipeline_finding": finding(step.time, plan.rows),
         "pipeline_looks": pipeline.list_looks(plan.rows),
         "causes": (causes := list_time_parts(step.time)),
-        "time_bar": draw_stacked(causes, whole=step.time.step_seconds or 1.0, label="time of a step by cause"),
+        "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         "bands": bands(step),
     }
 
 
-def stage_bar(stage: StageMemory, *, whole: float, limit: float | None) -> Any:
+def stage_bar(stage: StageMemory, *, total: float, limit: float | None) -> Any:
     """Return a stage's memory as a bar, all stages to one scale."""
     label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
-    return draw_stacked(list_memory_parts(stage), whole=whole, label=label, limit=limit)
+    return draw_stacked(list_memory_parts(stage), total=total, label=label, limit=limit)
 
 
 def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float | None) -> tuple[str, str, str]:
@@ -182,7 +182,7 @@ def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float |
     return f"${show_count(hours * price)}", run, f"{days:,.1f} days, {show_count(hours)} GPU hours at ${price:g}"
 
 
-def list_formats(noun: ResolvedRequest) -> list[Format]:
+def list_formats(noun: ResolvedRequest) -> list[ConfigFormat]:
     """Return the formats of configs, that of the job's software first."""
     written = [form for form in FORMATS if form.emit]
     return sorted(written, key=lambda form: form.stack != noun.job.stack.name)

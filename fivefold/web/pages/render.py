@@ -19,7 +19,7 @@ from fivefold.requests.settings import load_settings
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.controls import JOB_HELP, list_values
 from fivefold.web.copies import write_copies
-from fivefold.web.question import About, replace_ranks, spell_value
+from fivefold.web.question import JobQuestion, replace_ranks, spell_value
 
 PAGES = (
     ("plan", "Plan"),
@@ -83,8 +83,8 @@ def page(
     template: str,
     request: Request,
     *,
-    asked: About,
-    command: About | None = None,
+    asked: JobQuestion,
+    command: JobQuestion | None = None,
     mistake: str = "",
     code: int = 200,
     **values: Any,

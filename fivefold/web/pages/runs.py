@@ -24,8 +24,8 @@ from fivefold.step import Step
 from fivefold.units import GIB, byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs
 from fivefold.web.pages.render import page
-from fivefold.web.question import About
-from fivefold.web.site import Site
+from fivefold.web.question import JobQuestion
+from fivefold.web.site import WebServer
 
 LAST = 40  # number of events shown
 RUN_LOOKS = ("F", "BW", "W", "messages", "reduce", "update")  # colours of runs that are compared
@@ -33,7 +33,7 @@ SMOOTHS = (1, 10, 50, 200)  # offered numbers of steps
 LIVE, QUIET = 2000, 5000  # polling intervals in milliseconds: while something runs, and while it may start
 
 
-class RunQuestion(About):
+class RunQuestion(JobQuestion):
     """The run to show, or the runs to compare; without any, the list."""
 
     folder: str = Field("", max_length=1000)
@@ -41,7 +41,7 @@ class RunQuestion(About):
     smooth: int = Field(1, ge=1, le=1000, description="Steps over which losses and speeds are averaged.")
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -66,7 +66,7 @@ def router(site: Site) -> APIRouter:
     return pages
 
 
-def compare_runs(site: Site, asked: RunQuestion) -> dict[str, Any]:
+def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
     """Return the curves of several runs in one picture each, and their figures."""
     names = list(dict.fromkeys(asked.compare))
     if not 2 <= len(names) <= len(RUN_LOOKS):
@@ -109,7 +109,7 @@ def smooth(points: Sequence[tuple[float, float]], steps: int) -> list[tuple[floa
     ]
 
 
-def look(site: Site, name: str) -> dict[str, Any]:
+def look(site: WebServer, name: str) -> dict[str, Any]:
     """Return everything that is shown for a run."""
     log_lines = runs.log(site.folder, name)
     training = [line for line in log_lines if "loss" in line]
@@ -173,7 +173,7 @@ def memory(training: list[dict[str, Any]]) -> Any:
     return lines.picture([curve], label="memory over steps", y_title=unit)
 
 
-def lanes(site: Site, name: str) -> dict[str, Any]:
+def lanes(site: WebServer, name: str) -> dict[str, Any]:
     """Return the timeline: predicted, dry run and traced, one above the other."""
     try:
         kinds = run_folder.lanes(site.folder.path(name))

@@ -18,17 +18,17 @@ from fivefold.rendering.drawing import scatter
 from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.point_charts import draw_front
 from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
+from fivefold.rendering.run_estimate import assumption, make_offer_grid, span
 from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes, make_best_grid
 from fivefold.rendering.step_view import list_key_figures
-from fivefold.rendering.whole_run import assumption, make_offer_grid, span
+from fivefold.results.run_estimate import Offer, Offers
 from fivefold.results.search_result import Ranked, SearchResult, Walk
-from fivefold.results.whole_run import Offer, Offers
 from fivefold.units import show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Fit, Stream
 from fivefold.web.question import SearchQuestion, replace_ranks
-from fivefold.web.site import Site
+from fivefold.web.site import WebServer
 
 SKETCHED, DRAWN = 10, 400  # layouts in the table while a search runs, and points of its picture at the end
 FITS: tuple[Column[Fit], ...] = (
@@ -51,7 +51,7 @@ class SearchPage(Begun, SearchQuestion):
         return self.convert(SearchQuestion).replace(front=1 if self.is_of_run and is_default else self.front)
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "ranked")
 
@@ -88,7 +88,7 @@ def render_best(asked: SearchPage, fits: Sequence[Fit]) -> str:
     )
 
 
-def render_result(site: Site, asked: SearchPage, result: Found, fits: Sequence[Fit] = ()) -> str:
+def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Sequence[Fit] = ()) -> str:
     """Return the result as HTML; ``fits``: the layouts that were evaluated and fit."""
     if isinstance(result, Offers):
         links = [get_plan_url(site, asked, offer) for offer in result.offers if offer.run]
@@ -136,7 +136,7 @@ def address(asked: SearchQuestion, ranked: Ranked) -> str:
     return _plan(asked, layout=ranked.step.layout, reduce=ranked.reduce, **changes)
 
 
-def get_plan_url(site: Site, asked: SearchQuestion, offer: Offer) -> str:
+def get_plan_url(site: WebServer, asked: SearchQuestion, offer: Offer) -> str:
     """Return the URL of an offer's plan, on the machine by the name used in the question."""
     words = (asked.machine, *asked.machines)
     word_by_machine = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
@@ -188,6 +188,8 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
     return draw_front(points)
 
 
-def _point(layout: str, seconds: float, size: int, precision: str, href: str, *, look: str = "dot") -> scatter.Point:
+def _point(
+    layout: str, seconds: float, size: int, precision: str, href: str, *, look: str = "dot"
+) -> scatter.ScatterPoint:
     tip = f"{layout}\n{show_seconds(seconds)}, {show_bytes(size)}" + (f", {precision}" if precision else "")
-    return scatter.Point(size, seconds, tip, href, look)
+    return scatter.ScatterPoint(size, seconds, tip, href, look)

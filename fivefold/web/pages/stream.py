@@ -19,8 +19,8 @@ from starlette.responses import StreamingResponse
 from fivefold.record import Record, UserError
 from fivefold.rendering.elements import paragraph
 from fivefold.rendering.question import describe_question
-from fivefold.web.question import About
-from fivefold.web.site import Site
+from fivefold.web.question import JobQuestion
+from fivefold.web.site import WebServer
 from fivefold.web.work import Busy
 
 KEPT = 16  # number of results kept
@@ -46,13 +46,13 @@ class Begun(Record):
 class Stream:
     """The answers of one long-running command, as pages request them."""
 
-    def __init__(self, site: Site, verb: str) -> None:
+    def __init__(self, site: WebServer, verb: str) -> None:
         self.site, self.verb = site, verb
         self.kept: OrderedDict[str, str] = OrderedDict()
 
     def answer(
         self,
-        asked: About,
+        asked: JobQuestion,
         draw: Callable[[Any, Sequence[Fit]], str],
         sketch: Callable[[Sequence[Fit]], str] | None = None,
     ) -> StreamingResponse:
@@ -62,7 +62,7 @@ class Stream:
         """
         return StreamingResponse(self._events(asked, draw, sketch), media_type="text/event-stream")
 
-    def describe(self, asked: About) -> str:
+    def describe(self, asked: JobQuestion) -> str:
         """Return the question as the first paragraph of an answer."""
         noun = self.site.resolve(asked)
         line = describe_question(noun.model, noun.machine, noun.job)
@@ -70,7 +70,7 @@ class Stream:
 
     async def _events(
         self,
-        asked: About,
+        asked: JobQuestion,
         draw: Callable[[Any, Sequence[Fit]], str],
         sketch: Callable[[Sequence[Fit]], str] | None,
     ) -> AsyncIterator[str]:

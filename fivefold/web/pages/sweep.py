@@ -18,10 +18,10 @@ from fivefold.requests.fields import MAX_LENGTH
 from fivefold.results.sweep_row import Row
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import show_bytes, show_count, show_seconds
-from fivefold.web.folder import Folder
+from fivefold.web.folder import ServedFolder
 from fivefold.web.pages.render import page
-from fivefold.web.question import About, replace_ranks
-from fivefold.web.site import Site
+from fivefold.web.question import JobQuestion, replace_ranks
+from fivefold.web.site import WebServer
 
 MAX_ROWS, MAX_POINTS = 300, 1500  # largest number of rows in the table, and of points
 REACH = 2  # points that do not fit are drawn up to this multiple of the largest memory that fits
@@ -53,7 +53,7 @@ VALUES = {
 }
 
 
-class SweepQuestion(About):
+class SweepQuestion(JobQuestion):
     """The file to show, and the axes and value of its heat map."""
 
     file: str = Field("", max_length=1000)
@@ -62,7 +62,7 @@ class SweepQuestion(About):
     value: Value = "mfu_causal"
 
 
-def router(site: Site) -> APIRouter:
+def router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
 
@@ -88,7 +88,7 @@ def router(site: Site) -> APIRouter:
     return pages
 
 
-def files_below(folder: Folder) -> list[str]:
+def files_below(folder: ServedFolder) -> list[str]:
     """Return files that may hold rows, at most three folders deep."""
     patterns = [f"{'*/' * depth}*{suffix}" for depth in range(4) for suffix in SUFFIXES]
     paths = (path for pattern in patterns for path in sorted(folder.root.glob(pattern)))
@@ -106,7 +106,7 @@ def describe_question(rows: Sequence[Row]) -> str:
     return " · ".join(parts)
 
 
-def look(site: Site, asked: SweepQuestion) -> dict[str, Any]:
+def look(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
     """Return the rows and their pictures."""
     rows = read(site.folder.path(asked.file))
     predicted = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
@@ -136,7 +136,7 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= max_bytes)
     chosen = [*best[:MAX_POINTS], *over][:MAX_POINTS]
     dots = [
-        scatter.Point(
+        scatter.ScatterPoint(
             row.peak_bytes or 0,
             row.tokens_per_second_per_gpu or 0.0,
             make_tooltip(row),
@@ -171,7 +171,7 @@ def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tu
 
 def address(row: Row) -> str:
     """Return the URL of a row's plan."""
-    about = About(
+    about = JobQuestion(
         model=row.model[:MAX_LENGTH],
         machine=replace_ranks(row.machine, row.ranks)[:MAX_LENGTH],
         seq=row.sequence,

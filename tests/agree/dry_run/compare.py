@@ -133,10 +133,10 @@ def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tupl
 
 def _totals(tapes: list[RankTapes], model: Model, layout: Layout, job: Job, *, flops: int) -> list[str]:
     """Of all ranks: the representatives stand for equally many."""
-    alike = layout.world // len(tapes)
-    done = sum(alike * work(tape.steady) for tape in tapes)
+    ranks_per_tape = layout.world // len(tapes)
+    done = sum(ranks_per_tape * work(tape.steady) for tape in tapes)
     lines = [f"flops: {done} rehearsed, {flops} planned"] if done != flops else []
-    parameters = round(alike * sum(tape.parameters for tape in tapes))
+    parameters = round(ranks_per_tape * sum(tape.parameters for tape in tapes))
     padded = padded_vocab(model, job, tp=layout.tp) != model.vocab  # the last tp rank holds fewer rows than the first
     if not padded and layout.shards == 1 and layout.expert_shards == 1 and parameters != model.parameters:
         lines.append(f"parameters: {parameters} rehearsed, {model.parameters} planned")

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from fivefold.dry_run.fake.collectives import Handle, make_result
 from fivefold.dry_run.fake.world import index_groups
 from fivefold.dry_run.rank_tapes import CATEGORIES, THROUGH, RankTapes, record_steps
-from fivefold.dry_run.record.recorder import SCALAR, Recorder
+from fivefold.dry_run.record.recorder import SCALAR, TapeRecorder
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
@@ -64,7 +64,7 @@ def play(model: Model, layout: Layout, job: Job) -> Told:
     return Told(RankTapes(recorder.rank, first, steady, built.parameters), said, meter.flops, meter.peak_bytes)
 
 
-class Sender(Recorder):
+class Sender(TapeRecorder):
     """The recorder, but messages are sent and numbers are asked of tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,7 +17,7 @@ from fivefold.layout.validity import refuse
 from fivefold.record import UserError
 from tests.agree.parity.cases import MODELS, TOKENS, Case, job_for, make_uneven_stages, model_for
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 # A value is what is written into the layout line; the first of each factor says nothing.
 FACTORS: Mapping[str, tuple[str, ...]] = {
     "dp": ("dp1", "dp2", "dp3", "dp4", "dp8"),
@@ -92,7 +92,7 @@ def _skeletons() -> list[Choice]:
     for values in itertools.product(*(FACTORS[name] for name in ("dp", "tp", "cp", "pp"))):
         degrees = dict(zip(("dp", "tp", "cp", "pp"), values, strict=True))
         try:
-            if Layout.parse(" ".join(values)).world > MOST_RANKS:
+            if Layout.parse(" ".join(values)).world > MAX_RANKS:
                 continue
         except UserError:
             continue

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fivefold.trainer.parallel.collectives import Pending
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge, reference
 from tests.agree.parity.rank import play
@@ -108,7 +108,7 @@ MUTATIONS = [
 ]
 
 
-def stand_in(collective: str, x: Tensor, axis: Axis, *, received: Sequence[int] | None = None) -> Tensor:
+def stand_in(collective: str, x: Tensor, axis: AxisGroup, *, received: Sequence[int] | None = None) -> Tensor:
     """What would come if every rank had what this one has, or nothing were added."""
     if collective == "all_gather":
         return torch.cat([x] * axis.size)
@@ -123,14 +123,14 @@ def stand_in(collective: str, x: Tensor, axis: Axis, *, received: Sequence[int] 
 def silence(mutation: Mutation, sent: Callable[..., Any], calls: Iterator[int]) -> Callable[..., Any]:
     """``sent``, which is the collective, without the messages that the mutation leaves out."""
 
-    def collective(x: Tensor, axis: Axis, **options: Any) -> Any:
+    def collective(x: Tensor, axis: AxisGroup, **options: Any) -> Any:
         if mutation.call not in (None, next(calls)) or mutation.axis not in ("", axis.name) or axis.size == 1:
             return sent(x, axis, **options)
         made = stand_in(mutation.collective, x, axis, received=options.get("received"))
         out = options.get("out")
         return Pending(made if out is None else out.copy_(made.view_as(out)))
 
-    def exchange(sends: Any, receives: Any, axis: Axis) -> Any:
+    def exchange(sends: Any, receives: Any, axis: AxisGroup) -> Any:
         if mutation.call not in (None, next(calls)):
             return sent(sends, receives, axis)
         for (mine, _), (coming, _) in zip(sends, receives, strict=True):

@@ -93,8 +93,16 @@ def test_repeats_of_a_run_lie_as_far_apart_as_the_resolution_says(report: Report
     repeats: dict[tuple[object, ...], list[Score]] = {}
     for score in report.scores:
         if score.quantity == "time":  # equal runs have equal predictions
-            alike = score.source, score.rivals, score.model, score.chip, score.layout, score.precision, score.predicted
-            repeats.setdefault(alike, []).append(score)
+            configuration = (
+                score.source,
+                score.rivals,
+                score.model,
+                score.chip,
+                score.layout,
+                score.precision,
+                score.predicted,
+            )
+            repeats.setdefault(configuration, []).append(score)
     spreads: dict[str, list[float]] = {}
     for (source, *_), runs in repeats.items():
         if len(runs) > 1:

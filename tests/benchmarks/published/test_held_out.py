@@ -11,7 +11,7 @@ from benchmarks.published import case, cases_of, reader, run
 from benchmarks.published.case import Case, Excluded, Message, rows
 from benchmarks.published.intervals import learn
 from benchmarks.published.score import Score, score, score_message, summarise
-from fivefold.layout.mesh import Group
+from fivefold.layout.mesh import RankGroup
 from fivefold.planner.predict import predict
 from fivefold.planner.time.network import Network
 
@@ -71,7 +71,7 @@ def test_a_message_is_priced_over_all_ranks_of_its_machine() -> None:
     assert nics >= {50e9 / 8, 200e9 / 8, 400e9 / 8}  # of p4de, a3-megagpu and p5
     scored: Score = score_message(one)
     assert scored.measured == one.seconds
-    assert scored.predicted == Network(one.machine).seconds("all_reduce", one.payload, Group(one.machine.ranks, 1))
+    assert scored.predicted == Network(one.machine).seconds("all_reduce", one.payload, RankGroup(one.machine.ranks, 1))
 
 
 def test_a_bandwidth_that_nccl_tests_prints_is_that_of_the_seconds() -> None:

@@ -37,9 +37,9 @@ def test_held_out_rows_and_messages_are_not_learned_from() -> None:
 
 def test_a_source_is_covered_by_what_the_others_teach() -> None:
     """Three sources that agree, and one whose runs take twice as long: it alone lies outside."""
-    alike = [make_score(1 + at / 100, source=name) for name in ("a", "b", "c") for at in range(-10, 11)]
+    accurate_scores = [make_score(1 + at / 100, source=name) for name in ("a", "b", "c") for at in range(-10, 11)]
     far = [make_score(2.0, source="d")] * 30
-    result = {item.source: item for item in coverage([*alike, *far])}
+    result = {item.source: item for item in coverage([*accurate_scores, *far])}
     assert (result["d"].half, result["d"].most, result["d"].runs) == (0, 0, 30)
     assert 0.4 <= result["a"].half <= 0.8
     assert result["a"].most == 1

@@ -21,7 +21,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import memory
-from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.time.units import Units
 from fivefold.stack.catalog import build_stack
 
@@ -56,7 +56,7 @@ def simulate(reuse: int, *, full: bool) -> Counter[int]:
     return gathered
 
 
-def sent_messages(counts: Counts, layout: Layout) -> Iterator[Message]:
+def sent_messages(counts: Counts, layout: Layout) -> Iterator[RepeatedMessage]:
     """Yield the gathers and reductions of all units."""
     for run, times in counts.stage_work(layout)[0]:
         for message in list_messages(counts, layout, run.name):

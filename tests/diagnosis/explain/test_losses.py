@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from fivefold.diagnosis.explain import explain as explain_files
-from fivefold.diagnosis.explain.losses import Point, explain, read
+from fivefold.diagnosis.explain.losses import LossPoint, explain, read
 from fivefold.results.explanation import LossEvent
 
-POINTS = [Point(10 * n, round(9 - 0.5 * n, 3), round(1 + 0.1 * n, 3)) for n in range(1, 12)]
+POINTS = [LossPoint(10 * n, round(9 - 0.5 * n, 3), round(1 + 0.1 * n, 3)) for n in range(1, 12)]
 TEXTS = {
     "json lines": "\n".join(json.dumps({"step": s, "loss": x, "gradient_norm": g}) for s, x, g in POINTS),
     "trainer state": json.dumps({"best_metric": None, "log_history": [
@@ -46,14 +46,16 @@ def test_numbers_of_other_things_are_no_losses() -> None:
     assert read("loss scale: 65536\nwrote loss.png at step 3\nlossless codec 7\n") == []
 
 
-def draw_losses(seed: int, count: int = 400) -> list[Point]:
+def draw_losses(seed: int, count: int = 400) -> list[LossPoint]:
     """A run that falls as runs do."""
     draw = random.Random(seed)
     floor, rate, noise = draw.uniform(1, 3), draw.uniform(0.1, 0.4), draw.uniform(0.005, 0.03)
-    return [Point(n, floor + 8 * n**-rate + draw.gauss(0, noise), 1 + draw.gauss(0, 0.05)) for n in range(1, count + 1)]
+    return [
+        LossPoint(n, floor + 8 * n**-rate + draw.gauss(0, noise), 1 + draw.gauss(0, 0.05)) for n in range(1, count + 1)
+    ]
 
 
-def events(points: list[Point]) -> list[LossEvent]:
+def events(points: list[LossPoint]) -> list[LossEvent]:
     result = explain(points, files=("x",))
     assert result is not None
     return list(result.losses)
@@ -102,7 +104,7 @@ def test_a_divergence_begins_where_the_loss_turns(seed: int, slow: bool) -> None
 @pytest.mark.parametrize("seed", range(10))
 def test_a_plateau_begins_where_the_loss_stands(seed: int) -> None:
     draw = random.Random(seed)
-    points = [Point(n, 2 + max(0, 200 - n) * 0.02 + draw.gauss(0, 0.01), 0) for n in range(1, 601)]
+    points = [LossPoint(n, 2 + max(0, 200 - n) * 0.02 + draw.gauss(0, 0.01), 0) for n in range(1, 601)]
     (event,) = events(points)
     assert event.kind == "plateau"
     assert abs(event.step - 200) <= 64

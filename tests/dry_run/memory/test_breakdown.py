@@ -7,19 +7,19 @@ import time
 import numpy as np
 
 from fivefold.dry_run.memory.breakdown import LiveStorage, levels, list_largest, stage_memory
-from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, Message, Scope, Site, Tape
+from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Scope, Tape, TapeMessage
 
 FORWARD, BACKWARD, UPDATE = Scope("forward", 1, 0), Scope("backward", 1, 0), Scope("update")
-MM = Site("blocks.2.mlp.down", "model/linear.py:7 fused_linears", "aten::mm")
-LOGITS = Site("head.out", "model/linear.py:7 fused_linears", "aten::mm")
+MM = CodeSite("blocks.2.mlp.down", "model/linear.py:7 fused_linears", "aten::mm")
+LOGITS = CodeSite("head.out", "model/linear.py:7 fused_linears", "aten::mm")
 
 
-def make_site(category: str) -> Site:
-    return Site("", "train/zero.py:1 f", "aten::empty", category)
+def make_site(category: str) -> CodeSite:
+    return CodeSite("", "train/zero.py:1 f", "aten::empty", category)
 
 
-def hop(*, receives: bool) -> Message:
-    return Message("pp", "pp_down", (0, 1), "p2p", "bfloat16", 4, 8, 0, receives, 0)
+def hop(*, receives: bool) -> TapeMessage:
+    return TapeMessage("pp", "pp_down", (0, 1), "p2p", "bfloat16", 4, 8, 0, receives, 0)
 
 
 def step() -> Tape:

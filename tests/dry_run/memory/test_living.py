@@ -4,13 +4,13 @@ from collections import Counter
 
 from fivefold.dry_run.memory.breakdown import levels
 from fivefold.dry_run.memory.living import list_live_groups
-from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Scope, Site, Tape
+from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Scope, Tape
 
 
 def tape() -> Tape:
     result = Tape()
-    sites = [Site(f"blocks.{n}.mlp", "linear.py:7 f", "aten::mm") for n in range(3)]
-    sites += [Site("embed", "embed.py:3 g", "aten::embedding")]
+    sites = [CodeSite(f"blocks.{n}.mlp", "linear.py:7 f", "aten::mm") for n in range(3)]
+    sites += [CodeSite("embed", "embed.py:3 g", "aten::embedding")]
     result.add(SCOPE, result.scope(Scope("start")))
     result.add(SCOPE, result.scope(Scope("forward", 0, 0)))
     for key in range(12):

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.dry_run.memory.caching_allocator import IDLE, UNMAPPED, USED, Allocator, Block
+from fivefold.dry_run.memory.caching_allocator import IDLE, UNMAPPED, USED, Allocator, AllocatorBlock
 from fivefold.dry_run.memory.reserved import Reserved, replay_allocator
-from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Scope, Site, Tape
+from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Scope, Tape
 from fivefold.planner.counts.memory.allocator import segment
 from fivefold.units import MIB
 
-SITE = Site("blocks.3.mlp", "fivefold/trainer/model/mlp.py:31 Mlp.forward", "aten::mm")
+SITE = CodeSite("blocks.3.mlp", "fivefold/trainer/model/mlp.py:31 Mlp.forward", "aten::mm")
 
 
 def tape(*sizes: int, living: dict[int, int] | None = None) -> Tape:
@@ -23,7 +23,7 @@ def tape(*sizes: int, living: dict[int, int] | None = None) -> Tape:
     made, born = Tape(rank=5), len(living or {})
     made.add(SCOPE, made.scope(Scope("start")))
     for storage, size in (living or {}).items():
-        made.add(ALLOC, storage, size, made.site(Site("", "", "", "parameters")))
+        made.add(ALLOC, storage, size, made.site(CodeSite("", "", "", "parameters")))
     made.add(SCOPE, made.scope(Scope("forward")))
     for size in sizes:
         if size > 0:
@@ -164,7 +164,7 @@ def round_sizes(sizes: Iterable[int]) -> int:
     return sum(max(512, (size + 511) // 512 * 512) for size in sizes)
 
 
-def check(blocks: Allocator, living: dict[int, tuple[Block, int]]) -> None:
+def check(blocks: Allocator, living: dict[int, tuple[AllocatorBlock, int]]) -> None:
     total = used = 0
     for head in blocks.heads.values():
         block, address, former = head, head.address, None
@@ -194,7 +194,7 @@ def check(blocks: Allocator, living: dict[int, tuple[Block, int]]) -> None:
 def test_blocks_tile_segments(moves: list[int | float], expandable: bool, capacity: int | None) -> None:
     limit = None if capacity is None else capacity * MIB
     blocks = Allocator(expandable=expandable, capacity_bytes=limit)
-    living: dict[int, tuple[Block, int]] = {}
+    living: dict[int, tuple[AllocatorBlock, int]] = {}
     for move in moves:
         before = blocks.reserved_bytes
         if isinstance(move, int):

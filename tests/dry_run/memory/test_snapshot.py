@@ -16,13 +16,13 @@ viz = pytest.importorskip("torch.cuda._memory_viz")
 
 from fivefold.dry_run.memory.reserved import replay_allocator  # noqa: E402
 from fivefold.dry_run.memory.snapshot import save, snapshot  # noqa: E402
-from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, Scope, Site, Tape  # noqa: E402
+from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Scope, Tape  # noqa: E402
 from fivefold.record import RunFailure  # noqa: E402
 from fivefold.units import MIB  # noqa: E402
 
-WEIGHTS = Site("", "", "", "parameters")
-PRODUCT = Site("blocks.0.mlp", "fivefold/trainer/model/linear.py:144 _FusedLinears.forward", "aten::mm")
-UPDATE = Site("", "fivefold/trainer/engine.py:70 Engine.step", "aten::_fused_adamw_")
+WEIGHTS = CodeSite("", "", "", "parameters")
+PRODUCT = CodeSite("blocks.0.mlp", "fivefold/trainer/model/linear.py:144 _FusedLinears.forward", "aten::mm")
+UPDATE = CodeSite("", "fivefold/trainer/engine.py:70 Engine.step", "aten::_fused_adamw_")
 # what the viewer's unpickler knows besides numbers, strings, tuples, lists and dicts of strings: nothing
 OPCODES = {
     "PROTO", "FRAME", "STOP", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "EMPTY_DICT", "EMPTY_LIST", "APPEND",

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE, START, WAIT, Kernel, Message, Scope, Site, Tape
-from fivefold.dry_run.time.play import Played, play
+from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape, TapeMessage
+from fivefold.dry_run.time.play import SimulatedTapes, play
 from fivefold.dry_run.time.prices import Pricer
 from fivefold.dry_run.time.streams import Costs, Streams
 from fivefold.job import Job
-from fivefold.layout.mesh import Group
+from fivefold.layout.mesh import RankGroup
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import AttentionPoint, Calibration, KernelPoint, MatmulPoint
@@ -26,16 +26,16 @@ from tests.selection import mark_share
 Rehearsed = Callable[..., list[Tape]]
 H100 = resolve("h100:16", local=Path())
 GLOO = H100.replace(backend="gloo")
-SUM = Message("dp", "d", (0, 1), "all_reduce", "bfloat16", 4, 8, -1, False, 0)
-SEND = Message("pp", "p", (0, 1), "p2p", "bfloat16", 4, 8, 1, False, 0)
+SUM = TapeMessage("dp", "d", (0, 1), "all_reduce", "bfloat16", 4, 8, -1, False, 0)
+SEND = TapeMessage("pp", "p", (0, 1), "p2p", "bfloat16", 4, 8, 1, False, 0)
 RECEIVE = SEND._replace(peer=0, receives=True)
 COUNTS = SUM._replace(dtype="int64", axis="ep", group="e")
 
 
-def tape(rank: int, text: str, message: Message = SUM) -> Tape:
+def tape(rank: int, text: str, message: TapeMessage = SUM) -> Tape:
     """k: a kernel, s and w: start a message and wait for the oldest, u: the update begins."""
     result = Tape(rank)
-    result.site(Site("", "own.py:1 run", "aten::mm"))
+    result.site(CodeSite("", "own.py:1 run", "aten::mm"))
     result.kernel(Kernel("moving", (), "bfloat16", 0, 8, 1, 0))
     result.message(message)
     result.add(SCOPE, result.scope(Scope("forward", 0, 0)))
@@ -58,10 +58,12 @@ def costs(*, kernel: float = 1.0, message: float = 3.0, launch: float = 0.0, dra
     return Costs([kernel], [launch], [message], [drag], [also.get("reads", False)], launch, also.get("blocking", False))
 
 
-def simulate(*tapes: Tape, streams: bool = True, each: list[Costs] | None = None, **also: float | bool) -> Played:
+def simulate(
+    *tapes: Tape, streams: bool = True, each: list[Costs] | None = None, **also: float | bool
+) -> SimulatedTapes:
     engine = Streams(tapes, streams=streams, costs=each or [costs(**also)] * len(tapes))  # type: ignore[arg-type]
     assert engine.run()
-    return Played(engine)
+    return SimulatedTapes(engine)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +150,11 @@ def test_kernels_and_messages_cost_what_the_planner_says() -> None:
     block = causal._replace(shape=(8, 2048, 1024, 128), flops=full // 2)  # of a ring: all is seen
     assert pricer.kernel(block) == roofline.attention(chip, flops=full / 2, **{**whole, "keys": 1024})  # type: ignore[arg-type]
     network = Network(H100)
-    gather = Message("dp", "d", tuple(range(0, 16, 2)), "all_gather", "bfloat16", 2**20, 2**21, -1, False, 0)
-    assert pricer.message(gather, rank=0) == network.seconds("all_gather", 2**21, Group(8, 2))
+    gather = TapeMessage("dp", "d", tuple(range(0, 16, 2)), "all_gather", "bfloat16", 2**20, 2**21, -1, False, 0)
+    assert pricer.message(gather, rank=0) == network.seconds("all_gather", 2**21, RankGroup(8, 2))
     near, far = (SEND._replace(peer=peer, payload=2**24) for peer in (7, 8))
-    assert pricer.message(near, rank=4) == network.seconds("p2p", 2**24, Group(2, 3))
-    assert pricer.message(far, rank=7) == network.seconds("p2p", 2**24, Group(2, 8))  # neighbours in two nodes
+    assert pricer.message(near, rank=4) == network.seconds("p2p", 2**24, RankGroup(2, 3))
+    assert pricer.message(far, rank=7) == network.seconds("p2p", 2**24, RankGroup(2, 8))  # neighbours in two nodes
     assert pricer.message(far, rank=7) > pricer.message(near, rank=4)
 
 

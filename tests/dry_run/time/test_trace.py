@@ -10,7 +10,7 @@ import pytest
 
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
 from fivefold.dry_run.time import trace
-from fivefold.dry_run.time.play import Played, play
+from fivefold.dry_run.time.play import SimulatedTapes, play
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve
 from fivefold.record import RunFailure
@@ -19,11 +19,11 @@ H100 = resolve("h100:8", local=Path())
 
 
 @pytest.fixture(scope="module")
-def played(make_tapes: Callable[..., list[Tape]]) -> Played:
+def played(make_tapes: Callable[..., list[Tape]]) -> SimulatedTapes:
     return play(make_tapes("tp2 pp2"), machine=H100, job=Job(), world=4)
 
 
-def save(played: Played, path: Path, *ranks: int) -> list[dict[str, Any]]:
+def save(played: SimulatedTapes, path: Path, *ranks: int) -> list[dict[str, Any]]:
     trace.save(played, path, ranks=ranks, about={"model": "tiny"})
     result = json.loads(path.read_text())
     assert result["otherData"] == {"model": "tiny"}
@@ -31,7 +31,7 @@ def save(played: Played, path: Path, *ranks: int) -> list[dict[str, Any]]:
     return events
 
 
-def test_kernels_messages_scopes_and_memory(played: Played, tmp_path: Path) -> None:
+def test_kernels_messages_scopes_and_memory(played: SimulatedTapes, tmp_path: Path) -> None:
     events = save(played, tmp_path / "t.json", 0, 3)
     assert {event["pid"] for event in events} == {0, 3}
     for rank in (0, 3):
@@ -53,7 +53,7 @@ def test_kernels_messages_scopes_and_memory(played: Played, tmp_path: Path) -> N
         assert on["tp"][0]["args"]["at"].endswith(")")
 
 
-def test_the_peak_is_told(played: Played, tmp_path: Path) -> None:
+def test_the_peak_is_told(played: SimulatedTapes, tmp_path: Path) -> None:
     tape = played.tapes[0]
     live = peak = 0
     sizes: dict[int, int] = {}
@@ -70,15 +70,15 @@ def test_the_peak_is_told(played: Played, tmp_path: Path) -> None:
 
 
 def test_trace_keeps_the_longest_of_many_kernels(
-    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: SimulatedTapes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = [e["dur"] for e in save(played, tmp_path / "a.json", 0) if e["ph"] == "X" and e["tid"] == 2]
-    monkeypatch.setattr(trace, "MOST_SPANS", 40)
+    monkeypatch.setattr(trace, "MAX_SPANS", 40)
     few = [e["dur"] for e in save(played, tmp_path / "b.json", 0) if e["ph"] == "X" and e["tid"] == 2]
     assert sorted(few) == sorted(whole)[-40:]
 
 
-def test_path_that_cannot_be_written_is_one_line(played: Played, tmp_path: Path) -> None:
+def test_path_that_cannot_be_written_is_one_line(played: SimulatedTapes, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunFailure, match="the trace cannot be written: File exists"):
         trace.save(played, tmp_path / "file" / "t.json", ranks=[0], about={})

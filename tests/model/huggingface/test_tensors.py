@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fivefold.model.catalog import build_model
-from fivefold.model.huggingface.tensors import Part, parts
+from fivefold.model.huggingface.tensors import TensorPart, parts
 from fivefold.record import UserError
 
 # Tensors in the index of the published files; of DeepSeek-V3 layers x (attention + norms) + dense + experts + 3, as its
@@ -43,7 +43,9 @@ def test_stacked_experts_hold_the_same_elements(family: str) -> None:
 
 
 def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
-    part = Part("q", (12, 5), "attention.q.weight", head=(6, 2, 4))  # two heads: two rows stand still, two pairs turn
+    part = TensorPart(
+        "q", (12, 5), "attention.q.weight", head=(6, 2, 4)
+    )  # two heads: two rows stand still, two pairs turn
     assert part.order() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11]
     turned = {part.name for part in parts(build_model("deepseek-v3"), family="deepseek_v3") if part.head}
     assert turned == {
@@ -60,10 +62,10 @@ def test_a_family_without_names_is_refused() -> None:
 
 
 def test_rows_within_a_fused_tensor() -> None:
-    alone = Part("a", (4, 3), "w")
-    after = Part("a", (9, 3), "w", first=4, rows=3, run=3, stride=3)
-    in_turn = Part("a", (8, 3), "w", first=1, rows=4, run=1, stride=2)
-    by_heads = Part("a", (12, 3), "w", first=2, rows=4, run=2, stride=6)
+    alone = TensorPart("a", (4, 3), "w")
+    after = TensorPart("a", (9, 3), "w", first=4, rows=3, run=3, stride=3)
+    in_turn = TensorPart("a", (8, 3), "w", first=1, rows=4, run=1, stride=2)
+    by_heads = TensorPart("a", (12, 3), "w", first=2, rows=4, run=2, stride=6)
     assert [list(part.order()) for part in (alone, after, in_turn, by_heads)] == [
         [0, 1, 2, 3],
         [4, 5, 6],

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from fivefold.model.huggingface.families import WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.record import UserError
-from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from tests.model.judged import silence_transformers
 from tests.model.mutations import FAMILIES as SMALL
 from tests.model.mutations import PLAIN
@@ -114,7 +114,7 @@ def test_phi4_multimodal_is_phi4_without_its_towers(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = theirs(text, use_cache=False).logits
         theirs.save_pretrained(tmp_path)
-        opened = Folder.open(tmp_path)
+        opened = HuggingFaceFolder.open(tmp_path)
         torch.testing.assert_close(decoder(opened)(text), wanted, rtol=0, atol=1e-5)
     assert opened.ignored
     assert all(name.startswith("model.embed_tokens_extend.") for name in opened.ignored)

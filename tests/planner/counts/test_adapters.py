@@ -19,7 +19,7 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.predict import predict
-from fivefold.planner.whole_run import checkpoint_bytes
+from fivefold.planner.run_estimate import checkpoint_bytes
 from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.units import GIB

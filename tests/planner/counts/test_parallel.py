@@ -411,9 +411,9 @@ def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataO
         assert sum(times for run, times in tally if not isinstance(run.name, str)) == len(walked)
         for run, times in tally:
             if not isinstance(run.name, str):
-                alike = [layer for layer in walked if get_kind(model, layer) == run.name]
-                chosen = [layer for layer in alike if index in again and layer % layout.recompute_every == 0]
-                assert times == (len(chosen) if run.recomputed else len(alike) - len(chosen))
+                equal_layers = [layer for layer in walked if get_kind(model, layer) == run.name]
+                chosen = [layer for layer in equal_layers if index in again and layer % layout.recompute_every == 0]
+                assert times == (len(chosen) if run.recomputed else len(equal_layers) - len(chosen))
 
 
 def test_ends_take_more_layers_last() -> None:

@@ -18,7 +18,7 @@ from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import Message, count_traffic, first_rank, messages
+from fivefold.planner.counts.traffic import RepeatedMessage, count_traffic, first_rank, messages
 from fivefold.step import sent_bytes
 
 L, D, K, H, V, T = 4, 128, 8, 16, 1024, 64
@@ -479,7 +479,7 @@ def test_a_message_speaks_to_as_many_as_its_group_has(data: st.DataObject) -> No
     dp, tp, cp, ep, zero = (data.draw(powers) for _ in range(5))
     layout = Layout(dp=dp, tp=tp, cp=cp, ep=min(ep, dp * cp * tp), zero=min(zero, 3), pp=2)
     for message in messages(Counts(EXPERTS, JOB), layout):
-        assert isinstance(message, Message)
+        assert isinstance(message, RepeatedMessage)
         assert message.times > 0
         assert message.ranks > 1
         if message.axis != "pp":

@@ -13,7 +13,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.message import Message
+from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.update import scratch_bytes, update_flops, update_messages, update_products
 from fivefold.planner.predict import predict
 from fivefold.update import Optimizer
@@ -49,7 +49,7 @@ def test_muons_matrices_go_there_and_back_in_16_bits() -> None:
     """28 rounds of 8 among 224 matrices of 6 979 321 856 elements over eight shards."""
     result = list(update_messages(Counts(LLAMA, job("muon")), Layout.parse("dp8 zero1"), chunks=(0,)))
     assert len(result) == 2 * 28
-    assert {item._replace(payload=0) for item in result} == {Message("dp", "all_to_all", 1, 0, 8, "shard")}
+    assert {item._replace(payload=0) for item in result} == {RepeatedMessage("dp", "all_to_all", 1, 0, 8, "shard")}
     there, back = (sum(item.payload for item in result[way::2]) for way in (0, 1))
     hidden = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
     assert there == 2 * hidden // 8  # a rank's parts of all
@@ -62,7 +62,7 @@ def test_adafactors_sums_are_vectors() -> None:
     matrices, vectors = 32 * 7 + 2, 32 * 2 + 1
     columns = 32 * (6 * 4096 + 14336) + 2 * 4096
     assert result == [
-        Message("dp", "all_reduce", 1, 4 * size, 8, "shard")
+        RepeatedMessage("dp", "all_reduce", 1, 4 * size, 8, "shard")
         for size in (columns + matrices + vectors, matrices, matrices + vectors)
     ]
 

@@ -14,7 +14,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import FEWEST, LADDER
+from fivefold.planner.search.tables import LADDER, SMALL_MICRO_BATCH
 from fivefold.record import UserError
 from tests.planner.draws import case
 
@@ -68,11 +68,11 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
         sizes.append(bounds.memory(candidates, states=light, limit=True, bare=True))
     seconds = [np.zeros(len(candidates.partial))]
     if timed:
-        floors = [bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)]
+        floors = [bounds.floor(most=most, complete=complete) for most in LADDER for complete in (False, True)]
         seconds += [floor[candidates.partial] for floor in floors]
         seconds += [bounds.seconds(candidates)[0], bounds.seconds_of_any_zero(candidates)[0]]
         seconds += [bounds.seconds_of_any_order(candidates, most=most)[0] for most in (*LADDER, 1)]
-        seconds += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
+        seconds += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (SMALL_MICRO_BATCH, 1)]
     for at, (size, least) in enumerate(zip(np.max(sizes, axis=0), np.max(seconds, axis=0), strict=True)):
         layout = space.layout(partials, candidates, at)
         try:

@@ -20,7 +20,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import TIME_PARTS, Bounds
 from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import FEWEST, LADDER
+from fivefold.planner.search.tables import LADDER, SMALL_MICRO_BATCH
 from fivefold.stack.catalog import build_stack as stack_named
 from tests.planner.draws import calibration
 from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
@@ -50,7 +50,9 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
     planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=machine.ranks)
     bounds, some = Bounds(planner, space, space.partials), np.random.default_rng(seed)
     size_floor = bounds.resting_bytes()
-    seconds_floor = np.max([bounds.floor(most=most, whole=whole) for most in LADDER for whole in (False, True)], axis=0)
+    seconds_floor = np.max(
+        [bounds.floor(most=most, complete=complete) for most in LADDER for complete in (False, True)], axis=0
+    )
 
     def sample(candidates, most):
         return candidates.take(some.permutation(len(candidates.partial))[:most])
@@ -64,7 +66,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
         bounds.seconds_of_any_zero(candidates)[0],
         *(bounds.seconds_of_any_order(candidates, most=most)[0] for most in (*LADDER, 1)),
     ]
-    cheap += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (FEWEST, 1)]
+    cheap += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (SMALL_MICRO_BATCH, 1)]
     code = group_schedules(bounds, candidates)
     pipelines = {
         int(at): simulate_group(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]

@@ -113,10 +113,10 @@ def test_layouts_that_reduce_otherwise_are_weighed_beside_those_that_do_not() ->
     for within in (0.0, 0.02, 0.2):
         proposal = search(model=SMALL, machine=machine, job=job, reduces=("step",), within=within, **only).proposal
         assert proposal is not None
-        alike = [item for item in every if item[0] <= best[0] * (1 + within)]
+        close_items = [item for item in every if item[0] <= best[0] * (1 + within)]
         usual = proposal.choice.reduce == "micro_batch"
         chosen = Layout.parse(proposal.layout)
-        assert complexity(chosen, ranks_per_node=2, usual=usual) == min(item[1] for item in alike), within
+        assert complexity(chosen, ranks_per_node=2, usual=usual) == min(item[1] for item in close_items), within
         assert usual or chosen.zero > 1
     assert usual  # at 20 % there are simpler ones
 

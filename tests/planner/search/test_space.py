@@ -169,8 +169,8 @@ def test_orders_are_the_legal_ways_in_which_axes_with_ranks_follow_one_another(m
         legal.add(tuple(axis for axis in order if axis in in_use))
     space = Space(model, JOB, world=8)
     degrees = ("dp", "tp", "cp", "pp", "ep", "etp", "mbs")
-    alike = [getattr(space.partials, name) == getattr(layout, name) for name in degrees]
-    partial = np.flatnonzero(np.logical_and.reduce(alike))[:1]
+    matches = [getattr(space.partials, name) == getattr(layout, name) for name in degrees]
+    partial = np.flatnonzero(np.logical_and.reduce(matches))[:1]
     candidates = space.place(space.partials, space.expand(space.partials, partial))
     orders = [space.orders[at] for at in candidates.take(candidates.shape == candidates.shape[0]).order]
     results = [tuple(axis for axis in order if axis in in_use) for order in orders]

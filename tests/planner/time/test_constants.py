@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published.constants import CONSTANTS, OF_MEMORY, Constant, scale_constants, times
+from benchmarks.published.constants import CONSTANTS, MEMORY_CONSTANTS, Constant, scale_constants, times
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import kernel_efficiency
@@ -81,7 +81,7 @@ def test_unit_and_source_of_the_table_are_those_of_the_record() -> None:
 def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
     text = TABLE.read_text(encoding="utf-8")
     rows = {line.split("`")[1]: line.lower() for line in text.splitlines()[::-1] if ROW.match(line)}
-    for constant in (*CONSTANTS, *OF_MEMORY):
+    for constant in (*CONSTANTS, *MEMORY_CONSTANTS):
         row = rows[constant.name]
         if constant.set_on == ALL:
             assert "estimate" in row or "no source" in row, constant.name

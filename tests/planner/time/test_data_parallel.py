@@ -85,7 +85,7 @@ def test_the_embedding_is_reduced_beside_the_next_forward() -> None:
         for name, (unit, times) in units.items()
         if name != "embed"
     )
-    assert stage.whole.exposed.get("dp", 0.0) == pytest.approx(late, abs=1e-12)
+    assert stage.full_backward.exposed.get("dp", 0.0) == pytest.approx(late, abs=1e-12)
 
 
 def test_reduction_over_tp_depends_on_sequence_parallelism() -> None:

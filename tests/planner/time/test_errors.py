@@ -10,15 +10,15 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
-from fivefold.planner.time.errors import Cell, RunClass, estimate_interval, expected_interval, read, run_class
+from fivefold.planner.time.errors import ErrorCell, RunClass, estimate_interval, expected_interval, read, run_class
 from fivefold.stack.catalog import build_stack
 
 HERE = RunClass("hopper", "many", "dense", "16 bits", "megatron", "nothing")
 STEADY = (0.98, 1.0, 1.02)
 
 
-def cell(source: str, ratios: tuple[float, ...], of: RunClass = HERE, *, rows: int = 3, ranks: int = 64) -> Cell:
-    return Cell("time", source, of, rows, ranks, ratios)
+def cell(source: str, ratios: tuple[float, ...], of: RunClass = HERE, *, rows: int = 3, ranks: int = 64) -> ErrorCell:
+    return ErrorCell("time", source, of, rows, ranks, ratios)
 
 
 def test_the_class_of_a_run() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fivefold.machine.catalog import names, resolve
 from fivefold.machine.spec import Calibration, Chip, Collective, CollectivePoint, Link, Machine
-from fivefold.planner.time.network import Group, Network
+from fivefold.planner.time.network import Network, RankGroup
 from fivefold.record import UserError
 
 COLLECTIVES = get_args(Collective)
@@ -62,15 +62,15 @@ def round_machine(backend="nccl", calibration=None, near=400e9, far=40e9, reduct
 def test_published_bus_bandwidths(machine, collective, ranks, gib, bus, error):
     payload = int(gib * GIB)
     sent = (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks * payload
-    seconds = catalog(machine).seconds(collective, payload, Group(ranks, 1))
+    seconds = catalog(machine).seconds(collective, payload, RankGroup(ranks, 1))
     assert sent / seconds == pytest.approx(bus * 1e9, rel=error)
 
 
 def test_latency_of_a_few_bytes():
     # 8 GPUs: 32 KiB in 44 us (A100), 40 us (H200). 256 GPUs on 32 nodes: 8 bytes in 63 us (NVIDIA/nccl issue 652).
-    assert catalog("a100").seconds("all_reduce", 2**15, Group(8, 1)) == pytest.approx(44e-6, rel=0.2)
-    assert catalog("h200").seconds("all_reduce", 2**15, Group(8, 1)) == pytest.approx(40e-6, rel=0.1)
-    assert catalog("a100:256").seconds("all_reduce", 8, Group(256, 1)) == pytest.approx(63e-6, rel=0.3)
+    assert catalog("a100").seconds("all_reduce", 2**15, RankGroup(8, 1)) == pytest.approx(44e-6, rel=0.2)
+    assert catalog("h200").seconds("all_reduce", 2**15, RankGroup(8, 1)) == pytest.approx(40e-6, rel=0.1)
+    assert catalog("a100:256").seconds("all_reduce", 8, RankGroup(256, 1)) == pytest.approx(63e-6, rel=0.3)
 
 
 def test_worked_by_hand():
@@ -80,7 +80,7 @@ def test_worked_by_hand():
     launch, bulk, payload = 20e-6, 8e-6, 8 * 10**9
 
     def seconds(collective: str, ranks: int, stride: int) -> float:
-        return network.seconds(collective, payload, Group(ranks, stride))
+        return network.seconds(collective, payload, RankGroup(ranks, stride))
 
     # In the node: three shards of a quarter each, over the near link.
     assert seconds("all_gather", 4, 1) == pytest.approx(launch + 3 * bulk + 0.75 * payload / near, rel=1e-12)
@@ -99,23 +99,23 @@ def test_worked_by_hand():
 def test_a_token_travels_once():
     """Of 4 copies of a token on 2 nodes of 4 ranks 2 · (1 - 1/16) nodes and 8 · (1 - (7/8)^4) ranks want one."""
     network, payload = Network(round_machine()), 8 * 10**9
-    once = network.seconds("all_to_all", payload, Group(8, 1), copies=4)
+    once = network.seconds("all_to_all", payload, RankGroup(8, 1), copies=4)
     assert once == pytest.approx(20e-6 + 3e-6 + payload / 4 * (15 / 16) / (20e9 / 1.02), rel=1e-12)
-    near = network.seconds("all_to_all", payload, Group(4, 1), copies=4)
+    near = network.seconds("all_to_all", payload, RankGroup(4, 1), copies=4)
     assert near == pytest.approx(20e-6 + 1e-6 + payload / 4 * 3 * (1 - (3 / 4) ** 4) / 200e9, rel=1e-12)
 
 
 @given(payload=st.integers(1, 2**40), copies=st.integers(2, 64), ranks=st.sampled_from([8, 16, 64, 256]))
 def test_sending_a_token_once_is_never_slower(payload, copies, ranks):
     network = NETWORKS["h100"]
-    often = network.seconds("all_to_all", payload, Group(ranks, 1))
-    assert network.seconds("all_to_all", payload, Group(ranks, 1), copies=copies) <= often
+    often = network.seconds("all_to_all", payload, RankGroup(ranks, 1))
+    assert network.seconds("all_to_all", payload, RankGroup(ranks, 1), copies=copies) <= often
 
 
 def test_the_switch_adds():
     network = Network(round_machine(reduction=250e9))
     expected = 20e-6 + 4 * 8e-6 + 8e9 * 5 / 4 / 250e9
-    assert network.seconds("all_reduce", 8 * 10**9, Group(4, 1)) == pytest.approx(expected, rel=1e-12)
+    assert network.seconds("all_reduce", 8 * 10**9, RankGroup(4, 1)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_switch_adds_on_one_node_and_on_two_alone():
@@ -123,7 +123,7 @@ def test_the_switch_adds_on_one_node_and_on_two_alone():
     switched, plain = (Network(round_machine(near=40e9, far=4e12, reduction=switch)) for switch in (250e9, None))
     for nodes in range(1, 6):
         seconds, without = (
-            network.seconds("all_reduce", 8 * 10**9, Group(4 * nodes, 1)) for network in (switched, plain)
+            network.seconds("all_reduce", 8 * 10**9, RankGroup(4 * nodes, 1)) for network in (switched, plain)
         )
         assert (seconds < without) == (nodes <= 2), nodes
         assert (seconds == without) == (nodes > 2), nodes
@@ -134,7 +134,7 @@ def test_measured_curves_come_first():
     measured = tuple(CollectivePoint(collective=c, ranks=r, bytes=b, seconds=s) for c, r, b, s in points)
     calibration = Calibration(date="2026-01-01", torch="2.13.0", cores=2, collectives=measured)
     network = Network(round_machine("gloo", calibration))
-    four = Group(4, 1)
+    four = RankGroup(4, 1)
     assert network.seconds("all_reduce", 10**4, four) == pytest.approx(1e-3, rel=1e-12)
     assert network.seconds("all_reduce", 50_500, four) == pytest.approx(5.05e-3, rel=1e-12)  # half way
     assert network.seconds("all_reduce", 10, four) == 1e-4
@@ -148,7 +148,7 @@ def test_gloo_between_hosts_is_priced_as_it_sends() -> None:
     """Four hosts of a rank each at 20 GB/s: a reduce-scatter is an all-reduce, an exchange goes one way at a time."""
     machine = round_machine("gloo")
     hosts = machine.replace(ranks_per_node=1, links=(machine.links[0].replace(span=1), machine.links[1]))
-    network, payload, four = Network(hosts), 8 * 10**9, Group(4, 1)
+    network, payload, four = Network(hosts), 8 * 10**9, RankGroup(4, 1)
     once = 3 / 4 * payload / 20e9
     for collective, latencies, times in (
         ("all_reduce", 6, 2),
@@ -169,15 +169,15 @@ def test_a_curve_is_of_so_many_hosts() -> None:
     )
     network = Network(round_machine("gloo", Calibration(date="2026-01-01", torch="2", cores=2, collectives=measured)))
     assert (
-        network.seconds("all_reduce", 1000, Group(4, 1)),
-        network.busy_seconds("all_reduce", 1000, Group(4, 1)),
+        network.seconds("all_reduce", 1000, RankGroup(4, 1)),
+        network.busy_seconds("all_reduce", 1000, RankGroup(4, 1)),
     ) == (
         1e-3,
         1e-3,  # within a host a core does it all
     )
     assert (
-        network.seconds("all_reduce", 1000, Group(4, 2)),
-        network.busy_seconds("all_reduce", 1000, Group(4, 2)),
+        network.seconds("all_reduce", 1000, RankGroup(4, 2)),
+        network.busy_seconds("all_reduce", 1000, RankGroup(4, 2)),
     ) == (
         3e-3,
         2e-3,
@@ -186,10 +186,10 @@ def test_a_curve_is_of_so_many_hosts() -> None:
 
 def test_an_unknown_collective_is_named():
     with pytest.raises(UserError, match="unknown collective 'all_gathr'; did you mean all_gather"):
-        catalog("h100").seconds("all_gathr", 1, Group(8, 1))
+        catalog("h100").seconds("all_gathr", 1, RankGroup(8, 1))
 
 
-groups = st.builds(Group, ranks=st.integers(2, 1024), stride=st.integers(1, 64))
+groups = st.builds(RankGroup, ranks=st.integers(2, 1024), stride=st.integers(1, 64))
 payloads = st.integers(1, 64 * GIB)
 collectives = st.sampled_from(COLLECTIVES)
 NETWORKS = {name: catalog(f"{name}:8192") for name in names()}
@@ -197,7 +197,7 @@ NETWORKS = {name: catalog(f"{name}:8192") for name in names()}
 
 @given(collective=collectives, payload=payloads, stride=st.integers(1, 64))
 def test_one_rank_says_nothing(collective, payload, stride):
-    assert NETWORKS["h100"].seconds(collective, payload, Group(1, stride)) == 0
+    assert NETWORKS["h100"].seconds(collective, payload, RankGroup(1, stride)) == 0
 
 
 @given(name=st.sampled_from(names()), collective=collectives, payload=payloads, group=groups)
@@ -230,8 +230,8 @@ def test_a_group_inside_a_node_is_never_slower_than_the_same_across(name, collec
     node = resolve(name, local=Path("none")).ranks_per_node
     ranks = data.draw(st.integers(2, node))
     stride = data.draw(st.integers(math.ceil(node / ranks) + 1, 2 * node))
-    inside = NETWORKS[name].seconds(collective, payload, Group(ranks, 1))
-    assert inside <= NETWORKS[name].seconds(collective, payload, Group(ranks, stride)) * (1 + 1e-12)
+    inside = NETWORKS[name].seconds(collective, payload, RankGroup(ranks, 1))
+    assert inside <= NETWORKS[name].seconds(collective, payload, RankGroup(ranks, stride)) * (1 + 1e-12)
 
 
 @given(name=st.sampled_from(names()), payload=payloads, group=groups)
@@ -246,12 +246,12 @@ def test_ranks_joined_in_pairs_use_the_wires_of_their_own() -> None:
     machine = round_machine()
     direct = machine.replace(links=(machine.links[0].replace(direct=True), machine.links[1]))
     switched, wired = Network(machine), Network(direct)
-    start = switched.seconds("all_gather", 1, Group(2, 1))
+    start = switched.seconds("all_gather", 1, RankGroup(2, 1))
     for ranks, share in ((2, 3), (3, 3 / 2), (4, 1)):
-        payload, place = 4 * GIB, Group(ranks, 1)
+        payload, place = 4 * GIB, RankGroup(ranks, 1)
         ratio = (wired.seconds("all_gather", payload, place) - start) / switched.seconds("all_gather", payload, place)
         assert ratio == pytest.approx(share, rel=0.01)
-    assert wired.seconds("p2p", GIB, Group(4, 1)) == pytest.approx(
-        3 * switched.seconds("p2p", GIB, Group(4, 1)), rel=0.01
+    assert wired.seconds("p2p", GIB, RankGroup(4, 1)) == pytest.approx(
+        3 * switched.seconds("p2p", GIB, RankGroup(4, 1)), rel=0.01
     )
-    assert wired.seconds("all_gather", GIB, Group(8, 4)) == switched.seconds("all_gather", GIB, Group(8, 4))
+    assert wired.seconds("all_gather", GIB, RankGroup(8, 4)) == switched.seconds("all_gather", GIB, RankGroup(8, 4))

@@ -11,7 +11,7 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.compare import Case, compare
+from fivefold.planner.compare import ComparedCase, compare
 from fivefold.planner.time.ratio_errors import (
     DOUBT,
     KindErrors,
@@ -108,7 +108,7 @@ def test_compare_says_how_sure_it_is() -> None:
     """Full recomputation is clearly slower; a tensor-parallel degree of two may not be."""
     model, machine, job = build_model("llama3-8b"), resolve("h100:64", local=HERE), Job(sequence=8192, global_batch=256)
     layouts = "dp64 zero3", "dp64 zero3 ac=full", "dp32 tp2 zero3"
-    result = compare([Case(model, machine, Layout.parse(layout), job) for layout in layouts])
+    result = compare([ComparedCase(model, machine, Layout.parse(layout), job) for layout in layouts])
     slower, unsure = result.ratio("B", "A"), result.ratio("C", "A")
     assert slower is not None
     assert unsure is not None
@@ -119,7 +119,7 @@ def test_compare_says_how_sure_it_is() -> None:
     assert second.endswith("(published pairs that differ in layout)")
     by_software = compare(
         [
-            Case(model, machine, Layout.parse("dp64 zero3"), job.replace(stack=stack(name)))
+            ComparedCase(model, machine, Layout.parse("dp64 zero3"), job.replace(stack=stack(name)))
             for name in ("fivefold", "torchtitan")
         ]
     )

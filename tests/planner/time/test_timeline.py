@@ -64,9 +64,11 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights)
     assert step_time.longest_part
 
 
-def extrapolate_step(layout, count, duration, *, hop: float, alike) -> Extrapolated:
-    tasks = distinct_tasks(layout, count, tuple(alike))
-    return extrapolate(layout, count, seconds=list(map(duration, tasks)), hop=hop, alike=tuple(alike))
+def extrapolate_step(layout, count, duration, *, hop: float, first_equal_stages) -> Extrapolated:
+    tasks = distinct_tasks(layout, count, tuple(first_equal_stages))
+    return extrapolate(
+        layout, count, seconds=list(map(duration, tasks)), hop=hop, first_equal_stages=tuple(first_equal_stages)
+    )
 
 
 def costs_of(stages: StageSeconds, *tasks: Task) -> list:
@@ -93,7 +95,7 @@ def test_a_continued_schedule_ends_when_the_whole_one_does(name, pp, rounds, for
 
     table = schedule(name, pp=pp, v=v, micro_batches=count)
     whole = play_table.play(table, seconds=duration, hop_seconds=lambda *_: hop)
-    result = extrapolate_step(layout, count, duration, hop=hop, alike=range(pp * v))
+    result = extrapolate_step(layout, count, duration, hop=hop, first_equal_stages=range(pp * v))
     # A schedule whose pace is set late is not periodic yet where it is cut.
     assert max(result.ends) == pytest.approx(whole.seconds, rel=0.02)
     assert result.busy == pytest.approx(whole.busy_seconds, rel=1e-9)
@@ -119,13 +121,13 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
         back = seconds[kinds[task.backward_stage]] if task.backward_stage >= 0 else 0.0
         return {"F": 1, "B": 1, "W": 0.7, "BW": 1.7, "FB": 1}[task.kind] * seconds[kinds[task.stage]] + 1.7 * back
 
-    item = extrapolate_step(layout, count, duration, hop=0.1, alike=range(pp * v))
-    alone, alike = len(asked), tuple(map(kinds.index, kinds))
-    result = extrapolate_step(layout, count, duration, hop=0.1, alike=alike)
+    item = extrapolate_step(layout, count, duration, hop=0.1, first_equal_stages=range(pp * v))
+    alone, first_equal_stages = len(asked), tuple(map(kinds.index, kinds))
+    result = extrapolate_step(layout, count, duration, hop=0.1, first_equal_stages=first_equal_stages)
     assert result.ends == pytest.approx(item.ends, rel=1e-12)
     assert result.busy == pytest.approx(item.busy, rel=1e-12)
     assert len(asked) - alone <= alone
-    assert {task.stage for task in asked[alone:]} <= set(alike)
+    assert {task.stage for task in asked[alone:]} <= set(first_equal_stages)
     for rank, (mine, every) in enumerate(zip(result.tasks, item.tasks, strict=True)):
         assert sum(times for _, times in mine) == sum(times for _, times in every)
         assert result.like[rank] == next(

@@ -37,10 +37,10 @@ def test_a_layer_of_22b(layout, forward, backward):
 
 
 def test_a_repeated_gather_travels_beside_the_gradient_of_the_input():
-    waits, beside = layer("tp8 mbs4", JOB.replace(async_tp=False))[1], layer("tp8 mbs4")[1]
+    waits, overlapped = layer("tp8 mbs4", JOB.replace(async_tp=False))[1], layer("tp8 mbs4")[1]
     # two of 101 MB in a ring of NVLink 3: start, seven steps, bytes
     gather = 2 * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
-    assert waits - beside == pytest.approx(0.9 * gather, rel=0.01)  # a tenth is lost to contention
+    assert waits - overlapped == pytest.approx(0.9 * gather, rel=0.01)  # a tenth is lost to contention
 
 
 def test_a_narrow_layer_takes_as_long_as_its_launches():

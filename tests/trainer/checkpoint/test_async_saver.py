@@ -21,7 +21,7 @@ from fivefold.record import RunFailure
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.async_saver import Saver
-from fivefold.trainer.checkpoint.checkpoint import Checkpoint, Progress, read, save
+from fivefold.trainer.checkpoint.checkpoint import Checkpoint, RunProgress, read, save
 from fivefold.trainer.engine import Engine
 from tests.endure.ranks import Ranks
 from tests.selection import mark_share
@@ -49,7 +49,7 @@ def start(layout: Layout, model: Model, job: Job) -> tuple[Built, Callable[[], N
 
 
 def manifest(step: int, *, layout: Layout, model: Model, job: Job) -> Checkpoint:
-    progress = Progress(step=step, samples=4 * step, tokens=64 * step)
+    progress = RunProgress(step=step, samples=4 * step, tokens=64 * step)
     return Checkpoint(
         torch=torch.__version__, device="cpu", model=model, layout=layout, job=job, progress=progress, files=()
     )
@@ -153,9 +153,9 @@ def time_saves(folder: Path) -> tuple[float, float]:
 
 
 def test_training_does_not_wait_for_the_disk(forked, tmp_path: Path) -> None:
-    [(beside, waited)] = forked(1, time_saves, tmp_path)
+    [(asynchronous, waited)] = forked(1, time_saves, tmp_path)
     assert waited > 0.4  # data, table of contents, manifest, two folders
-    assert beside < waited / 4
+    assert asynchronous < waited / 4
 
 
 @pytest.mark.usefixtures("workspace")

@@ -28,7 +28,7 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
-from fivefold.trainer.checkpoint.checkpoint import Checkpoint, Progress, find_latest, load, read, save
+from fivefold.trainer.checkpoint.checkpoint import Checkpoint, RunProgress, find_latest, load, read, save
 from fivefold.trainer.optimizers.optimizer import clip, learning_rate, sum_over_ranks
 
 MODEL = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
@@ -71,8 +71,8 @@ def train(built: Built, layout: Layout, *, first: int, last: int, model: Model =
     return losses
 
 
-def progress(step: int) -> Progress:
-    return Progress(step=step, samples=4 * step, tokens=64 * step, facts={"best": 0.1 * step})
+def progress(step: int) -> RunProgress:
+    return RunProgress(step=step, samples=4 * step, tokens=64 * step, facts={"best": 0.1 * step})
 
 
 def state(built: Built) -> State:

@@ -22,7 +22,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.huggingface_export import _assemble, export, find
-from fivefold.trainer.checkpoint.huggingface_import import Folder, start
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
 from tests.model.judged import reference, silence_transformers
 from tests.model.mutations import FAMILIES, PLAIN, STILL
 from tests.selection import mark_share
@@ -82,16 +82,16 @@ TOKENS = torch.randint(1, PLAIN["vocab_size"], (3, 25), generator=torch.Generato
 
 
 @pytest.fixture(params=CASES)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Folder]:
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, HuggingFaceFolder]:
     """Their model, and the folder that it wrote."""
     kind, changed = (CASES | GRADIENTS)[request.param]
     with silence_transformers():
         theirs = reference(kind, copy.deepcopy(FAMILIES[kind] | changed))
         theirs.save_pretrained(tmp_path)
-    return theirs, Folder.open(tmp_path)
+    return theirs, HuggingFaceFolder.open(tmp_path)
 
 
-def get_disk_name(name: str, folder: Folder) -> str:
+def get_disk_name(name: str, folder: HuggingFaceFolder) -> str:
     for here, there in RENAMED.get(folder.family, {}).items():
         name = name.replace(here, there)
     return name
@@ -112,7 +112,7 @@ def losses(module: nn.Module, lost: Any) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", [*mark_share(3, CASES), *GRADIENTS], indirect=True)
-def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, Folder]) -> None:
+def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, HuggingFaceFolder]) -> None:
     theirs, folder = pair
     ours: Any = decoder(folder)
     trained = {name: weight for name, weight in theirs.named_parameters() if weight.requires_grad}
@@ -136,7 +136,7 @@ def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, Folder]) -
     assert mine == pytest.approx(losses(theirs, lambda: theirs(TOKENS, labels=TOKENS).loss), rel=1e-5)
 
 
-def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
+def test_files_go_there_and_back(pair: tuple[Any, HuggingFaceFolder]) -> None:
     theirs, folder = pair
     result = read_full(folder)
     tensors: dict[str, Tensor] = {get_disk_name(name, folder): tensor for name, tensor in theirs.state_dict().items()}
@@ -153,15 +153,17 @@ def test_files_go_there_and_back(pair: tuple[Any, Folder]) -> None:
 
 def save_imported(checkpoints: Path, source: Path) -> None:
     """Save a checkpoint of no steps with the weights of ``source``."""
-    model, layout, job = Folder.open(source).model, Layout.parse("mbs1"), Job(sequence=32, global_batch=1)
+    model, layout, job = HuggingFaceFolder.open(source).model, Layout.parse("mbs1"), Job(sequence=32, global_batch=1)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     start(source, built=built, model=model)
-    progress = checkpoint.Progress(step=0, samples=0, tokens=0)
+    progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)
     checkpoint.save(checkpoints, built=built, progress=progress, model=model, layout=layout, job=job)
 
 
 @pytest.mark.parametrize("pair", mark_share(2, GRADIENTS), indirect=True)
-def test_transformers_loads_an_exported_folder(pair: tuple[Any, Folder], forked: Fork, tmp_path: Path) -> None:
+def test_transformers_loads_an_exported_folder(
+    pair: tuple[Any, HuggingFaceFolder], forked: Fork, tmp_path: Path
+) -> None:
     theirs, folder = pair
     forked(1, save_imported, tmp_path / "checkpoints", tmp_path)
     export(find(tmp_path), tmp_path / "out", dtype="fp32", file_bytes=10**6, report=lambda *_: None)
@@ -174,18 +176,18 @@ def test_transformers_loads_an_exported_folder(pair: tuple[Any, Folder], forked:
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     with torch.no_grad():
         torch.testing.assert_close(loaded(TOKENS).logits, theirs(TOKENS).logits, rtol=1e-5, atol=1e-5)
-    assert find_difference(folder.model, Folder.open(tmp_path / "out").model) is None
+    assert find_difference(folder.model, HuggingFaceFolder.open(tmp_path / "out").model) is None
 
 
 def test_gpt2_as_it_is_published(tmp_path: Path) -> None:
     """Without the head's prefix, and with the masks of old code."""
     with silence_transformers():
         reference("gpt2", FAMILIES["gpt2"] | {"tie_word_embeddings": True}).save_pretrained(tmp_path)
-    wanted = read_full(Folder.open(tmp_path))
+    wanted = read_full(HuggingFaceFolder.open(tmp_path))
     file = tmp_path / "model.safetensors"
     save_file({name.removeprefix("transformer."): tensor for name, tensor in load_file(file).items()}, file)
     edit(tmp_path, h__0__attn__bias=torch.zeros(1, 1, 4, 4))
-    folder = Folder.open(tmp_path)
+    folder = HuggingFaceFolder.open(tmp_path)
     assert folder.ignored == ("transformer.h.0.attn.bias",)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_full(folder).items())
 
@@ -196,4 +198,4 @@ def test_a_layer_with_a_factor_of_its_own_is_refused(tmp_path: Path) -> None:
         theirs.model.layers[1].layer_scalar.fill_(0.5)
         theirs.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"1\.layer_scalar is \[0\.5\], and the trainer computes \[1\.0\] alone"):
-        Folder.open(tmp_path)
+        HuggingFaceFolder.open(tmp_path)

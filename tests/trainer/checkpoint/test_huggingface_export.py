@@ -25,7 +25,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_export
 from fivefold.trainer.checkpoint.full_weights import build_full_module
 from fivefold.trainer.checkpoint.huggingface_export import export, find
-from fivefold.trainer.checkpoint.huggingface_import import Folder, start
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
 from fivefold.trainer.engine import Engine
 from tests.selection import mark_share
 
@@ -73,7 +73,7 @@ def train_and_save(directory: Path, model: Model, layout: Layout) -> Tensor | No
         tokens = torch.randint(0, model.vocab, (4, 33), generator=torch.Generator().manual_seed(step))
         engine.step(tokens.view(micro, layout.dp, layout.mbs, 33)[:, built.ranks["dp"].rank])
         engine.zero_grad()
-    progress = checkpoint.Progress(step=2, samples=8, tokens=256)
+    progress = checkpoint.RunProgress(step=2, samples=8, tokens=256)
     checkpoint.save(directory, built=built, progress=progress, model=model, layout=layout, job=job)
     whole = build_full_module(built, model=model)
     return None if whole is None else whole(_tokens())
@@ -112,10 +112,10 @@ def test_transformers_computes_what_was_trained(forked: Fork, tmp_path: Path, fa
 
 def save_imported(directory: Path, folder: Path, layout: Layout) -> None:
     """A checkpoint of no steps, with the weights of ``folder``."""
-    model = Folder.open(folder).model
+    model = HuggingFaceFolder.open(folder).model
     built = build(model=model, layout=layout, job=JOB, device=torch.device("cpu"))
     start(folder, built=built, model=model)
-    progress = checkpoint.Progress(step=0, samples=0, tokens=0)
+    progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)
     checkpoint.save(directory, built=built, progress=progress, model=model, layout=layout, job=JOB)
 
 
@@ -150,7 +150,7 @@ def test_there_and_back_is_the_same_to_the_bit(
     for name, tensor in wanted.items():
         assert tensor.dtype == result[name].dtype, name
         assert torch.equal(tensor, result[name]), name
-    assert Folder.open(tmp_path / "out").model.replace(name="", source="") == Folder.open(
+    assert HuggingFaceFolder.open(tmp_path / "out").model.replace(name="", source="") == HuggingFaceFolder.open(
         tmp_path / "in"
     ).model.replace(name="", source="")
 

@@ -20,13 +20,13 @@ from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.huggingface.tensors import Part, bias_name, parts
+from fivefold.model.huggingface.tensors import TensorPart, bias_name, parts
 from fivefold.model.weights import weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import _assemble
-from fivefold.trainer.checkpoint.huggingface_import import Folder, start
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
 from fivefold.trainer.model.rotary import frequencies, rotary_tables
 from fivefold.trainer.model.transformer import Transformer
 
@@ -136,7 +136,7 @@ def reference(case: dict[str, Any]) -> torch.nn.Module:
     return theirs
 
 
-def read_full(folder: Folder) -> dict[str, Tensor]:
+def read_full(folder: HuggingFaceFolder) -> dict[str, Tensor]:
     """Every weight, box by box, and the biases by which experts are chosen."""
     result = {}
     for weight in weights(folder.model):
@@ -149,7 +149,7 @@ def read_full(folder: Folder) -> dict[str, Tensor]:
     return result
 
 
-def decoder(folder: Folder) -> Transformer:
+def decoder(folder: HuggingFaceFolder) -> Transformer:
     """Ours with the weights of ``folder``."""
     model = folder.model
     if model.moe is not None:  # nor does the reference add it, unless it also hands out the router's logits
@@ -160,7 +160,7 @@ def decoder(folder: Folder) -> Transformer:
     return ours
 
 
-def convert_gradient(part: Part, tensors: dict[str, Tensor]) -> Tensor:
+def convert_gradient(part: TensorPart, tensors: dict[str, Tensor]) -> Tensor:
     """Of their gradients, which lie as in memory, the one of our weight."""
     result = tensors[part.name].index_select(part.dim, torch.tensor(part.order()))
     if part.filters:
@@ -181,7 +181,7 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
     theirs = reference(case)
     theirs.save_pretrained(tmp_path, max_shard_size="60KB", save_original_format=not stacked)  # type: ignore[operator]
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    folder = Folder.open(tmp_path)
+    folder = HuggingFaceFolder.open(tmp_path)
     assert folder.ignored == ()
     ours = decoder(folder)
     tokens = torch.randint(0, 131, (B, T), generator=torch.Generator().manual_seed(3))
@@ -208,7 +208,7 @@ def test_logits_loss_and_gradients_are_the_references(case: dict[str, Any], stac
 def test_four_steps_are_the_references(name: str, tmp_path: Path) -> None:
     theirs = reference(CASES[name])
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]
-    ours = decoder(Folder.open(tmp_path))
+    ours = decoder(HuggingFaceFolder.open(tmp_path))
     tokens = torch.randint(0, 131, (4, B, T), generator=torch.Generator().manual_seed(5))
     mine, other = (torch.optim.AdamW(item.parameters(), lr=1e-3, eps=1e-5) for item in (ours, theirs))
     for batch in tokens:
@@ -239,7 +239,7 @@ def test_experts_lie_row_by_row_in_turn_and_transposed(tmp_path: Path) -> None:
     keys = {key: value for key, value in EXPERTS.items() if key != "moe_intermediate_size"}
     theirs = reference({"model_type": "gpt_oss", **keys, "num_local_experts": 4, "sliding_window": 8})
     theirs.save_pretrained(tmp_path)  # type: ignore[operator]
-    folder = Folder.open(tmp_path)
+    folder = HuggingFaceFolder.open(tmp_path)
     assert folder.ignored == ()
     inside, first = theirs.get_submodule("model.layers.1.mlp.experts"), "blocks.1.moe.experts."
     both, biases = inside.get_parameter("gate_up_proj"), inside.get_parameter("gate_up_proj_bias")
@@ -290,7 +290,7 @@ def test_frequencies_that_depend_on_the_length_are_the_references(
 
 
 def start_run(path: Path, layout: Layout) -> dict[str, Tensor]:
-    model = Folder.open(path).model
+    model = HuggingFaceFolder.open(path).model
     job = Job(sequence=32, global_batch=4, precision=recipe("fp32"))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     start(path, built=built, model=model)
@@ -311,7 +311,7 @@ def test_every_rank_reads_its_rows(
 ) -> None:
     reference(CASES[case]).save_pretrained(tmp_path / "model", save_original_format=not stacked)  # type: ignore
     result = forked(4, start_run, tmp_path / "model", Layout.parse(layout))[0]
-    folder = Folder.open(tmp_path / "model")
+    folder = HuggingFaceFolder.open(tmp_path / "model")
     wanted = read_full(folder)
     assert {name for name in result if name not in wanted} <= {bias_name(folder.model, layer) for layer in range(3)}
     for name, tensor in wanted.items():
@@ -374,10 +374,10 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(("harm", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_a_bad_folder_is_refused_in_one_line(harm: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     reference(CASES["llama"]).save_pretrained(tmp_path)  # type: ignore[operator]
-    model = Folder.open(tmp_path).model
+    model = HuggingFaceFolder.open(tmp_path).model
     harm(tmp_path)
     with pytest.raises(UserError, match=re.escape(message)) as caught:
-        Folder.open(tmp_path, model=model)
+        HuggingFaceFolder.open(tmp_path, model=model)
     assert str(tmp_path.name) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -392,4 +392,4 @@ def test_unneeded_tensors_are_not_imported(tmp_path: Path) -> None:
     tensors = {name.replace(".", "__"): torch.zeros(shape) for name, shape in spare.items()}
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         edit(tmp_path, **tensors | {"lm_head__weight": file.get_tensor("model.embed_tokens.weight")})
-    assert set(Folder.open(tmp_path).ignored) == set(spare)
+    assert set(HuggingFaceFolder.open(tmp_path).ignored) == set(spare)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.record import UserError
-from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from tests.model.judged import silence_transformers
 from tests.model.mutations import FAMILIES, PLAIN
 from tests.trainer.checkpoint.test_huggingface_import import change, decoder
@@ -98,7 +98,7 @@ def test_the_text_model_has_the_references_logits(name: str, original: bool, tmp
     kind, keys = CASES[name]
     theirs = build_wrapped(kind, keys)
     theirs.save_pretrained(tmp_path, save_original_format=original)
-    folder = Folder.open(tmp_path)
+    folder = HuggingFaceFolder.open(tmp_path)
     others = [weight for name, weight in theirs.named_parameters() if any(part in name for part in BESIDE_TEXT)]
     assert len(folder.ignored) == len(others) > 0
     assert folder.model.parameters == theirs.num_parameters() - sum(weight.numel() for weight in others)
@@ -123,12 +123,12 @@ def test_a_tied_head_may_be_stored_only_as_the_embedding(tmp_path: Path) -> None
     build_wrapped(kind, keys).save_pretrained(tmp_path)
     change(tmp_path, tie_word_embeddings=True)
     with pytest.raises(UserError, match=r"lm_head.weight differs from the embedding, though its config.json ties them"):
-        Folder.open(tmp_path)
+        HuggingFaceFolder.open(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     head, table = (next(name for name in tensors if name.endswith(end)) for end in ("lm_head.weight", "tokens.weight"))
     save_file(tensors | {head: tensors[table].clone()}, file)
-    assert Folder.open(tmp_path).model.tied_embeddings
+    assert HuggingFaceFolder.open(tmp_path).model.tied_embeddings
 
 
 def test_another_text_model_is_refused() -> None:

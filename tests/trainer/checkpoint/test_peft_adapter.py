@@ -22,9 +22,9 @@ from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
 from fivefold.trainer.checkpoint.full_weights import build_full_module, gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import export, find
-from fivefold.trainer.checkpoint.huggingface_import import Folder
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.generate.source import Source
+from fivefold.trainer.generate.source import WeightSource
 from tests.selection import mark_share
 
 SIZES: dict[str, Any] = {
@@ -68,7 +68,7 @@ def train_and_save(
     folder: Path, base: Path, layout: Layout, adapter: Adapter
 ) -> tuple[Tensor, dict[str, Tensor]] | None:
     """Train two steps, save; return the logits of the full decoder and its weights on the first rank."""
-    job, model = job_of(adapter), Folder.open(base).model
+    job, model = job_of(adapter), HuggingFaceFolder.open(base).model
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     huggingface_import.start(base, built=built, model=model)
     engine, micro = Engine(built, model=model, layout=layout, job=job), layout.micro_batches(job)
@@ -76,7 +76,7 @@ def train_and_save(
         batch = torch.randint(0, model.vocab, (4, 33), generator=torch.Generator().manual_seed(step))
         engine.step(batch.view(micro, layout.dp, layout.mbs, 33)[:, built.ranks["dp"].rank])
         engine.zero_grad()
-    progress = checkpoint.Progress(step=2, samples=8, tokens=256)
+    progress = checkpoint.RunProgress(step=2, samples=8, tokens=256)
     checkpoint.save(
         folder / "checkpoints", built=built, progress=progress, model=model, layout=layout, job=job, base=str(base)
     )
@@ -86,7 +86,7 @@ def train_and_save(
 
 def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
     """The full weights of a run that starts from a folder of peft, on the first rank."""
-    job, model = job_of(adapter), Folder.open(base).model
+    job, model = job_of(adapter), HuggingFaceFolder.open(base).model
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     huggingface_import.start(base, built=built, model=model)
     peft_adapter.start(folder, base=base, built=built, model=model, job=job)
@@ -107,7 +107,7 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
 def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str, text: str, adapter: Adapter) -> None:
     base, layout = base_of(tmp_path / "base", family), Layout.parse(text)
     logits, weights = forked(layout.world, train_and_save, tmp_path / "run", base, layout, adapter)[0]
-    model = Folder.open(base).model
+    model = HuggingFaceFolder.open(base).model
 
     done = export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=ignore_progress)
     names = {weight.name for weight in adapter_weights(model, adapter)}
@@ -124,7 +124,7 @@ def test_adapters_go_out_and_come_back(forked: Fork, tmp_path: Path, family: str
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
         torch.testing.assert_close(theirs, logits, rtol=1e-5, atol=1e-5)
         for source in (tmp_path / "run", tmp_path / "lora"):  # as `generate` and `numerics` read it
-            torch.testing.assert_close(Source.find(source).decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(WeightSource.find(source).decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
 
 
 def test_a_base_in_nf4_is_merged_as_it_was_trained(forked: Fork, tmp_path: Path) -> None:
@@ -134,11 +134,13 @@ def test_a_base_in_nf4_is_merged_as_it_was_trained(forked: Fork, tmp_path: Path)
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
         torch.testing.assert_close(theirs, logits, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(Source.find(tmp_path / "run").decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            WeightSource.find(tmp_path / "run").decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5
+        )
 
 
 def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
-    model = Folder.open(base_of(tmp_path / "base", "phi3")).model
+    model = HuggingFaceFolder.open(base_of(tmp_path / "base", "phi3")).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
     with pytest.raises(UserError, match=r"phi3 stores blocks\.0\.attention\.q fused with others"):
         peft_adapter.write(tmp_path, factors, model=model, family="phi3", adapter=ADAPTER, base=None)
@@ -146,7 +148,7 @@ def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
 
 def folder_of(path: Path, base: Path) -> Path:
     """A folder of peft with zeros."""
-    model = Folder.open(base).model
+    model = HuggingFaceFolder.open(base).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in adapter_weights(model, ADAPTER)}
     path.mkdir()
     peft_adapter.write(path, factors, model=model, family="llama", adapter=ADAPTER, base=str(base))
@@ -169,7 +171,7 @@ def folder_of(path: Path, base: Path) -> Path:
 )
 def test_another_adapter_than_the_jobs_is_an_error(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     base = base_of(tmp_path / "base", "llama")
-    folder, model = folder_of(tmp_path / "lora", base), Folder.open(base).model
+    folder, model = folder_of(tmp_path / "lora", base), HuggingFaceFolder.open(base).model
     assert peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
     config = json.loads((folder / peft_adapter.CONFIG).read_text())
     (folder / peft_adapter.CONFIG).write_text(json.dumps(config | changes))
@@ -180,7 +182,7 @@ def test_another_adapter_than_the_jobs_is_an_error(tmp_path: Path, changes: dict
 def test_missing_and_unknown_factors_are_errors(tmp_path: Path) -> None:
     base = base_of(tmp_path / "base", "llama")
     folder = folder_of(tmp_path / "lora", base)
-    model, file = Folder.open(base).model, folder / peft_adapter.WEIGHTS
+    model, file = HuggingFaceFolder.open(base).model, folder / peft_adapter.WEIGHTS
     stored = load_file(file)
     lost = "base_model.model.model.layers.2.self_attn.q_proj.lora_B.weight"
     save_file({name: tensor for name, tensor in stored.items() if name != lost}, file)

@@ -12,7 +12,7 @@ import pytest
 from fivefold.record import UserError
 from fivefold.trainer.data.chat_template import ChatTemplate, TemplateError, load_template
 from fivefold.trainer.data.corpus import file_slices, list_files, read_records
-from fivefold.trainer.data.supervised import Sample, SampleError, SampleFormat, find_replies, sample_format
+from fivefold.trainer.data.supervised import SampleError, SampleFormat, TrainingSample, find_replies, sample_format
 from fivefold.trainer.data.tokenizer import ByteTokenizer, Tokenizer, load
 from tests.trainer.data.conversations import CHATML, MARKED, completions, conversations, write_lines, write_tokenizer
 
@@ -26,7 +26,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_tokenizer(tmp_path / "tokenizer", template=request.param)
 
 
-def trained_text(sample: Sample, tokenizer: Tokenizer) -> list[str]:
+def trained_text(sample: TrainingSample, tokenizer: Tokenizer) -> list[str]:
     """The text of each run of trained tokens."""
     edges = np.flatnonzero(np.diff(sample.trained.astype(int), prepend=0, append=0))
     return [

@@ -23,7 +23,7 @@ from fivefold.trainer.checkpoint.huggingface_export import export
 from fivefold.trainer.data.tokenizer import ByteTokenizer
 from fivefold.trainer.generate.decode import SamplingParams, generate, kv_cached
 from fivefold.trainer.generate.sample import sample, samples
-from fivefold.trainer.generate.source import Source
+from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.transformer import Transformer
 from tests.selection import mark_share
 
@@ -149,11 +149,13 @@ def test_kv_cache_has_the_stated_size(model: Model) -> None:
 def test_transformers_generates_the_same(model: Model, tmp_path: Path, forked) -> None:
     layout = Layout.parse("tp2 ep2 zero1 mbs1" if model.moe else "dp2 zero3 mbs1")
     forked(2, save, tmp_path, model, layout)
-    done = export(Source.find(tmp_path).path, tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress)
+    done = export(
+        WeightSource.find(tmp_path).path, tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress
+    )
     assert done.files == 1
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     for place in (tmp_path, tmp_path / "out"):
-        source = Source.find(place)
+        source = WeightSource.find(place)
         ours = source.decoder(dtype="fp32")
         for prompt in PROMPTS:
             their_ids = theirs.generate(
@@ -170,14 +172,20 @@ def test_transformers_generates_the_same(model: Model, tmp_path: Path, forked) -
 def test_a_folder_says_what_ends_a_text(tmp_path: Path, forked) -> None:
     model = MODELS[0].replace(vocab=256)
     forked(1, save, tmp_path / "run", model, Layout.parse("dp1 mbs1"))
-    export(Source.find(tmp_path / "run").path, tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress)
+    export(
+        WeightSource.find(tmp_path / "run").path,
+        tmp_path / "out",
+        dtype="fp32",
+        file_bytes=10**9,
+        report=ignore_progress,
+    )
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     for stated, ends in ((None, {0}), (7, {0, 7}), ([7, 9], {0, 7, 9})):
         (tmp_path / "out" / "config.json").write_text(json.dumps(config | {"eos_token_id": stated}))
-        source = Source.find(tmp_path / "out")
+        source = WeightSource.find(tmp_path / "out")
         assert source.get_end_tokens(source.tokenizer(Path("bytes"))) == ends
         assert source.window == 64
-    assert Source.find(tmp_path / "run").window == 32
+    assert WeightSource.find(tmp_path / "run").window == 32
 
 
 def ignore_progress(_what: str, _done: int, _of: int) -> None:
@@ -192,7 +200,7 @@ def save(folder: Path, model: Model, layout: Layout) -> None:
         shard.weight.data.copy_(shard.rows_of(wide[shard.name]))
     for layer, moe in built.moe_layers.items():
         moe.bias.copy_(biases(model)[f"blocks.{layer}.moe.bias"])
-    progress = checkpoint.Progress(step=0, samples=0, tokens=0)
+    progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)
     checkpoint.save(folder / "checkpoints", built=built, progress=progress, model=model, layout=layout, job=job)
 
 
@@ -252,9 +260,9 @@ def test_text_comes_in_pieces_that_are_whole_characters() -> None:
 
 def test_a_source_without_weights_or_tokenizer_is_refused(tmp_path: Path, forked) -> None:
     with pytest.raises(UserError, match="holds no complete checkpoint"):
-        Source.find(tmp_path)
+        WeightSource.find(tmp_path)
     forked(1, save, tmp_path, MODELS[0], Layout.parse("dp1 mbs1"))
-    source = Source.find(tmp_path)
+    source = WeightSource.find(tmp_path)
     with pytest.raises(UserError, match=r"data: holds no tokenizer.json; name one with --tokenizer"):
         source.tokenizer()
     with pytest.raises(UserError, match=r"bytes: has 256 tokens, but grouped only vocab=131"):

@@ -15,7 +15,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.logs.step_line import step_line
-from fivefold.trainer.measure.noise_scale import DECAY, Noise, NoiseScale, noise
+from fivefold.trainer.measure.noise_scale import DECAY, GradientNoise, NoiseScale, noise
 from fivefold.trainer.run import Run
 from tests.selection import mark_share
 
@@ -35,7 +35,7 @@ def compute_sequence_gradients() -> list[Tensor]:
     return results
 
 
-def measure_noise(text: str) -> tuple[Noise | None, float, list[int]]:
+def measure_noise(text: str) -> tuple[GradientNoise | None, float, list[int]]:
     """What the engine measures of the same sequences under a layout; and of a plain step its norm."""
     layout = Layout.parse(text)
     job = Job(sequence=LENGTH, global_batch=SEQUENCES, precision=recipe("fp32"))
@@ -77,7 +77,7 @@ def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) ->
     small = [torch.stack([single[n] for n in part]).mean(0).square().sum() for part in parts(layout)]
     square, variance = noise(
         small=float(torch.stack(small).mean()),
-        whole=float(mean.square().sum()),
+        full=float(mean.square().sum()),
         batches=len(small),
         sequences=SEQUENCES,
     )
@@ -92,10 +92,10 @@ def test_noise_scale_equals_that_of_per_sequence_gradients(forked, text: str) ->
 
 def test_under_sequence_parallelism_weights_of_partial_gradients_are_left_out(forked) -> None:
     (single,) = forked(1, compute_sequence_gradients)
-    whole = float(torch.stack(single).mean(0).square().sum())
+    full = float(torch.stack(single).mean(0).square().sum())
     result = forked(4, measure_noise, "dp2 tp2 mbs1")[0][0]
     assert result is not None
-    assert 0 < result.square + result.variance / SEQUENCES < whole  # |g_B|² is their sum in the mean
+    assert 0 < result.square + result.variance / SEQUENCES < full  # |g_B|² is their sum in the mean
 
 
 def test_estimates_are_without_bias() -> None:
@@ -107,7 +107,7 @@ def test_estimates_are_without_bias() -> None:
         sequences = mean + deviation * torch.randn(batch, size, generator=drawn)
         small = sequences.view(batches, -1, size).mean(1).square().sum(1).mean()
         results.append(
-            noise(small=float(small), whole=float(sequences.mean(0).square().sum()), batches=batches, sequences=batch)
+            noise(small=float(small), full=float(sequences.mean(0).square().sum()), batches=batches, sequences=batch)
         )
     squares, variances = torch.tensor(results).mean(0)
     assert float(squares) == pytest.approx(float(mean.square().sum()), rel=0.03)
@@ -151,7 +151,7 @@ def run_unwatched() -> tuple[int, bool]:
 
 def test_the_log_says_it_in_tokens() -> None:
     job = Job(sequence=16, global_batch=8)
-    done = type("Done", (), {"loss": 1.0, "norm": 2.0, "further": (), "noise": Noise(0.5, 3.0, 6.0)})()
+    done = type("Done", (), {"loss": 1.0, "norm": 2.0, "further": (), "noise": GradientNoise(0.5, 3.0, 6.0)})()
     line = step_line(1, done, job=job, samples=8, batch=8, rate=1e-3, seconds=1.0, ideal_seconds=0.1)
     assert (line["noise_scale"], line["gradient_square"], line["gradient_variance"]) == (96.0, 0.5, 48.0)
 

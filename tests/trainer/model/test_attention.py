@@ -17,7 +17,7 @@ from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.record import UserError
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
-from fivefold.trainer.model.rotary import Rows, rotary_tables, tables_of
+from fivefold.trainer.model.rotary import RowInputs, rotary_tables, tables_of
 
 B, T = 2, 13
 GROUPED = Model(name="grouped", layers=1, width=24, heads=6, kv_heads=2, head_dim=8, ffn=8, vocab=8, rope_theta=50.0)
@@ -117,7 +117,7 @@ def reference(model: Model, w: dict[str, Tensor], x: Tensor) -> Tensor:
 def test_rows_in_and_out_are_the_reference(model: Model) -> None:
     module, x = build_attention(model), rows(model).requires_grad_()
     upstream = torch.linspace(-1, 1, B * T * model.width).view(B * T, model.width)
-    out = module(x, Rows(T, tables(model, torch.arange(T))))
+    out = module(x, RowInputs(T, tables(model, torch.arange(T))))
     out.backward(upstream)
     w = {name: weight.detach().double().requires_grad_() for name, weight in module.named_parameters()}
     wide = x.detach().double().requires_grad_()
@@ -151,7 +151,7 @@ def test_saved_bytes_equal_the_planner(model: Model) -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        out = module(x, Rows(T, (cos, sin)))  # holds the graph, so that no storage is used twice
+        out = module(x, RowInputs(T, (cos, sin)))  # holds the graph, so that no storage is used twice
     job = Job(sequence=T, global_batch=B, precision=recipe("fp32"), attention="blocks")
     ops = attention(Local(model, job, LocalDegrees(sequences=B)), "x", layer=0)
     sizes = {"x": x.nbytes} | {name: size for op in ops for name, size in op.writes.items()}
@@ -161,7 +161,7 @@ def test_saved_bytes_equal_the_planner(model: Model) -> None:
 
 def test_the_shared_key_goes_through_its_seam() -> None:
     module, x = build_attention(LATENT), rows(LATENT)
-    turn = Rows(T, tables(LATENT, torch.arange(T)))
+    turn = RowInputs(T, tables(LATENT, torch.arange(T)))
     plain, seen = module(x, turn), []
 
     def share(key: Tensor) -> Tensor:
@@ -223,14 +223,14 @@ def test_layers_that_slide_have_a_base_of_their_own_and_some_do_not_rotate() -> 
         rope_theta_sliding=7.0,
         rope_scaling=scaling,
     )
-    mixed = Rows(T, tables_of(model, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu")))
+    mixed = RowInputs(T, tables_of(model, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu")))
     x, plain = rows(model), {"window": None, "window_pattern": (), "rope_pattern": (), "rope_theta_sliding": None}
     alone = (GROUPED.replace(rope_theta=7.0), model.replace(**plain), None)
     for layer, like in enumerate(alone):
         module = GroupedAttention(model, layer=layer)
         module.load_state_dict(build_attention(model).state_dict())
         own = tables(like, torch.arange(T)) if like else tables(GROUPED, torch.zeros(T))
-        torch.testing.assert_close(module(x, mixed), build_attention(GROUPED)(x, Rows(T, own)))
+        torch.testing.assert_close(module(x, mixed), build_attention(GROUPED)(x, RowInputs(T, own)))
 
 
 def test_far_positions_turn_by_their_whole_number() -> None:

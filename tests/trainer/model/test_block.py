@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import block_weights
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.embed import Embed
-from fivefold.trainer.model.rotary import Rows, rotary_tables
+from fivefold.trainer.model.rotary import RowInputs, rotary_tables
 
 MODEL = Model(name="m", layers=1, width=12, heads=2, kv_heads=1, head_dim=4, ffn=20, vocab=16)
 KINDS = get_args(ModelShape.model_fields["block"].annotation)
@@ -52,7 +52,7 @@ def test_the_kinds_of_block(kind: str, norm: str) -> None:
     )
     block: Any = build_part(Block(model, layer=0))
     tables = rotary_tables(model, positions=torch.arange(5), dtype=torch.float32, device=torch.device("cpu"))
-    rows = Rows(5, tables)
+    rows = RowInputs(5, tables)
     n = {
         name: norm_of(model, block, name)
         for name in ("norm1", "norm1_post", "norm2", "norm2_post")

@@ -14,7 +14,7 @@ from fivefold.record import UserError
 from fivefold.trainer.generate.decode import kv_cached
 from fivefold.trainer.model.attention import GroupedAttention
 from fivefold.trainer.model.dropout import sequence_keys
-from fivefold.trainer.model.rotary import Rows, tables_of
+from fivefold.trainer.model.rotary import RowInputs, tables_of
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.supported import check_supported
 
@@ -34,9 +34,9 @@ def module(layer: int) -> GroupedAttention:
     return made
 
 
-def rows(documents: Tensor | None = None, keys: Tensor | None = None) -> Rows:
+def rows(documents: Tensor | None = None, keys: Tensor | None = None) -> RowInputs:
     tables = tables_of(CHUNKED, positions=torch.arange(T), dtype=torch.float32, device=torch.device("cpu"))
-    return Rows(T, tables, documents, keys)
+    return RowInputs(T, tables, documents, keys)
 
 
 def compute_attention(made: GroupedAttention, x: Tensor, seen: Tensor, *, factors: Tensor | None) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 from fivefold.trainer.model import sliding_window_attention
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads, visible_pairs
 from fivefold.trainer.model.flash_attention import (
+    DocumentSpan,
     Flash,
-    Span,
     attend,
     attend_backward,
     earlier_key_spans,
@@ -85,7 +85,7 @@ def test_block_is_attention_written_out(
         after = torch.tensor([[3, 3, 4, 4, 4, 4], [7, 7, 7, 8, 8, 8]])
         seen = seen & (after[:, :, None] == DOCUMENTS[:, None])
         spans = earlier_key_spans(after, DOCUMENTS, offset=S)
-        assert spans == (Span(slice(0, 2), slice(8, 10), 2),)
+        assert spans == (DocumentSpan(slice(0, 2), slice(8, 10), 2),)
     inputs = qkv(tokens=tokens, dims=dims)
     out, lse = attend(*inputs, rule, offset=offset, spans=spans)
 
@@ -126,11 +126,11 @@ def test_a_window_holds_no_square_of_scores() -> None:
 
 def test_documents_are_runs_and_only_the_last_reaches_over() -> None:
     assert self_attention_spans(DOCUMENTS) == tuple(
-        Span(slice(*run), slice(*run)) for run in ((0, 3), (3, 4), (4, 8), (8, 10), (10, 11), (11, 20))
+        DocumentSpan(slice(*run), slice(*run)) for run in ((0, 3), (3, 4), (4, 8), (8, 10), (10, 11), (11, 20))
     )
     assert earlier_key_spans(DOCUMENTS[:, 6:], DOCUMENTS[:, 2:5], offset=4) == (
-        Span(slice(0, 2), slice(2, 3), 2),  # two tokens of document 2 see its first one
-        Span(slice(4, 8), slice(3, 6), 4),
+        DocumentSpan(slice(0, 2), slice(2, 3), 2),  # two tokens of document 2 see its first one
+        DocumentSpan(slice(4, 8), slice(3, 6), 4),
     )
 
 

@@ -22,7 +22,7 @@ from fivefold.model.weights import weights
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.huggingface_export import export, find
-from fivefold.trainer.checkpoint.huggingface_import import Folder, start
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
 from fivefold.trainer.model.mtp import MTPTargets
 from fivefold.trainer.model.transformer import Transformer
 from tests.model.judged import silence_transformers
@@ -184,7 +184,7 @@ def test_losses_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     with silence_transformers():
         main, modules = build_theirs(CASE)
         save_as_published(main, modules, tmp_path)
-    folder = Folder.open(tmp_path)
+    folder = HuggingFaceFolder.open(tmp_path)
     assert folder.model.mtp == MTP(depth=DEPTH)
     assert len(folder.ignored) == 2 * DEPTH
     ours, tokens = decoder(folder), window(131)
@@ -216,19 +216,21 @@ def test_a_folder_without_the_modules_holds_none_and_a_model_without_takes_none(
         main, modules = build_theirs(CASE)
         main.save_pretrained(tmp_path / "plain")
         save_as_published(main, modules, tmp_path / "whole")
-    whole, bare = Folder.open(tmp_path / "whole"), Folder.open(tmp_path / "plain")
+    whole, bare = HuggingFaceFolder.open(tmp_path / "whole"), HuggingFaceFolder.open(tmp_path / "plain")
     assert (whole.model.mtp_depth, bare.model.mtp_depth) == (DEPTH, 0)
-    assert not any("mtp" in name for name in Folder.open(tmp_path / "plain", model=whole.model).parts)  # drawn anew
-    assert len(Folder.open(tmp_path / "whole", model=bare.model).ignored) > 2 * DEPTH
+    assert not any(
+        "mtp" in name for name in HuggingFaceFolder.open(tmp_path / "plain", model=whole.model).parts
+    )  # drawn anew
+    assert len(HuggingFaceFolder.open(tmp_path / "whole", model=bare.model).ignored) > 2 * DEPTH
 
 
 def save_imported(directory: Path, folder: Path) -> None:
     """A checkpoint of no steps, with the weights of ``folder``, under a layout that cuts them."""
-    model, layout = Folder.open(folder).model, Layout.parse("pp2 ep1 zero1 mbs1")
+    model, layout = HuggingFaceFolder.open(folder).model, Layout.parse("pp2 ep1 zero1 mbs1")
     job = Job(sequence=16, global_batch=2, precision=recipe("fp32"))
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     start(folder, built=built, model=model)
-    progress = checkpoint.Progress(step=0, samples=0, tokens=0)
+    progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)
     checkpoint.save(directory, built=built, progress=progress, model=model, layout=layout, job=job)
 
 
@@ -237,7 +239,7 @@ def test_there_and_back_is_the_same_to_the_bit(forked: Callable[..., Any], tmp_p
         save_as_published(*build_theirs(CASE), tmp_path / "in")
     forked(2, save_imported, tmp_path / "checkpoints", tmp_path / "in")
     export(find(tmp_path), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=lambda *_: None)
-    first, second = Folder.open(tmp_path / "in"), Folder.open(tmp_path / "out")
+    first, second = HuggingFaceFolder.open(tmp_path / "in"), HuggingFaceFolder.open(tmp_path / "out")
     assert second.model.replace(name="", source="") == first.model.replace(name="", source="")
     wanted, result = read_full(first), read_full(second)
     assert wanted.keys() == result.keys()

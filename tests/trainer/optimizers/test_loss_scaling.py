@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build
-from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.engine import Engine, StepResult
 from fivefold.trainer.optimizers.loss_scaling import GROWTH_INTERVAL, INITIAL_SCALE, MIN_SCALE, LossScaler
 from tests import processes
@@ -191,7 +191,7 @@ def resume_across_layouts(folder: Path) -> tuple[Tensor, Tensor, float]:
     built.scaler.scale = 2.0**60
     for number in range(3):
         step(engine, number)
-    done = Progress(step=3, samples=0, tokens=0)
+    done = RunProgress(step=3, samples=0, tokens=0)
     save(folder / "a", built=built, progress=done, model=DENSE, layout=layout, job=JOB)
     other, _ = start_engine(DENSE, Layout.parse("tp2 mbs2"))
     result = find_latest(folder / "a")

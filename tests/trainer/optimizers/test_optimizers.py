@@ -17,7 +17,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, weights
 from fivefold.record import UserError
 from fivefold.trainer.build import Built, build, draw_initial_weight
-from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.optimizers import fp32_update, optimizer
 from fivefold.update import Group, LearningRate, Optimizer
 from tests.selection import mark_share
@@ -65,7 +65,7 @@ def play(
             shard.weight.grad = shard.rows_of(gradient(shard.local_weight.weight, step)).to(shard.weight.dtype)
         built.optimizer.step()
     if folder:
-        done = Progress(step=first + 1, samples=0, tokens=0)
+        done = RunProgress(step=first + 1, samples=0, tokens=0)
         save(folder, built=built, progress=done, model=model, layout=layout, job=task)
     return [before, parts(built)]
 

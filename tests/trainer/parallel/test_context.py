@@ -20,7 +20,7 @@ from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.parallel import context
 from fivefold.trainer.parallel.collectives import Pending, exchange
 from fivefold.trainer.parallel.context import Kind, Ring, Ulysses, attach, positions
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 from tests.selection import mark_share
 
 B, T, N = 2, 24, 4
@@ -76,8 +76,8 @@ def inputs(case: Case) -> tuple[Tensor, ...]:
     return *whole, torch.randn(N, generator=generator)
 
 
-def everyone() -> Axis:
-    return Axis("cp", dist.get_rank(), tuple(range(dist.get_world_size())), dist.group.WORLD)
+def everyone() -> AxisGroup:
+    return AxisGroup("cp", dist.get_rank(), tuple(range(dist.get_world_size())), dist.group.WORLD)
 
 
 def layout(case: Case) -> Layout:
@@ -233,7 +233,7 @@ class Attention(nn.Module):
 
 
 def test_attach_sets_the_core_or_what_is_around_it() -> None:
-    model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), Axis("cp", 0, (0, 1), None)
+    model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), AxisGroup("cp", 0, (0, 1), None)
     attach(model, axis, kind="ulysses")
     assert [type(item.hooks) for item in (model[0], model[2])] == [Ulysses, Ulysses]
     assert [(type(item.core), item.core.rule.window, item.core.heads) for item in (model[0], model[2])] == [
@@ -250,7 +250,7 @@ def test_a_message_is_asked_for_before_one_is_sent(monkeypatch: pytest.MonkeyPat
     posted: list[dist.P2POp] = []
     monkeypatch.setattr(dist, "P2POp", lambda call, tensor, peer, group: (call, tensor, peer))
     monkeypatch.setattr(dist, "batch_isend_irecv", lambda operations: posted.extend(operations) or [])
-    here, coming, axis = torch.zeros(1), torch.zeros(2), Axis("cp", 0, (0, 5), None)
+    here, coming, axis = torch.zeros(1), torch.zeros(2), AxisGroup("cp", 0, (0, 5), None)
     (pending,) = exchange([(here, 1)], [(coming, 1)], axis)
     assert posted == [(dist.irecv, coming, 5), (dist.isend, here, 5)]
     assert pending.output_buffer is coming
@@ -272,5 +272,5 @@ def test_each_way_of_a_ring_of_two_is_posted_in_its_group(monkeypatch: pytest.Mo
     here, coming = torch.zeros(1), torch.zeros(2)
     for rank, peer, ways in ((0, 5, (back, there)), (1, 3, (there, back))):
         posted.clear()
-        exchange([(here, 1 - rank)], [(coming, 1 - rank)], Axis("cp", rank, (3, 5), there, back=back))
+        exchange([(here, 1 - rank)], [(coming, 1 - rank)], AxisGroup("cp", rank, (3, 5), there, back=back))
         assert posted == [("receive", coming, peer, ways[0]), ("send", here, peer, ways[1])]

@@ -21,7 +21,7 @@ from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.routing import Sequences
 from fivefold.trainer.parallel import expert
 from fivefold.trainer.parallel.collectives import Pending
-from fivefold.trainer.parallel.mesh import Axis, Ranks, ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, Ranks, ranks
 from tests.selection import mark_share
 
 D, FFN, E, K, ROWS = 16, 16, 8, 2, 32
@@ -281,7 +281,7 @@ def test_load_is_summed_and_biases_move_alike_everywhere(forked) -> None:
 def test_module_built_on_meta_gets_its_buffers() -> None:
     with torch.device("meta"):
         layer = Moe(model())
-    nobody = Axis("", 0, (0,), None)
+    nobody = AxisGroup("", 0, (0,), None)
     here = Ranks(0, 1, torch.device("cpu"), dict.fromkeys(("ep", "etp", "tp", "cp"), nobody))
     expert.attach(layer, here, sp=False)
     assert layer.load.tolist() == layer.bias.tolist() == [0] * E

@@ -18,7 +18,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.checkpoint import Progress, find_latest, load, save
+from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.float8.cast import cast_per_block, cast_per_tensor, cast_per_tile, scale_, widen
@@ -152,7 +152,7 @@ def resume(directory: Path, first: int, last: int) -> tuple[list[float], dict[st
         tokens = torch.randint(0, 83, (4, TOKENS + 1), generator=torch.Generator().manual_seed(step))
         losses.append(engine.step(tokens.view(2, 2, 1, -1)[:, built.ranks["dp"].rank]).loss)
         engine.zero_grad()
-    progress = Progress(step=last, samples=0, tokens=0)
+    progress = RunProgress(step=last, samples=0, tokens=0)
     save(directory, built=built, progress=progress, model=ROUTED, layout=layout, job=job)
     return losses, {shard.name: shard.weight.detach().clone() for shard in built.shards}
 

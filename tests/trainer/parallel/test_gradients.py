@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint.checkpoint import Progress, load, save
+from fivefold.trainer.checkpoint.checkpoint import RunProgress, load, save
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
 from fivefold.update import Optimizer
@@ -107,7 +107,7 @@ def resume_under_other_job(folder: Path, model: Model, layout: Layout, jobs: lis
     for step in range(2):
         before.step(tokens(before, step))
         before.zero_grad()
-    progress = Progress(step=2, samples=0, tokens=0, facts={})
+    progress = RunProgress(step=2, samples=0, tokens=0, facts={})
     path = save(folder, built=before.built, progress=progress, model=model, layout=layout, job=jobs[0])
     load(path, built=after.built, model=model, job=jobs[1])
     return [engine.step(tokens(engine, 2)).loss for engine in (before, after)]

@@ -27,7 +27,7 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.linear import Linear, WgradStore, fused_linears, mark_recomputation
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.interleave import Interleaver
-from fivefold.trainer.parallel.mesh import Axis, ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, ranks
 from fivefold.trainer.parallel.pipeline import Pipeline, check_pairs
 from tests import processes
 from tests.agree.parity.cases import Case, rows
@@ -207,7 +207,7 @@ def speak(delay_seconds: float) -> tuple[float, float]:
             for stage in table.rank_stages[among["pp"].rank]
         }
 
-        def talk(x: Tensor, axis: Axis = among["tp"]) -> Tensor:
+        def talk(x: Tensor, axis: AxisGroup = among["tp"]) -> Tensor:
             begin, pending = time.monotonic(), all_reduce(x / 2, axis)
             x = pending.wait()
             time.sleep(max(0.0, begin + delay_seconds - time.monotonic()))

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from fivefold.dry_run.fake.world import fake_rank
 from fivefold.layout.mesh import members
 from fivefold.layout.spec import Layout
-from fivefold.trainer.parallel.mesh import Axis, ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, ranks
 
 KINDS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage", "ep", "etp", "expert_shard", "expert_replica")
 
 
-def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dict[str, Axis]]:
+def axes(layout: Layout, *, experts: bool = True, kv_heads: int = 2) -> list[dict[str, AxisGroup]]:
     """Of every rank; a group's members are those that torch knows."""
     results = []
     for rank in range(layout.world):

@@ -26,9 +26,9 @@ from fivefold.planner.counts.operations.recompute import groups as planned_group
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.linear import Linear, WgradStore
-from fivefold.trainer.model.rotary import Rows, rotary_tables
+from fivefold.trainer.model.rotary import RowInputs, rotary_tables
 from fivefold.trainer.parallel import recompute, tensor
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 from fivefold.trainer.parallel.recomputed import OperationInput
 from tests.selection import mark_share
 
@@ -81,7 +81,7 @@ class Stack(nn.Module):
 
     def forward(self, x_RD: Tensor) -> Tensor:
         for block in self.blocks:
-            x_RD = block(x_RD, Rows(TOKENS, self.tables))
+            x_RD = block(x_RD, RowInputs(TOKENS, self.tables))
         return x_RD
 
     def gradients(self) -> dict[str, Tensor]:
@@ -292,7 +292,7 @@ def test_no_gradient_wanted_nothing_recorded() -> None:
 
 def messages(ac: str) -> dict[str, int]:
     """Of one block forward and backward on two tensor-parallel ranks with their rows cut, as this rank counts them."""
-    axis = Axis("tp", torch.distributed.get_rank(), (0, 1), torch.distributed.group.WORLD)
+    axis = AxisGroup("tp", torch.distributed.get_rank(), (0, 1), torch.distributed.group.WORLD)
     stack = Stack(DENSE.replace(kv_heads=4), ac)
     for name, part in stack.named_modules():
         if isinstance(part, Linear):

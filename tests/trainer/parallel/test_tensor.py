@@ -23,7 +23,7 @@ from fivefold.trainer.model.kernels.norms import rms_norm
 from fivefold.trainer.model.linear import Linear, WgradStore, fused_linears, mark_recomputation
 from fivefold.trainer.parallel import tensor
 from fivefold.trainer.parallel.collectives import Pending
-from fivefold.trainer.parallel.mesh import Axis
+from fivefold.trainer.parallel.mesh import AxisGroup
 
 ROWS, WIDTH, FFN, WORDS, HEAD, HEADS = 12, 16, 32, 251, 8, 4
 PADDED, CHUNK = 252, 300
@@ -104,12 +104,12 @@ def reference(*, tied: bool) -> tuple[float, dict[str, Tensor]]:
     return loss.item(), {name: weight.grad for name, weight in w.items() if weight.grad is not None}
 
 
-def world() -> Axis:
+def world() -> AxisGroup:
     size = dist.get_world_size()
-    return Axis("tp", dist.get_rank(), tuple(range(size)), dist.group.WORLD)
+    return AxisGroup("tp", dist.get_rank(), tuple(range(size)), dist.group.WORLD)
 
 
-def take_local_part(name: str, whole: Tensor, axis: Axis) -> Tensor:
+def take_local_part(name: str, whole: Tensor, axis: AxisGroup) -> Tensor:
     """This rank's part of a weight or a gradient."""
     if name in ("norm", "mlp.down.bias"):
         return whole
@@ -120,7 +120,7 @@ def take_local_part(name: str, whole: Tensor, axis: Axis) -> Tensor:
     return whole.chunk(axis.size)[axis.rank]
 
 
-def cut(axis: Axis, *, sp: bool, tied: bool = False, dtype: torch.dtype = torch.float32) -> Small:
+def cut(axis: AxisGroup, *, sp: bool, tied: bool = False, dtype: torch.dtype = torch.float32) -> Small:
     module = Small(tied=tied)
     tensor.attach(module, axis, sp=sp)
     for name, weight in full_weights(tied=tied).items():
@@ -130,7 +130,7 @@ def cut(axis: Axis, *, sp: bool, tied: bool = False, dtype: torch.dtype = torch.
     return module
 
 
-def measure_error(module: Small, gradients: dict[str, Tensor], axis: Axis, *, sp: bool) -> float:
+def measure_error(module: Small, gradients: dict[str, Tensor], axis: AxisGroup, *, sp: bool) -> float:
     """The largest relative error of a gradient; what each rank has of its own rows is summed, as ZeRO does."""
     errors = []
     for name, weight in module.named_parameters():
@@ -238,7 +238,7 @@ class Mute:
             setattr(tensor, name, self.wrap(name, getattr(tensor, name)))
 
     def wrap(self, name: str, collective: Any) -> Any:
-        def call_or_skip(x: Tensor, axis: Axis, **options: Any) -> Pending:
+        def call_or_skip(x: Tensor, axis: AxisGroup, **options: Any) -> Pending:
             self.count += 1
             self.kinds[name] += 1
             if self.count - 1 != self.which:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
-from fivefold.model.huggingface.family import Family, Fused
+from fivefold.model.huggingface.family import Family, FusedTensor
 from fivefold.model.huggingface.mapping import build_model, read_activation, read_attention_bias, read_experts
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -21,10 +21,10 @@ def _build_aria(config: Config) -> Model:
     return build_model(config, **read_rope(config), **read_attention_bias(config), mlp_bias=config.mlp_bias, moe=moe)
 
 
-def _name_experts(gate_up: str, down: str) -> dict[str, str | Fused]:
+def _name_experts(gate_up: str, down: str) -> dict[str, str | FusedTensor]:
     return {
-        **dict.fromkeys(EXPERT_GATE_UP, Fused(gate_up, EXPERT_GATE_UP, transposed=True)),
-        "moe.experts.down": Fused(down, ("moe.experts.down",), transposed=True),
+        **dict.fromkeys(EXPERT_GATE_UP, FusedTensor(gate_up, EXPERT_GATE_UP, transposed=True)),
+        "moe.experts.down": FusedTensor(down, ("moe.experts.down",), transposed=True),
     }
 
 

@@ -15,7 +15,7 @@ from fivefold.model.huggingface.decoder import (
     drop_keys,
     map_same_names,
 )
-from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.family import Family, FusedTensor, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -96,7 +96,7 @@ FALCON = Family(
         "head.out": "lm_head",
         "norm1": "input_layernorm",
         "norm2": "post_attention_layernorm",
-        **dict.fromkeys(QKV, Fused("self_attention.query_key_value", QKV, groups="kv_heads")),
+        **dict.fromkeys(QKV, FusedTensor("self_attention.query_key_value", QKV, groups="kv_heads")),
         "attention.out": "self_attention.dense",
         **PLAIN_MLP,
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, map_same_names
-from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.family import Family, FusedTensor, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
@@ -56,9 +56,9 @@ def _build_gpt_bigcode(config: Config) -> Model:
     return _build_gpt2(config).replace(kv_heads=1 if config.multi_query else config.num_attention_heads)
 
 
-def _transpose(name: str, *weights: str) -> dict[str, Fused]:
+def _transpose(name: str, *weights: str) -> dict[str, FusedTensor]:
     """Return the tensor of ``weights`` that are stored as [in, out], one after another."""
-    return dict.fromkeys(weights, Fused(name, weights, transposed=True))
+    return dict.fromkeys(weights, FusedTensor(name, weights, transposed=True))
 
 
 GPT2 = Family(
@@ -91,7 +91,7 @@ GPT_BIGCODE = Family(
     write=lambda model: {"multi_query": model.kv_heads == 1},
     tensors={
         **PLACES,
-        **dict.fromkeys(QKV, Fused("attn.c_attn", QKV, groups="kv_heads")),
+        **dict.fromkeys(QKV, FusedTensor("attn.c_attn", QKV, groups="kv_heads")),
         "attention.out": "attn.c_proj",
         "mlp.up": "mlp.c_fc",
         "mlp.down": "mlp.c_proj",

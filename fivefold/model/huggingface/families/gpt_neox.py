@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, Fused
+from fivefold.model.huggingface.family import Family, FusedTensor
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -54,7 +54,7 @@ GPT_NEOX = Family(
         "head.out": "embed_out",
         "norm1": "input_layernorm",
         "norm2": "post_attention_layernorm",
-        **dict.fromkeys(QKV, Fused("attention.query_key_value", QKV, groups="kv_heads")),
+        **dict.fromkeys(QKV, FusedTensor("attention.query_key_value", QKV, groups="kv_heads")),
         "attention.out": "attention.dense",
         **PLAIN_MLP,
     },

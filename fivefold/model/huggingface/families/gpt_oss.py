@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
-from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.family import Family, FusedTensor, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -74,9 +74,11 @@ GPT_OSS = Family(
     | {
         "attention": "self_attn",  # its sinks
         "moe.router": "mlp.router",
-        **dict.fromkeys(EXPERT_GATE_UP, Fused("mlp.experts.gate_up_proj", EXPERT_GATE_UP, groups=0, transposed=True)),
-        **dict.fromkeys(BIASES, Fused("mlp.experts.gate_up_proj_bias", BIASES, groups=0)),
-        "moe.experts.down": Fused("mlp.experts.down_proj", ("moe.experts.down",), transposed=True),
+        **dict.fromkeys(
+            EXPERT_GATE_UP, FusedTensor("mlp.experts.gate_up_proj", EXPERT_GATE_UP, groups=0, transposed=True)
+        ),
+        **dict.fromkeys(BIASES, FusedTensor("mlp.experts.gate_up_proj_bias", BIASES, groups=0)),
+        "moe.experts.down": FusedTensor("mlp.experts.down_proj", ("moe.experts.down",), transposed=True),
         "moe.experts.down_bias": "mlp.experts.down_proj_bias",
     },
 )

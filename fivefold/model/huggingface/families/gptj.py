@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import GPT_KEYS, map_same_names
-from fivefold.model.huggingface.family import Family, Fused
+from fivefold.model.huggingface.family import Family, FusedTensor
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
 
@@ -78,7 +78,7 @@ CODEGEN = Family(
     keys=KEYS,
     defaults=DEFAULTS,
     to_model=_build_codegen,
-    tensors=PLACES | dict.fromkeys(CODEGEN_QKV, Fused("attn.qkv_proj", CODEGEN_QKV, groups=CODEGEN_GROUPS)),
+    tensors=PLACES | dict.fromkeys(CODEGEN_QKV, FusedTensor("attn.qkv_proj", CODEGEN_QKV, groups=CODEGEN_GROUPS)),
     interleaved_rotary=True,
     base_prefix="transformer.",
 )

@@ -8,7 +8,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, Fused, Wrapper
+from fivefold.model.huggingface.family import Family, FusedTensor, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -35,12 +35,12 @@ SWASH_KEYS = map_same_names("sliding_window layer_types layer_rope_theta")
 EXPERT_DEFAULTS = {**DEFAULTS, "num_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001}
 EXPERT_TENSORS = decoder.TENSORS | {
     "moe.router": "block_sparse_moe.router.layer",
-    **dict.fromkeys(EXPERT_GATE_UP, Fused("block_sparse_moe.input_linear.weight", EXPERT_GATE_UP)),
+    **dict.fromkeys(EXPERT_GATE_UP, FusedTensor("block_sparse_moe.input_linear.weight", EXPERT_GATE_UP)),
     "moe.experts.down": "block_sparse_moe.output_linear.weight",
 }
 SHARED_GATE_UP = ("moe.shared.gate", "moe.shared.up")
-SHARED_TENSORS: dict[str, str | Fused] = {
-    **dict.fromkeys(SHARED_GATE_UP, Fused("shared_mlp.input_linear", SHARED_GATE_UP)),
+SHARED_TENSORS: dict[str, str | FusedTensor] = {
+    **dict.fromkeys(SHARED_GATE_UP, FusedTensor("shared_mlp.input_linear", SHARED_GATE_UP)),
     "moe.shared.down": "shared_mlp.output_linear",
 }
 STACKED = decoder.stack_experts("block_sparse_moe", router="router")
@@ -180,7 +180,7 @@ GRANITEMOEHYBRID = Family(
     tensors=EXPERT_TENSORS
     | SHARED_TENSORS
     | state_space.list_tensors("mamba")
-    | dict.fromkeys(HYBRID_GATE_UP, Fused("shared_mlp.input_linear", HYBRID_GATE_UP))
+    | dict.fromkeys(HYBRID_GATE_UP, FusedTensor("shared_mlp.input_linear", HYBRID_GATE_UP))
     | {"mlp.down": "shared_mlp.output_linear"},
     stacked_tensors=STACKED,
 )

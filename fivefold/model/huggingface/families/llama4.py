@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
-from fivefold.model.huggingface.family import Family, Fused, Wrapper
+from fivefold.model.huggingface.family import Family, FusedTensor, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -111,8 +111,10 @@ LLAMA4_TEXT = Family(
         **{f"mlp.{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
         **{f"moe.shared.{part}": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
         "moe.router": "feed_forward.router",
-        **dict.fromkeys(EXPERT_GATE_UP, Fused("feed_forward.experts.gate_up_proj", EXPERT_GATE_UP, transposed=True)),
-        "moe.experts.down": Fused("feed_forward.experts.down_proj", ("moe.experts.down",), transposed=True),
+        **dict.fromkeys(
+            EXPERT_GATE_UP, FusedTensor("feed_forward.experts.gate_up_proj", EXPERT_GATE_UP, transposed=True)
+        ),
+        "moe.experts.down": FusedTensor("feed_forward.experts.down_proj", ("moe.experts.down",), transposed=True),
     },
     interleaved_rotary=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, Fused, Supported
+from fivefold.model.huggingface.family import Family, FusedTensor, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -50,7 +50,7 @@ PERSIMMON = Family(
     tensors=decoder.TENSORS
     | {
         "head.norm": "model.final_layernorm",
-        **dict.fromkeys(QKV, Fused("self_attn.query_key_value", QKV, groups="kv_heads")),
+        **dict.fromkeys(QKV, FusedTensor("self_attn.query_key_value", QKV, groups="kv_heads")),
         "attention.q_norm": "self_attn.q_layernorm",
         "attention.k_norm": "self_attn.k_layernorm",
         "attention.out": "self_attn.dense",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import QKV, map_same_names
-from fivefold.model.huggingface.family import Family, Fused, Supported, Wrapper
+from fivefold.model.huggingface.family import Family, FusedTensor, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_table
 from fivefold.model.spec import Model
@@ -102,7 +102,7 @@ PHI3 = Family(
         "norm_epsilon": 1e-5,
     },
     to_model=_build_phi3,
-    tensors=decoder.TENSORS | dict.fromkeys(QKV, Fused("self_attn.qkv_proj", QKV)) | decoder.FUSED_GATE_UP,
+    tensors=decoder.TENSORS | dict.fromkeys(QKV, FusedTensor("self_attn.qkv_proj", QKV)) | decoder.FUSED_GATE_UP,
 )
 
 PHIMOE = Family(

@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, Fused, Supported, Wrapper
+from fivefold.model.huggingface.family import Family, FusedTensor, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     omit_mrope,
@@ -119,8 +119,8 @@ EXPERT_DEFAULTS = {
     "shared_expert_intermediate_size": 512,
     "router_aux_loss_coef": 0.001,
 }
-TENSORS: dict[str, str | Fused] = {
-    **dict.fromkeys(GATED_Q, Fused("self_attn.q_proj", GATED_Q, groups="heads")),
+TENSORS: dict[str, str | FusedTensor] = {
+    **dict.fromkeys(GATED_Q, FusedTensor("self_attn.q_proj", GATED_Q, groups="heads")),
     "mixer.conv": "linear_attn.conv1d",
     "mixer.a_log": "linear_attn.A_log",
     "mixer.dt_bias": "linear_attn.dt_bias",
@@ -128,9 +128,9 @@ TENSORS: dict[str, str | Fused] = {
     "mixer.out": "linear_attn.out_proj",
 }
 EXPERT_TENSORS = decoder.SHARED_EXPERT_TENSOR | {"moe.shared_gate": "mlp.shared_expert_gate"}
-QWEN3_5_TENSORS: dict[str, str | Fused] = {
+QWEN3_5_TENSORS: dict[str, str | FusedTensor] = {
     **TENSORS,
-    **dict.fromkeys(QKV, Fused("linear_attn.in_proj_qkv", QKV)),
+    **dict.fromkeys(QKV, FusedTensor("linear_attn.in_proj_qkv", QKV)),
     **{f"mixer.{name}": f"linear_attn.in_proj_{name}" for name in "zba"},
 }
 QWEN3_NEXT = Family(
@@ -151,8 +151,8 @@ QWEN3_NEXT = Family(
     tensors=decoder.EXPERT_TENSORS
     | TENSORS
     | EXPERT_TENSORS
-    | dict.fromkeys(QKVZ, Fused("linear_attn.in_proj_qkvz", QKVZ, groups="mixer_key_heads"))
-    | dict.fromkeys(BA, Fused("linear_attn.in_proj_ba", BA, groups="mixer_key_heads")),
+    | dict.fromkeys(QKVZ, FusedTensor("linear_attn.in_proj_qkvz", QKVZ, groups="mixer_key_heads"))
+    | dict.fromkeys(BA, FusedTensor("linear_attn.in_proj_ba", BA, groups="mixer_key_heads")),
     stacked_tensors=decoder.stack_experts(),
 )
 QWEN3_5_TEXT = Family(

@@ -35,7 +35,7 @@ STABLELM = Family(
         "partial_rotary_factor": 0.25,
     },
     supported={
-        "qk_layernorm": Supported((False,), "norms of each head without biases beside norms with biases"),
+        "qk_layernorm": Supported((False,), "norms of each head without biases next to norms with biases"),
         "hidden_dropout": Supported((0,), "dropout of what the MLP adds alone"),
     },
     to_model=_build_stablelm,

@@ -201,6 +201,6 @@ def _list_largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, 
     for run in runs:
         state = counts.states(layout, run.name)
         sizes += counts.largest_tensors(run_part(part, run), run.name)
-        sizes += [] if keeps.weights_stay else [state.whole, state.travel]
+        sizes += [] if keeps.weights_stay else [state.gathered, state.travel]
         sizes += [] if keeps.gradients_stay else [state.sums]
     return nlargest(most, sizes)

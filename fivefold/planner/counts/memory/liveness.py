@@ -6,8 +6,8 @@
 A tensor is freed after its last reader unless an operation keeps it; a kept tensor after the backward of the last
 operation that keeps it; a dropped one is allocated again when the first backward needs it. An addition passes its
 gradient on without a copy; a tensor with two readers gets the sum of both gradients in a third buffer. Gradients of
-weights go to sums, wait for W, or are kept until the unit's backward has ended (``Sums``). ``tests/agree`` compares
-with the real run, byte by byte.
+weights go to sums, wait for W, or are kept until the unit's backward has ended (``GradientSums``). ``tests/agree``
+compares with the real run, byte by byte.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from fivefold.planner.counts.operations.op import Op, is_weight_cast
-from fivefold.planner.counts.operations.recompute import Unit
+from fivefold.planner.counts.operations.recompute import UnitOperations
 
 
-class Sums(NamedTuple):
+class GradientSums(NamedTuple):
     """Bytes of gradient sums that a unit's backward allocates, with the first gradient of each family of weights.
 
     ``table``: of the embedding in which a head looks up further tokens (multi-token prediction); ``tied``: the output
@@ -47,11 +47,11 @@ class Waits(NamedTuple):
     biases: bool = False  # of experts' biases
 
 
-NO_SUMS, NO_WAITS = Sums(), Waits()
+NO_SUMS, NO_WAITS = GradientSums(), Waits()
 OUTPUTS = ("head.out", "loss")  # operations that make the output projection's gradient, once for each predicted token
 
 
-class Gradient:
+class LiveGradient:
     """A gradient in memory; both inputs of an addition share one. ``keeper``: the operation whose W reads it last."""
 
     __slots__ = ("bytes", "keeper", "users")
@@ -73,7 +73,7 @@ class EnteredUnit:
     ``entry``: the tensor that it reads; ``gradient_width``: bytes per element of a weight gradient.
     """
 
-    unit: Unit
+    unit: UnitOperations
     entry: str
     entry_bytes: int
     gradient_width: int
@@ -142,7 +142,7 @@ class SplitProfile(NamedTuple):
     experts_peak_bytes: int = 0  # peak of W while it makes only those of experts, if these come first
 
 
-def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
+def kept_bytes(unit: UnitOperations, *, sizes: dict[str, int]) -> list[int]:
     """Return the bytes that each operation keeps and no earlier one does.
 
     ``sizes``: bytes of tensors from outside the unit.
@@ -156,7 +156,7 @@ def kept_bytes(unit: Unit, *, sizes: dict[str, int]) -> list[int]:
     return kept_by_op
 
 
-def play(entered: EnteredUnit, *, sums: Sums) -> Profile:
+def play(entered: EnteredUnit, *, sums: GradientSums) -> Profile:
     """Return the live bytes of one unit; ``sums``: allocated by the first gradients, empty if allocated before."""
     forward = entered.forward
     backward = Backward(entered, sums=sums)
@@ -173,7 +173,7 @@ def play(entered: EnteredUnit, *, sums: Sums) -> Profile:
     )
 
 
-def play_graph(entered: EnteredUnit, *, sums: Sums) -> SplitProfile:
+def play_graph(entered: EnteredUnit, *, sums: GradientSums) -> SplitProfile:
     """Return ``play_split`` for PyTorch, which keeps the autograd graph between both halves.
 
     In B nothing that the forward kept is freed, except, at its end, what lies above the last weight; W makes the
@@ -208,7 +208,7 @@ def play_graph(entered: EnteredUnit, *, sums: Sums) -> SplitProfile:
     )
 
 
-def play_split(entered: EnteredUnit, *, sums: Sums, waits: Waits = NO_WAITS) -> SplitProfile:
+def play_split(entered: EnteredUnit, *, sums: GradientSums, waits: Waits = NO_WAITS) -> SplitProfile:
     """Return ``play`` with the weight gradients of linear layers deferred, so their operands stay allocated.
 
     ``waits``: gradients made in B that wait for W.
@@ -288,7 +288,7 @@ class Backward:
         self,
         entered: EnteredUnit,
         *,
-        sums: Sums,
+        sums: GradientSums,
         split: bool = False,
         waits: Waits = NO_WAITS,
         graph: bool = False,
@@ -309,7 +309,7 @@ class Backward:
         self.late = 0
         self.overwritten: set[str] = set()  # kept tensors that became gradients
         self.gradient, self.revived = entered.gradient_sizes, entered.recomputed_before
-        self.grads: dict[str, Gradient] = {}
+        self.grads: dict[str, LiveGradient] = {}
         self.live = self.peak = self.sums = 0
         self.kept = self.kept_then = ahead.kept
         self.cause, self.sums_then = "", 0
@@ -318,7 +318,7 @@ class Backward:
     def run(self) -> None:
         """Find the peak, its operation, and the kept bytes and sums at it."""
         result = next(iter(self.ops[-1].writes))
-        self.grads[result] = Gradient(self.gradient[result])
+        self.grads[result] = LiveGradient(self.gradient[result])
         self.live = self.peak = self.kept + self.gradient[result]
         for index in reversed(range(len(self.ops))):
             revived_bytes = sum(self.sizes[name] for name in self.revived.get(index, ()) if name != result)
@@ -371,11 +371,11 @@ class Backward:
                 first_received.users += 1
                 buffer = first_received
             else:
-                buffer = Gradient(sizes[name])
+                buffer = LiveGradient(sizes[name])
             if name in grads:
                 self._note(self.live + sizes[name], op.name)
                 self.live += sizes[name] - buffer.drop() - grads[name].drop()
-                buffer = Gradient(sizes[name])
+                buffer = LiveGradient(sizes[name])
             grads[name] = buffer
         if is_deferred:
             self._defer(place, op, received)
@@ -429,7 +429,7 @@ class Backward:
                 if not (op.in_place and name in targets):
                     self.live -= self.sizes[name]
 
-    def _defer(self, place: int, op: Op, received: list[Gradient]) -> None:
+    def _defer(self, place: int, op: Op, received: list[LiveGradient]) -> None:
         """Keep a linear's input and output gradients (received or gathered) until W.
 
         If the graph is retained, only the output gradients are kept.
@@ -453,7 +453,7 @@ class Backward:
         self.held[place] = gradients + ends_bytes + sum(self.sizes[name] for name in new_names)
         self.late += self.held[place]
 
-    def _claim(self, gradient: Gradient, place: int) -> int:
+    def _claim(self, gradient: LiveGradient, place: int) -> int:
         """Return the bytes that a gradient adds to what is kept for W.
 
         A gradient that another operation keeps moves to this one, whose W is later (in parallel blocks, attention and
@@ -476,12 +476,12 @@ class Backward:
         """Return True if the operation makes a gradient of the embedding's table in a head that looks up tokens."""
         return op.kind in self.into_table or op.name in self.into_table
 
-    def _reduce(self, beside: int) -> None:
+    def _reduce(self, backward_bytes: int) -> None:
         """Reduce the experts' gradients, which are complete before the rest of the unit's backward."""
         reduced, freed = self.reduction
         self.live += reduced
         self.sums += reduced
-        self._note(self.live + beside, self.closing)
+        self._note(self.live + backward_bytes, self.closing)
         self.live -= freed
         self.sums -= freed
 
@@ -496,7 +496,7 @@ def is_expert(op: Op) -> bool:
     return op.name.startswith(("moe.experts", "moe.arrive"))
 
 
-def _map_recomputed(unit: Unit) -> dict[int, list[str]]:
+def _map_recomputed(unit: UnitOperations) -> dict[int, list[str]]:
     """Map the index of an operation to the dropped tensors recomputed before its backward; each run of them at once."""
     if not unit.dropped:
         return {}

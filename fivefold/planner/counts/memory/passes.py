@@ -18,14 +18,14 @@ from fivefold.layout.sharding import gathers_for_backward, joins_ends, needs_bac
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
-from fivefold.planner.counts.memory.liveness import NO_SUMS, Profile, SplitProfile, Sums
-from fivefold.planner.counts.memory.reductions import Change, Reductions, cut, plan_reductions
+from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, Profile, SplitProfile
+from fivefold.planner.counts.memory.reductions import GradientChange, Reductions, cut, plan_reductions
 from fivefold.planner.counts.memory.stages import (
     Cause,
     PassKey,
+    PipelineStages,
     RunMemory,
     StageBuffers,
-    Stages,
     held_bytes,
     stage_buffers,
 )
@@ -69,7 +69,7 @@ class PassRules(NamedTuple):
 
     counts: Counts
     layout: Layout
-    stages: Stages
+    stages: PipelineStages
     reductions: Reductions
     buffers: StageBuffers
     coalesced: Coalesced
@@ -92,7 +92,7 @@ class PassRules(NamedTuple):
         return self.reductions.every_micro_batch or self.graph
 
 
-def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
+def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRules:
     """Return the rules of the passes of a layout with the stages ``stages``."""
     job, stack, part = counts.job, counts.job.stack, get_local_degrees(layout)
     local, gathers = counts.get_local(part), not policy(layout, job).weights_stay
@@ -100,7 +100,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
     coalesced = _find_coalesced(counts, layout)
     retains_gather_output = stack.comm_buffers == "retained" and layout.shards > 1 and not coalesced.by_weights
     first_stages: dict[tuple[int, int], int] = {}
-    equality_keys = [(chunk.alike, buffers.output(stage)) for stage, chunk in enumerate(stages.chunks)]
+    equality_keys = [(chunk.first_equal_stage, buffers.output(stage)) for stage, chunk in enumerate(stages.chunks)]
     return PassRules(
         counts=counts,
         layout=layout,
@@ -126,7 +126,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: Stages) -> PassRules:
 def pass_peak(rules: PassRules, own: PassKind) -> tuple[int, Cause]:
     """Return the peak bytes of a pass and their cause; cached, shared by stages with equal units."""
     last, lag = own.last and not rules.reductions.stays, lagging_bytes(rules, own)
-    first_equal, output_bytes = rules.stages.chunks[own.stage].alike, rules.buffers.output(own.stage)
+    first_equal, output_bytes = rules.stages.chunks[own.stage].first_equal_stage, rules.buffers.output(own.stage)
     key = PassKey(
         first_equal, output_bytes, own.kind, own.first, last, lag, own.held, rules.reductions.every_micro_batch
     )
@@ -171,7 +171,7 @@ def _subtract_activations(moments: Iterator[LiveBytes], size: int) -> Iterator[L
 def deferred_bytes(rules: PassRules, stage: int) -> int:
     """Return the bytes that one micro-batch keeps between B and W of a stage."""
     chunk, cache = rules.stages.chunks[stage], rules.stages.late
-    key = chunk.alike, rules.reductions.every_micro_batch
+    key = chunk.first_equal_stage, rules.reductions.every_micro_batch
     if key not in cache:
         deferred = sum(group.run.times * _split(rules, group).late_bytes for group in chunk.runs)
         cache[key] = chunk.kept if rules.graph and stage == 0 else deferred - rules.buffers.graph_bytes(stage)
@@ -206,7 +206,7 @@ def freed_in_b(rules: PassRules, stage: int) -> int:
     return sum(unit.run.times * (unit.state.sums - unit.state.reduced) for unit in reduced_units)
 
 
-def _split(rules: PassRules, unit: RunMemory, born: Sums = NO_SUMS) -> SplitProfile:
+def _split(rules: PassRules, unit: RunMemory, born: GradientSums = NO_SUMS) -> SplitProfile:
     return rules.counts.split(unit.part, unit.run.name, born, waits=rules.reductions.get_waits(unit))
 
 
@@ -236,13 +236,13 @@ def _forward(
     names = [str(unit.run.name) for unit in units]
     already_gathered = [held and (name == "head" or (rules.keeps and name != "embed")) for name in names]
     gathered_bytes += sum(
-        unit.run.times * unit.state.whole
+        unit.run.times * unit.state.gathered
         for unit, is_gathered in zip(units, already_gathered, strict=True)
         if is_gathered
     )
     for place, unit in enumerate(units):
         run, profile, state = unit.run, unit.later, unit.state
-        new_gather = 0 if not rules.gathers or already_gathered[place] else state.whole
+        new_gather = 0 if not rules.gathers or already_gathered[place] else state.gathered
         needs_gather = first or bool(new_gather)
         input_bytes = (rules.stream if run.name != "embed" else 0) + rules.own_tokens
         for index in _list_peak_candidates(unit):
@@ -258,7 +258,7 @@ def _forward(
                 ahead_bytes = _prefetched_bytes(rules, units[following].parts[0]) if has_next else 0
             own_gathered = new_gather * (1 + index if rules.keeps and not held else 1)
             if rules.holds and needs_gather:  # the output of the head's gather is freed before the loss
-                ahead_bytes = state.whole
+                ahead_bytes = state.gathered
                 if run.name == "head":
                     rest = input_bytes + unit.logits
                     yield LiveBytes(
@@ -292,7 +292,7 @@ def _earlier_bytes(rules: PassRules, unit_index: int, units: int, kept: int) -> 
 
 def _prefetched_bytes(rules: PassRules, part: UnitStates) -> int:
     """Return the bytes of weights that are being gathered ahead."""
-    return part.travel + (part.whole if rules.gathers else 0)
+    return part.travel + (part.gathered if rules.gathers else 0)
 
 
 def _find_gather_peak(rules: PassRules, unit: RunMemory, before: RunMemory | None = None) -> int:
@@ -302,11 +302,11 @@ def _find_gather_peak(rules: PassRules, unit: RunMemory, before: RunMemory | Non
     copied.
     """
     if rules.holds:
-        weights_bytes = unit.state.whole if rules.gathers else 0
-        return unit.state.whole + max(weights_bytes, before.state.whole if before else 0)
+        weights_bytes = unit.state.gathered if rules.gathers else 0
+        return unit.state.gathered + max(weights_bytes, before.state.gathered if before else 0)
     gathered_bytes = peak_bytes = 0
     for part in unit.parts:
-        gathered_bytes += part.whole if rules.gathers else 0
+        gathered_bytes += part.gathered if rules.gathers else 0
         peak_bytes = max(peak_bytes, gathered_bytes + part.travel)
     return peak_bytes
 
@@ -314,7 +314,7 @@ def _find_gather_peak(rules: PassRules, unit: RunMemory, before: RunMemory | Non
 def _table_whole(rules: PassRules, units: Sequence[RunMemory]) -> int:
     """Return the bytes of a gathered tied table kept from the embedding's forward for the head on the same rank."""
     shared = rules.gathers and units[-1].run.name == "head"
-    return (units[0].state if rules.root else rules.reductions.table.states).whole if shared else 0
+    return (units[0].state if rules.root else rules.reductions.table.states).gathered if shared else 0
 
 
 def _stays_gathered(rules: PassRules, run: UnitGroup) -> bool:
@@ -342,7 +342,7 @@ def _backward(
     """
     sums, kept = rules.reductions, _sum_kept_before(rules, units)
     gathered_bytes = _table_whole(rules, units)
-    gathered_bytes += units[-1].state.whole if rules.gathers and units[-1].run.name == "head" else 0
+    gathered_bytes += units[-1].state.gathered if rules.gathers and units[-1].run.name == "head" else 0
     gathered_bytes += held_bytes(units, but="head") if held else 0
     gradient_bytes = kept_for_w = 0  # gradients; kept for W
     logits = rules.buffers.output(stage)  # and outputs, kept until the pass has ended
@@ -351,7 +351,7 @@ def _backward(
         deferred = _split(rules, unit).late_bytes if split else 0  # kept for W
         stays_gathered, regathered = (
             _is_block(rules, run) and held,
-            state.whole if _is_regathered(rules, run) and not held else 0,
+            state.gathered if _is_regathered(rules, run) and not held else 0,
         )
         freed_weights, reduces = (
             _let_go(rules, unit, stays=stays_gathered),
@@ -393,7 +393,7 @@ def _backward(
             own_kept, sums_at_peak = profile.backward_kept_bytes, profile.backward_sums_bytes
             next_unit = unit if done_units < run.times - 1 else units[place - 1] if place else None
             ahead_bytes = 0 if held else _backward_prefetch_bytes(rules, unit, next_unit)
-            still_gathered = gathered_bytes - (done_units * state.whole if stays_gathered else 0)
+            still_gathered = gathered_bytes - (done_units * state.gathered if stays_gathered else 0)
             gathers_here = not (rules.ahead and (done_units or place + 1 < len(units)))
             for arriving in (
                 _arrivals(rules, unit, gathered_bytes, still_gathered, ahead_bytes, alone=gathers_here)
@@ -442,21 +442,23 @@ def _lingering_bytes(rules: PassRules, unit: RunMemory, *, split: bool) -> int:
     return unit.logits * rules.lingers + (_split(rules, unit).released_bytes if split else 0)
 
 
-def _arrivals(rules: PassRules, unit: RunMemory, whole: int, here: int, coming: int, *, alone: bool) -> Iterator[int]:
+def _arrivals(
+    rules: PassRules, unit: RunMemory, earlier_bytes: int, here: int, coming: int, *, alone: bool
+) -> Iterator[int]:
     """Yield the bytes of gathered weights while a unit's are gathered for its backward; ``alone``: not ahead."""
     if alone:
-        yield whole + _find_gather_peak(rules, unit)
+        yield earlier_bytes + _find_gather_peak(rules, unit)
     if coming and unit.born.experts and rules.ahead:  # gathered before the dense ones, awaited after them
-        yield here + unit.state.whole + unit.parts[-1].travel + coming
+        yield here + unit.state.gathered + unit.parts[-1].travel + coming
 
 
 def _let_go(rules: PassRules, unit: RunMemory, *, stays: bool) -> int:
     """Return the bytes of weights gathered before a backward that it frees; ``stays``: a block's are gathered."""
-    own_bytes = unit.state.whole if rules.gathers and (stays or _stays_gathered(rules, unit.run)) else 0
+    own_bytes = unit.state.gathered if rules.gathers and (stays or _stays_gathered(rules, unit.run)) else 0
     table = rules.reductions.table
     if not table.adds or not rules.gathers:
         return own_bytes
-    return {"head": own_bytes + table.states.whole, "embed": 0}.get(str(unit.run.name), own_bytes)
+    return {"head": own_bytes + table.states.gathered, "embed": 0}.get(str(unit.run.name), own_bytes)
 
 
 def _is_block(rules: PassRules, run: UnitGroup) -> bool:
@@ -477,7 +479,7 @@ def _last_gradient_bytes(rules: PassRules, unit: RunMemory) -> int:
     return unit.state.sums * narrow // wide if unit.run.name == "embed" else rules.stream
 
 
-def _change(rules: PassRules, unit: RunMemory, *, first: bool, reduces: bool, off: int) -> Change:
+def _change(rules: PassRules, unit: RunMemory, *, first: bool, reduces: bool, off: int) -> GradientChange:
     """Return the change of gradient bytes by a backward.
 
     ``off``: bytes that it keeps for W, which then makes all gradients, except ``bias_sum_bytes``, if reduced with
@@ -486,7 +488,7 @@ def _change(rules: PassRules, unit: RunMemory, *, first: bool, reduces: bool, of
     sums = rules.reductions
     if off and rules.makes_all:
         bias_sums = first * sums.bias_sum_bytes(unit)
-        return Change(bias_sums, bias_sums, 0)
+        return GradientChange(bias_sums, bias_sums, 0)
     made_later = _split(rules, unit).made_bytes if off and sums.destination == "late" else 0
     return sums.change(unit, first=first, reduces=reduces, made_later=made_later)
 
@@ -499,13 +501,13 @@ def _skips_prefetch(rules: PassRules, place: int) -> bool:
 def _backward_prefetch_bytes(rules: PassRules, unit: RunMemory, before: RunMemory | None) -> int:
     """Return the bytes of weights of the unit ``before`` that are gathered ahead in the backward of ``unit``."""
     if rules.holds:
-        return before.state.whole if before and _is_regathered(rules, before.run) else 0
+        return before.state.gathered if before and _is_regathered(rules, before.run) else 0
     ahead = rules.ahead and rules.gathers and unit.run.name != "embed"
     return _prefetched_bytes(rules, before.parts[-1]) if ahead and before and before.run.name != "embed" else 0
 
 
 def _profile_expert_reduction(
-    rules: PassRules, unit: RunMemory, born: Sums, *, first: bool, lagging: int
+    rules: PassRules, unit: RunMemory, born: GradientSums, *, first: bool, lagging: int
 ) -> tuple[Profile, int]:
     """Return the profile of a unit whose experts are reduced midway, and the bytes freed then: ``lagging``, or sums."""
     experts, sums = unit.parts[-1], rules.reductions
@@ -533,7 +535,7 @@ def _weights(
     gradient_bytes, sums = 0, rules.reductions
     remaining = sum(unit.run.times * _split(rules, unit).late_bytes for unit in units)
     for place in reversed(range(len(units))):
-        unit, profile = units[place], _split(rules, units[place], Sums(tied=units[place].born.tied))
+        unit, profile = units[place], _split(rules, units[place], GradientSums(tied=units[place].born.tied))
         if not profile.late_bytes:
             continue
         reduces, change = sums.is_reduced(unit, last=last), _change_by_w(rules, unit, first=first, last=last)
@@ -591,17 +593,17 @@ def _weights(
         lagging = lag_size if reduces else lagging
 
 
-def _change_by_w(rules: PassRules, unit: RunMemory, *, first: bool, last: bool) -> Change:
+def _change_by_w(rules: PassRules, unit: RunMemory, *, first: bool, last: bool) -> GradientChange:
     """Return the change by W of gradients whose dense sums B has allocated, unless they are reduced every time."""
     sums = rules.reductions
     reduces = sums.is_reduced(unit, last=last)
     if rules.makes_all or sums.is_bucketed:
         change, bias_sums = sums.change(unit, first=first, reduces=reduces), first * sums.bias_sum_bytes(unit)
-        return Change(change.reducing - bias_sums, change.lasting - bias_sums, change.waits)
+        return GradientChange(change.reducing - bias_sums, change.lasting - bias_sums, change.waits)
     experts = first * (unit.born.experts - sums.bias_sum_bytes(unit))
     made_late = _split(rules, unit).made_bytes if sums.destination == "late" else 0
     lasting = unit.state.reduced - unit.state.sums if reduces else made_late
-    return Change(experts + sums.shards(unit, first=first), experts + lasting, 0)
+    return GradientChange(experts + sums.shards(unit, first=first), experts + lasting, 0)
 
 
 def _moment(place: int, index: int, gradients: int, here: int, rest: int) -> LiveBytes:

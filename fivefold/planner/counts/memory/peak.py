@@ -62,7 +62,7 @@ ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
 Value = TypeVar("Value")
 
 
-class Moment(NamedTuple):
+class PeakMoment(NamedTuple):
     """Live bytes at one moment of a step; ``live_bytes`` is the sum of all fields after it except ``kept_bytes``."""
 
     cause: str
@@ -130,7 +130,7 @@ def memory(counts: Counts, layout: Layout) -> list[RankMemory]:
     return ranks
 
 
-def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Moment]:
+def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[PeakMoment]:
     """Return the live bytes of a rank at every moment that could be its peak, in order.
 
     Without a pipeline: the first micro-batch, the second, which equals all others, and the last. With one: one pass of
@@ -151,7 +151,7 @@ def list_live_bytes(counts: Counts, layout: Layout, *, rank: int = 0) -> list[Mo
     if rank_bytes.rules.reductions.is_persistent:
         base -= gradients
     temporary = update + rank_bytes.received[rank]
-    return [*moments, Moment("optimizer", base + gradients + temporary, 0, gradients, base, 0, 0, 0, temporary)]
+    return [*moments, PeakMoment("optimizer", base + gradients + temporary, 0, gradients, base, 0, 0, 0, temporary)]
 
 
 class PassMoments(NamedTuple):
@@ -159,7 +159,7 @@ class PassMoments(NamedTuple):
 
     kept_before: int
     kept_after: int
-    moments: list[Moment]
+    moments: list[PeakMoment]
 
 
 def passes(counts: Counts, layout: Layout, *, rank: int = 0, micro_batches: int = 1) -> Iterator[PassMoments]:
@@ -289,7 +289,7 @@ def _pass_moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> PassMome
     return PassMoments(other_bytes + before, other_bytes + after, moments)
 
 
-def _moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> Iterator[Moment]:
+def _moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> Iterator[PeakMoment]:
     """Yield the moments of a pass, including what is in flight during it."""
     stages, in_flight = len(held.stages[rank]), live_pass.counts * held.weights[rank]
     other_bytes, gradient_sums = int(in_flight[: 2 * stages].sum()), int(in_flight[2 * stages : 6 * stages].sum())
@@ -309,7 +309,7 @@ def _moments(held: HeldByRanks, live_pass: LivePass, rank: int) -> Iterator[Mome
             logits,
             moment.rest - logits + messages,
         )
-        yield Moment(describe(moment.cause, chunk), sum(part_bytes), other_bytes, *part_bytes)
+        yield PeakMoment(describe(moment.cause, chunk), sum(part_bytes), other_bytes, *part_bytes)
 
 
 def _check_sizes(sizes: list[list[int]], layout: Layout, *, times: int = 1) -> list[list[int]]:
@@ -358,7 +358,7 @@ def _weights(rules: PassRules, held: Sequence[int], heads: Heads, kept: Sequence
         by_w = split and reductions.every_micro_batch and job.stack.loss != "chunked" and not model.mtp_depth
         (made_by_w if by_w else sums)[-1] += table_sums
         freed_by_reduce[0] += _gradient_bytes(rules, table) - table_sums if table_sums else 0
-    shared = reductions.table.states.whole if reductions.table.here else 0
+    shared = reductions.table.states.gathered if reductions.table.here else 0
     of_heads = [head_bytes(chunk.runs, table=shared) if heads else 0 for chunk in chunks]
     gathered = [held_bytes(chunk.runs) for chunk in chunks] if rules.keeps else of_heads
     return [*in_flight, *deferred, *sums, *made_by_w, *freed_by_b, *freed_by_reduce, *gathered, 0, rules.stream]
@@ -399,7 +399,7 @@ def _total(rules: PassRules, held: Sequence[int]) -> UnitStates:
 
 
 def _parameters(rules: PassRules, total: UnitStates) -> int:
-    return (0 if rules.gathers else total.whole) + total.apart
+    return (0 if rules.gathers else total.gathered) + total.apart
 
 
 def _gradients(rules: PassRules, total: UnitStates) -> int:

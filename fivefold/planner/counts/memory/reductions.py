@@ -16,7 +16,7 @@ from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.in_flight import Before, Kind, Reduced
-from fivefold.planner.counts.memory.liveness import NO_SUMS, Sums, Waits
+from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, Waits
 from fivefold.planner.counts.memory.stages import RunMemory
 from fivefold.planner.counts.memory.states import UnitStates
 
@@ -32,7 +32,7 @@ Destination = Literal["allocated", "first", "lasting", "late", "bucket", "lastin
 Release = Literal["at_once", "next_reduction", "next_copy"]
 
 
-class Change(NamedTuple):
+class GradientChange(NamedTuple):
     """The change of gradient bytes by a unit's backward."""
 
     reducing: int  # while its reduction begins
@@ -95,7 +95,9 @@ class Reductions(NamedTuple):
         """Return True if reduced gradients are copied from where they were made, because no sums are allocated yet."""
         return self.release == "next_copy" and (first or self.every_micro_batch)
 
-    def allocated_sums(self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False) -> Sums:
+    def allocated_sums(
+        self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False
+    ) -> GradientSums:
         """Return the sums that a backward of ``unit`` allocates.
 
         ``deferred``: it is a B, whose W makes all deferred gradients, so B allocates only those of a lookup table and
@@ -105,7 +107,7 @@ class Reductions(NamedTuple):
             return NO_SUMS._replace(held=True, tied=unit.born.tied)
         if deferred:
             unit_sums = self.allocated_sums(unit, first=first)
-            return Sums(experts=first * self.bias_sum_bytes(unit), table=unit_sums.table, tied=unit_sums.tied)
+            return GradientSums(experts=first * self.bias_sum_bytes(unit), table=unit_sums.table, tied=unit_sums.tied)
         bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
         if self.is_bucketed:
             return NO_SUMS._replace(dense=bucket_bytes)
@@ -121,7 +123,7 @@ class Reductions(NamedTuple):
         dense = unit.born.dense - table_sums if self.reduces_every_micro_batch(unit) else 0
         looked_up = 0 if table.waits else unit.born.table
         experts = unit.born.experts if cut(unit.parts[-1]) else 0
-        return Sums(dense, experts, table=looked_up, tied=unit.born.tied)
+        return GradientSums(dense, experts, table=looked_up, tied=unit.born.tied)
 
     def get_waits(self, unit: RunMemory) -> Waits:
         """Return which gradients made in B wait for W: those of experts only if experts are sharded."""
@@ -154,14 +156,14 @@ class Reductions(NamedTuple):
         table_parts = unit.parts[1:-1] if unit.born.experts else unit.parts[1:]  # the table lies before the experts
         return min(sum(map(cut, table_parts)), self.shards(unit, first=first))
 
-    def change(self, unit: RunMemory, *, first: bool, reduces: bool, made_later: int = 0) -> Change:
+    def change(self, unit: RunMemory, *, first: bool, reduces: bool, made_later: int = 0) -> GradientChange:
         """Return the change by a backward; ``made_later``: bytes of weight gradients that W makes."""
         state, table, is_late = unit.state, self.table, self.destination == "late"
         made_bytes, sum_bytes = self.widths
         bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
         if self.is_bucketed:
             wait_bytes = {"head": table.waiting_bytes, "embed": -table.waiting_bytes}.get(str(unit.run.name), 0)
-            return Change(bucket_bytes + wait_bytes, bucket_bytes, wait_bytes)
+            return GradientChange(bucket_bytes + wait_bytes, bucket_bytes, wait_bytes)
         if is_late:  # separate gradients, not their sums
             sums_bytes = max(0, state.sums * made_bytes // sum_bytes - made_later)
         elif first or not self.reduces_every_micro_batch(unit):
@@ -179,13 +181,13 @@ class Reductions(NamedTuple):
                 (freed * made_bytes // sum_bytes, sums_bytes - freed) if copies_made else (0, sums_bytes)
             )
             shard_after = shard_bytes if copies_made else shard_bytes - freed
-            return Change(
+            return GradientChange(
                 sums_before + wait_bytes + freed + max(made_bytes_freed, shard_after),
                 sums_before + shard_after,
                 wait_bytes,
             )
         sums_bytes += bucket_bytes
-        return Change(
+        return GradientChange(
             sums_bytes + wait_bytes + shard_bytes, sums_bytes + (shard_bytes - freed if reduces else 0), wait_bytes
         )
 

@@ -17,7 +17,7 @@ from fivefold.layout.sharding import is_gemm_weight, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
-from fivefold.planner.counts.memory.liveness import Profile, Sums
+from fivefold.planner.counts.memory.liveness import GradientSums, Profile
 from fivefold.planner.counts.memory.states import UnitStates, count_scales
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 
@@ -38,7 +38,7 @@ class RunMemory(NamedTuple):
     later: Profile
     state: UnitStates
     parts: tuple[UnitStates, ...]
-    born: Sums
+    born: GradientSums
     logits: int
     noted: bool = True  # False: none of its moments can be the peak
 
@@ -46,21 +46,21 @@ class RunMemory(NamedTuple):
 class ModelChunk(NamedTuple):
     """One stage, in bytes.
 
-    ``states``: of all its units; ``kept``: activations of one micro-batch until its backward; ``alike``: index of the
-    first stage with equal units.
+    ``states``: of all its units; ``kept``: activations of one micro-batch until its backward; ``first_equal_stage``:
+    index of the first stage with equal units.
     """
 
     runs: tuple[RunMemory, ...]
     states: UnitStates
     kept: int
-    alike: int
+    first_equal_stage: int
     shapes: frozenset[tuple[int, int]]  # of weights with fused wgrad accumulation
 
 
 class PassKey(NamedTuple):
     """The values that the peak of a pass through a stage depends on, besides the stages themselves."""
 
-    alike: int  # the first stage with equal units
+    first_equal_stage: int  # the first stage with equal units
     output: int  # bytes of the stage's output that stay allocated until its backward has ended
     kind: str
     first: bool
@@ -70,7 +70,7 @@ class PassKey(NamedTuple):
     every_micro_batch: bool
 
 
-class Stages(NamedTuple):
+class PipelineStages(NamedTuple):
     """All stages in model order, and two caches that ``passes.py`` fills.
 
     ``peaks``: the peak bytes of a pass with their cause; ``late``: the bytes that a micro-batch keeps between B and W,
@@ -82,7 +82,7 @@ class Stages(NamedTuple):
     late: dict[tuple[int, bool], int]
 
 
-class StageCache(dict[tuple[object, ...], Stages]):
+class StageCache(dict[tuple[object, ...], PipelineStages]):
     """The stages of layouts, by ``stages_key``."""
 
 
@@ -91,7 +91,7 @@ def stages_key(counts: Counts, layout: Layout) -> tuple[object, ...]:
     return get_local_degrees(layout), counts.stage_key(layout), counts.states_key(layout)
 
 
-def build_stages(counts: Counts, layout: Layout) -> Stages:
+def build_stages(counts: Counts, layout: Layout) -> PipelineStages:
     """Return the stages of a layout, which layouts of the same ``stages_key`` share."""
     cache, key = counts.caches.get_cache(StageCache), stages_key(counts, layout)
     all_stages = cache.get(key)
@@ -110,7 +110,7 @@ def build_stages(counts: Counts, layout: Layout) -> Stages:
                 else _chunk(counts, layout, runs, first_equal, units)
             )
             chunks.append(equal)
-        all_stages = cache[key] = Stages(tuple(chunks), {}, {})
+        all_stages = cache[key] = PipelineStages(tuple(chunks), {}, {})
     return all_stages
 
 
@@ -128,7 +128,11 @@ def describe(cause: Cause, chunk: ModelChunk | None = None) -> str:
 
 
 def _chunk(
-    counts: Counts, layout: Layout, runs: tuple[UnitGroup, ...], alike: int, units: Mapping[UnitKey, RunMemory]
+    counts: Counts,
+    layout: Layout,
+    runs: tuple[UnitGroup, ...],
+    first_equal_stage: int,
+    units: Mapping[UnitKey, RunMemory],
 ) -> ModelChunk:
     """Return a stage that consists of ``units``.
 
@@ -150,7 +154,7 @@ def _chunk(
             if runs[-1].name == "head"
             else counts.get_local(get_local_degrees(layout)).width
         ),
-        alike=alike,
+        first_equal_stage=first_equal_stage,
         shapes=frozenset(shape for run in runs for shape in counts.shapes(get_local_degrees(layout), run.name)),
     )
 
@@ -175,7 +179,9 @@ def _run_memory(counts: Counts, layout: Layout, run: UnitGroup) -> RunMemory:
     tied = counts.model.tied_embeddings
     if tied or not counts.adds_table_gradient(layout):
         dense_sums -= lookup_sums
-    allocated_sums = Sums(dense_sums - expert_sums, expert_sums, table=lookup_sums, tied=tied and lookup_sums > 0)
+    allocated_sums = GradientSums(
+        dense_sums - expert_sums, expert_sums, table=lookup_sums, tied=tied and lookup_sums > 0
+    )
     profiles = counts.profile(part, run.name, allocated_sums), counts.profile(part, run.name)
     logits = counts.logits(part) if run.name == "head" else 0
     return RunMemory(run, part, *profiles, state, parts, allocated_sums, logits)
@@ -199,12 +205,12 @@ def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
 
     The embedding and ``but`` are not counted.
     """
-    return sum(unit.run.times * unit.state.whole for unit in units if unit.run.name not in ("embed", but))
+    return sum(unit.run.times * unit.state.gathered for unit in units if unit.run.name not in ("embed", but))
 
 
 def head_bytes(units: Sequence[RunMemory], *, table: int) -> int:
     """Return the bytes of the head's gathered weights and of a tied ``table``; 0 in a stage without the head."""
-    return units[-1].state.whole + table if units[-1].run.name == "head" else 0
+    return units[-1].state.gathered + table if units[-1].run.name == "head" else 0
 
 
 # Inputs and outputs of stages

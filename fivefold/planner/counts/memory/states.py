@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fivefold.job import SCALED_ELEMENTS, Job, Recipe
 from fivefold.layout.local_weight import padded_vocab
 from fivefold.layout.sharding import (
-    Unit,
+    FsdpUnit,
     frozen_bytes,
     is_gemm_weight,
     local_weight,
@@ -34,7 +34,7 @@ from fivefold.update import is_quantized
 class UnitStates(NamedTuple):
     """Bytes of one unit's states on the first rank, and of the buffers of its all-gather."""
 
-    whole: int = 0  # gathered (unsharded) weights
+    gathered: int = 0  # gathered (unsharded) weights
     apart: int = 0  # this rank's weights or masters that are not part of the gathered ones, and DPO's reference
     sums: int = 0  # unsharded gradients
     reduced: int = 0  # this rank's shard of the gradients, if it is another buffer
@@ -46,32 +46,32 @@ class UnitStates(NamedTuple):
         return UnitStates._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
 
-def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[Unit, ...]:
+def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[FsdpUnit, ...]:
     """Return the dense and expert weights of one rank of tp, ep and etp.
 
     In a pipeline, the head's copy of a tied table is a unit of its own.
     """
     vocab = padded_vocab(model, job, tp=layout.tp)
     local = [local_weight(weight, model=model, layout=layout, vocab=vocab) for weight in weights]
-    experts = Unit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
+    experts = FsdpUnit("experts", tuple(weight for weight in local if weight.kind.startswith("expert")))
     table_weights = tuple(weight for weight in local if weight.name.startswith("embed."))
     dense_weights = tuple(
         weight for weight in local if weight not in table_weights and not weight.kind.startswith("expert")
     )
     return (
-        *(Unit("dense", unit_weights) for unit_weights in (dense_weights, table_weights) if unit_weights),
+        *(FsdpUnit("dense", unit_weights) for unit_weights in (dense_weights, table_weights) if unit_weights),
         *([experts] if experts.weights else ()),
     )
 
 
-def shard_unit(unit: Unit, layout: Layout) -> tuple[Unit, int, int]:
+def shard_unit(unit: FsdpUnit, layout: Layout) -> tuple[FsdpUnit, int, int]:
     """Return a unit with its number of shards and of replicas of the shard group."""
     if unit.name == "experts":
         return unit, layout.expert_shards, layout.expert_replicas // layout.expert_shards
     return unit, layout.shards, layout.dp * layout.cp // layout.shards
 
 
-def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
+def part_states(unit: FsdpUnit, *, uncut: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
     """Return the states of one part (dense, experts) of a unit on the rank with the largest shards.
 
     ``uncut``: the unit's unsharded weights. Of ``layout`` only the ZeRO stage matters, whether it shards, and whether
@@ -98,8 +98,8 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
         if shards == 1 and not recipe.holds_casts
         else _travel(unit, shards=shards, recipe=recipe, copied=copies_input)
     )
-    if frozen.whole and shards_frozen and shards > 1:  # shards of several formats are copied to one input
-        gather_buffers = frozen.whole + weights_bytes
+    if frozen.gathered and shards_frozen and shards > 1:  # shards of several formats are copied to one input
+        gather_buffers = frozen.gathered + weights_bytes
         gather_buffers += gather_buffers // shards
     moments = find_cost(job.optimizer.kind).state_bytes(unit.weights, shards=shards, quantised=quantised_names, job=job)
     reference = 0  # of DPO: a copy of the gathered weights, or of this rank's rows
@@ -113,9 +113,9 @@ def part_states(unit: Unit, *, uncut: Iterable[Weight], shards: int, layout: Lay
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
     return UnitStates(
-        whole=0 if stays_gathered else weights_bytes + frozen.whole,
+        gathered=0 if stays_gathered else weights_bytes + frozen.gathered,
         apart=shard_numel_padded * bytes_per_element
-        + (weights_bytes + frozen.whole if stays_gathered else frozen.shard * shards_frozen)
+        + (weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen)
         + frozen.scales
         + reference,
         sums=padded * recipe.summed_bytes,
@@ -132,14 +132,14 @@ def updates_one(layout: Layout, job: Job) -> bool:
     return joins and "optimizer" not in layout.list_offloaded(job)
 
 
-def held_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
+def held_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
     """Return the bytes of a unit's gathered weights as they are kept, padding included."""
     if recipe.holds_casts:
         return gathered_bytes(unit, shards=shards, recipe=recipe)
     return padded_numel(unit, shards=shards) * recipe.weights_bytes
 
 
-def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
+def gathered_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
     """Return the bytes of the all-gather of a unit's weights: ``shards`` equal shards, padding included."""
     wide_bytes = recipe.high_precision_bytes
     widths = [1 if recipe.gathers == "fp8" and is_gemm_weight(weight) else wide_bytes for weight in unit.weights]
@@ -147,7 +147,7 @@ def gathered_bytes(unit: Unit, *, shards: int, recipe: Recipe) -> int:
     return shards * sum(size * width for size, width in zip(sizes, widths, strict=True))
 
 
-def _travel(unit: Unit, *, shards: int, recipe: Recipe, copied: bool) -> int:
+def _travel(unit: FsdpUnit, *, shards: int, recipe: Recipe, copied: bool) -> int:
     """Return the bytes of the all-gather's output and, if ``copied``, of its input.
 
     In fp8 each weight's rows are cast before they are copied to the input, while there is no output yet.

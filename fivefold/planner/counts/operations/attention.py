@@ -17,9 +17,9 @@ from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
-from fivefold.planner.counts.operations.linear import Source, list_sub_norm, row
+from fivefold.planner.counts.operations.linear import LinearInput, list_sub_norm, row
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm, rope, split
+from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, norm, rope, split
 from fivefold.units import ceil_div
 
 
@@ -63,7 +63,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     model, rows, width, shape = local.model, local.rows, local.width, local.attention(layer)
     q_columns, out_columns = shape.query_dims, shape.output_dims
     columns = {"q": q_columns, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
-    qkv_input = Source(local, source, into=local.stream_width, rows=local.stream_rows)
+    qkv_input = LinearInput(local, source, into=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     gate_columns = shape.heads if model.gate_per_head else out_columns
     ops, sizes = [*qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
@@ -157,7 +157,7 @@ def _normed_heads(local: Local, name: str, source: str, *, out: int, dim: int) -
         qk_norm == "full" and local.part.tp > 1
     ):  # all-reduce over the heads of all ranks: sums of squares, for LayerNorm also of values
         sums_bytes = 4 * kind.norm.statistics  # bytes of a row
-        return op._replace(message=Message("tp", "all_reduce", "all_reduce", sums_bytes * rows))
+        return op._replace(message=OpMessage("tp", "all_reduce", "all_reduce", sums_bytes * rows))
     return op
 
 
@@ -180,7 +180,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         q, k, v, held = f"{q}.all", f"{k}.all", f"{v}.all", ""
     elif part.cp > 1:
         # in the backward the gradients of keys and values travel with them
-        message = Message(
+        message = OpMessage(
             "cp", "p2p", "p2p", kv_bytes, times=part.cp - 1, backward_payload=2 * kv_bytes, backward_parts=2
         )
     window, chunk = get_window(model, job, layer=layer), get_chunk(model, job, layer=layer) or job.sequence
@@ -289,7 +289,7 @@ def _scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, int], ow
 def _all_to_all(source: str, out: str, *, size: int) -> Op:
     """Return the swap of heads and tokens over cp (Ulysses); the size stays the same."""
     return exchange(
-        f"attention.{source}.swap", source, out, size=size, message=Message("cp", "all_to_all", "all_to_all", size)
+        f"attention.{source}.swap", source, out, size=size, message=OpMessage("cp", "all_to_all", "all_to_all", size)
     )
 
 
@@ -301,10 +301,10 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
     assert mla is not None
     N, q_dim, indexer = local.heads, mla.nope_dim + mla.rope_dim, mla.indexer
-    local_input = Source(local, source, into=model.width, rows=local.stream_rows, gathered=False)
+    local_input = LinearInput(local, source, into=model.width, rows=local.stream_rows, gathered=False)
     ops, up_ops = [*local_input.ops], list[Op]()
     if mla.q_rank is None:
-        gathered_input = Source(local, source, into=model.width, rows=local.stream_rows)
+        gathered_input = LinearInput(local, source, into=model.width, rows=local.stream_rows)
         ops += [op for op in gathered_input.ops if op.kind != "cast"]
         ops.append(gathered_input.column("attention.q", "q", outof=N * q_dim))
     else:
@@ -365,13 +365,13 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
     if part.tp == 1:
         return [], ()
     kinds = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
-    message = Message("tp", *kinds, payload=size)
+    message = OpMessage("tp", *kinds, payload=size)
     return [exchange("attention.key.share", source, out, size=size if part.sp else 0, message=message)], (out,)
 
 
 def _list_up_projection(
     local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
-) -> tuple[list[Op], Source]:
+) -> tuple[list[Op], LinearInput]:
     """List the norm of a latent and its up-projection to the heads of this rank; return the gathered latent too."""
     norm_op = norm(
         f"attention.{name}_norm",
@@ -382,7 +382,7 @@ def _list_up_projection(
         width=local.width,
         kind=local.norm,
     )
-    up_input = Source(local, f"{latent}n", into=rank, rows=local.stream_rows)
+    up_input = LinearInput(local, f"{latent}n", into=rank, rows=local.stream_rows)
     return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, outof=outof)], up_input
 
 

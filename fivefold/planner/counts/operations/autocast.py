@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Message, Op
+from fivefold.planner.counts.operations.op import Op, OpMessage
 
 
 def apply_autocast(local: Local, ops: Sequence[Op], *, narrow: bool = False) -> list[Op]:
@@ -122,7 +122,7 @@ def _upcast(op: Op, result: str) -> Op:
     )
 
 
-def _to_fp32(message: Message) -> Message:
+def _to_fp32(message: OpMessage) -> OpMessage:
     """Return a message of 16-bit elements, and its gradient's, with elements twice as large."""
     backward = message.backward_payload
     return message._replace(payload=2 * message.payload, backward_payload=None if backward is None else 2 * backward)

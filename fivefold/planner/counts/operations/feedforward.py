@@ -14,7 +14,7 @@ from math import ceil
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.planner.counts.operations.linear import (
-    Source,
+    LinearInput,
     add_casts,
     cast,
     drop_wgrad,
@@ -23,7 +23,7 @@ from fivefold.planner.counts.operations.linear import (
     row,
 )
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul
+from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul
 from fivefold.units import ceil_div
 
 
@@ -142,7 +142,7 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
     ops, tensor, rows = list[Op](), "routed", ceil_div(received, part.etp)
     sent_row_bytes, scaled_row_bytes = local.row_bytes, local.row_bytes + local.row_scales_bytes
     if part.ep > 1:
-        message = Message("ep", "all_to_all", "all_to_all", sent * sent_row_bytes, backward_payload=sent * row_bytes)
+        message = OpMessage("ep", "all_to_all", "all_to_all", sent * sent_row_bytes, backward_payload=sent * row_bytes)
         ops.append(
             exchange(
                 "moe.send",
@@ -155,7 +155,7 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
         )
         tensor = "received"
     if part.etp > 1:
-        message = Message(
+        message = OpMessage(
             "etp", "all_gather", "reduce_scatter", received * sent_row_bytes, backward_payload=received * row_bytes
         )
         gather = exchange(
@@ -196,7 +196,7 @@ def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -
         local.row_scales_bytes > 0,
     )
     if part.etp > 1:
-        message = Message(
+        message = OpMessage(
             "etp", "reduce_scatter", "all_gather", received * row_bytes, backward_payload=received * sent_row_bytes
         )
         op = exchange(
@@ -210,7 +210,7 @@ def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -
         ops.append(op)
         tensor = f"{out}.part"
     if part.ep > 1:
-        message = Message("ep", "all_to_all", "all_to_all", sent * row_bytes, backward_payload=sent * sent_row_bytes)
+        message = OpMessage("ep", "all_to_all", "all_to_all", sent * row_bytes, backward_payload=sent * sent_row_bytes)
         op = exchange("moe.return", tensor, out, size=sent * row_bytes, message=message)
         ops.append(op._replace(backward_scratch=sent * scaled_row_bytes if in_fp8 else 0))
     else:
@@ -264,7 +264,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     ends: tuple[str, ...] = ("ends",)
     if source == "arrived":
         share, ends = "arrived.share", ()
-    entry = Source(local, source, into=model.width, rows=rows, gathered=False)
+    entry = LinearInput(local, source, into=model.width, rows=rows, gathered=False)
 
     def to_grouped(op: Op) -> Op:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.merged_projections
@@ -319,7 +319,7 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     model, inner = local.model, ffn // local.part.tp
     m = f"{name}.m"
     reader = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
-    entry = Source(local, source, into=local.stream_width, rows=local.stream_rows, reader=reader)
+    entry = LinearInput(local, source, into=local.stream_width, rows=local.stream_rows, reader=reader)
     ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     ops.append(_activation(local, name, size=local.rows * inner * local.width))
     if model.sub_norm:
@@ -328,7 +328,7 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
 
 
-def _list_up_and_gate(local: Local, entry: Source, name: str, *, ffn: int, bias: bool) -> list[Op]:
+def _list_up_and_gate(local: Local, entry: LinearInput, name: str, *, ffn: int, bias: bool) -> list[Op]:
     """List the matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, gate first."""
     if local.model.mlp == "plain":
         return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]

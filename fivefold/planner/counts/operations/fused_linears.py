@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.recompute import Unit, is_fused_with, is_linear
+from fivefold.planner.counts.operations.recompute import UnitOperations, is_fused_with, is_linear
 
 
-def fuse_linears(unit: Unit, *, width: int) -> Unit:
+def fuse_linears(unit: UnitOperations, *, width: int) -> UnitOperations:
     """Return the unit with every linear layer merged with those on the same input and with its tp messages.
 
     ``width``: bytes per element of a weight's gradient.
@@ -25,7 +25,7 @@ def fuse_linears(unit: Unit, *, width: int) -> Unit:
         size = _group_size(unit.ops[start:])
         fused_ops.append(_fuse(unit.ops[start : start + size], width=width) if size else unit.ops[start])
         start += max(1, size)
-    return Unit(tuple(fused_ops), unit.dropped)
+    return UnitOperations(tuple(fused_ops), unit.dropped)
 
 
 def _group_size(ops: Sequence[Op]) -> int:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from fivefold.model.indexer import Indexer
 from fivefold.model.norms import NORMS
-from fivefold.planner.counts.operations.linear import Source, get_row_group
+from fivefold.planner.counts.operations.linear import LinearInput, get_row_group
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Message, Op, elementwise, exchange, matmul, norm, rope
+from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul, norm, rope
 
 QUERY_BLOCK = 1024  # queries whose fp32 scores are held at once, until their keys are chosen: our assumption
 INDEX_BYTES = 4  # an int32 index (FlashMLA, flash_mla_interface.py: indices of flash_mla_sparse_fwd)
@@ -62,7 +62,7 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
 def _gather_rows(local: Local, source: str, out: str, *, row_bytes: int) -> Op:
     """Return the gather of all rows over tp."""
     size = local.rows * row_bytes
-    message = Message(get_row_group(local.part), "all_gather", "", payload=size)
+    message = OpMessage(get_row_group(local.part), "all_gather", "", payload=size)
     return exchange(f"attention.indexer.{source}.gather", source, out, size=size, message=message)
 
 
@@ -79,7 +79,7 @@ def _drop_gradient(op: Op) -> Op:
     )
 
 
-def attend_to_chosen(local: Local, latent: Source, *, q: str, key: str, chosen_here: bool) -> list[Op]:
+def attend_to_chosen(local: Local, latent: LinearInput, *, q: str, key: str, chosen_here: bool) -> list[Op]:
     """List the operations of attention to the chosen keys: ``q`` and latent | ``key`` → ``o`` [rows, N · v_dim].
 
     ``chosen_here``: this layer's indexer chose them, and its indices are kept for this layer and those that share them.

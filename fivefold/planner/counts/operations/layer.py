@@ -17,12 +17,12 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import attention
 from fivefold.planner.counts.operations.autocast import apply_autocast
 from fivefold.planner.counts.operations.feedforward import experts, mlp
-from fivefold.planner.counts.operations.linear import Source, drop_wgrad, get_row_group, list_norm
+from fivefold.planner.counts.operations.linear import LinearInput, drop_wgrad, get_row_group, list_norm
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import OPERATIONS
 from fivefold.planner.counts.operations.narrow import apply_low_precision
-from fivefold.planner.counts.operations.op import Message, Op, dropout, elementwise, exchange, norm
-from fivefold.planner.counts.operations.recompute import Unit, recompute
+from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, norm
+from fivefold.planner.counts.operations.recompute import UnitOperations, recompute
 
 
 def embedding(local: Local) -> list[Op]:
@@ -33,13 +33,13 @@ def embedding(local: Local) -> list[Op]:
     model, part, width = local.model, local.part, local.stream_width
     size = local.rows * width * local.width
     table = local.vocab * model.width
-    whole = "x" if part.tp == 1 else "x.partial"
-    tokens = elementwise("embed.tokens", "embedding", ("ids",), whole, size=size, keeps=("ids",))
+    output = "x" if part.tp == 1 else "x.partial"
+    tokens = elementwise("embed.tokens", "embedding", ("ids",), output, size=size, keeps=("ids",))
     ops = [tokens._replace(parameters=table, gradient_widths=(table,), differentiates=())]
     if part.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
-        message = Message(get_row_group(part), *kinds, payload=size)
-        ops.append(exchange("embed.reduce", whole, "x", size=local.stream_bytes, message=message))
+        message = OpMessage(get_row_group(part), *kinds, payload=size)
+        ops.append(exchange("embed.reduce", output, "x", size=local.stream_bytes, message=message))
     if model.embedding_scale != 1:
         ops.append(elementwise("embed.scale", "activation", ("x",), "xs", size=local.stream_bytes))
     if model.position == "learned":
@@ -193,11 +193,13 @@ def head(local: Local) -> list[Op]:
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part, ranks_pairs = local.part, job.objective == "dpo"
     logits = rows * vocab * width
-    norm_output = Source(_use_bf16(local), "h", into=local.stream_width, rows=local.stream_rows)
+    norm_output = LinearInput(_use_bf16(local), "h", into=local.stream_width, rows=local.stream_rows)
     project = norm_output.column("head.out", "logits", outof=vocab, bias=model.head_bias)
     # DPO's loss reads one sequence after another, and keeps a factor of the gradient for each
     sequences, sums = (part.sequences, {"loss": 16, "loss.factors": 4 * part.sequences}) if ranks_pairs else (1, {})
-    vocab_reduce = Message("tp", "all_reduce", "", rows // sequences * 4, times=3 * sequences) if part.tp > 1 else None
+    vocab_reduce = (
+        OpMessage("tp", "all_reduce", "", rows // sequences * 4, times=3 * sequences) if part.tp > 1 else None
+    )
     loss = Op(
         "loss",
         "loss",
@@ -310,9 +312,9 @@ def _chunked_loss(local: Local) -> list[Op]:
         regather, sums = ("all_gather", "reduce_scatter") if part.sp else ("", "all_reduce")
         n_chunks, rest = divmod(rows, chunk)
         loss_messages = [
-            Message("tp", "", sums, size, regather=regather),
+            OpMessage("tp", "", sums, size, regather=regather),
             *(
-                Message("tp", "", "all_reduce", chunk_rows * 4, times=3 * times)
+                OpMessage("tp", "", "all_reduce", chunk_rows * 4, times=3 * times)
                 for chunk_rows, times in ((chunk, n_chunks), (rest, 1))
                 if chunk_rows
             ),
@@ -333,7 +335,7 @@ def _use_bf16(local: Local) -> Local:
     return Local(local.model, local.job.replace(precision=bf16_recipe), local.part)
 
 
-def block_unit(ops: Sequence[Op], local: Local) -> Unit:
+def block_unit(ops: Sequence[Op], local: Local) -> UnitOperations:
     """Return the operations of one ``block``, the recomputed ones marked."""
     stack = local.job.stack
     fused = stack.kernel_facts.fuses_linears and local.job.adapter is None

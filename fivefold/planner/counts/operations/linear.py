@@ -15,11 +15,11 @@ from typing import Literal
 
 from fivefold.job import SCALED_ELEMENTS, Job
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.op import Casts, Message, Op, exchange, matmul, norm
+from fivefold.planner.counts.operations.op import Float8Casts, Op, OpMessage, exchange, matmul, norm
 from fivefold.units import ceil_div
 
 
-class Source:
+class LinearInput:
     """The input of column-parallel linears, cast and gathered once for all of them by ``ops``."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Source:
         """List the operations that cast and gather ``tensor`` [rows, into].
 
         ``gathered``: its readers need the rows of all tp ranks. ``reader``: suffix of the names of the tensors made
-        here, needed if another ``Source`` of the same tensor makes them too.
+        here, needed if another ``LinearInput`` of the same tensor makes them too.
         """
         self.local, self.into, self.kept = local, into, tensor
         self.ops: list[Op] = []
@@ -53,7 +53,7 @@ class Source:
             # the gradient is sent in 16 bits, whatever the operand was cast to
             gradient_bytes = local.rows * into * local.width
             regather = "" if keeps_gathered else "all_gather"
-            message = Message(
+            message = OpMessage(
                 get_row_group(part), "all_gather", "reduce_scatter", size * local.outer, 1, regather, gradient_bytes
             )
             if local.job.precision.is_low_precision and not keeps_casts(local):
@@ -73,7 +73,7 @@ class Source:
             if keeps_gathered:
                 self.kept = self.read
         else:
-            message = Message("tp", "", "all_reduce", rows * into * local.width)
+            message = OpMessage("tp", "", "all_reduce", rows * into * local.width)
             self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))
 
     def column(self, name: str, out: str, *, outof: int, bias: bool = False, shared: bool = False) -> Op:
@@ -89,9 +89,9 @@ class Source:
         )
         if inner > 1:
             size, kinds = self.rows * outof * local.width, ("reduce_scatter", "all_gather")
-            message = Message("tp_inner", *kinds, payload=inner * size)
+            message = OpMessage("tp_inner", *kinds, payload=inner * size)
             if shared:  # every inner rank needs the full columns
-                size, message = inner * size, Message("tp_inner", "all_reduce", "all_reduce", payload=inner * size)
+                size, message = inner * size, OpMessage("tp_inner", "all_reduce", "all_reduce", payload=inner * size)
             self.sums.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
         op = add_casts(op, self.local, first=self.first, cast_rows=self.cast_rows)
         self.first = False
@@ -120,7 +120,7 @@ def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int
     if part.tp > 1:
         size = local.rows * outof * local.width
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
-        message = Message(get_row_group(part), *kinds, payload=size)
+        message = OpMessage(get_row_group(part), *kinds, payload=size)
         size = local.stream_rows * outof * local.width
         ops.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
     return ops
@@ -139,7 +139,7 @@ def list_norm(local: Local, op: Op) -> Op:
     if local.part.tp_inner == 1:
         return op
     sums_bytes = 8 if len(op.gradient_widths) > 1 else 4  # LayerNorm: of x and of x²
-    return op._replace(message=Message("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
+    return op._replace(message=OpMessage("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
 
 
 def list_sub_norm(local: Local, name: str, source: str, *, dim: int) -> Op:
@@ -151,7 +151,7 @@ def list_sub_norm(local: Local, name: str, source: str, *, dim: int) -> Op:
     if local.part.tp == 1:
         return op
     sums_bytes = 4 * local.norm.norm.statistics * local.rows
-    return op._replace(message=Message("tp", "all_reduce", "all_reduce", sums_bytes))
+    return op._replace(message=OpMessage("tp", "all_reduce", "all_reduce", sums_bytes))
 
 
 def _gather_columns(local: Local, source: str, *, into: int) -> Op:
@@ -160,7 +160,7 @@ def _gather_columns(local: Local, source: str, *, into: int) -> Op:
     It is needed under 2D tensor parallelism.
     """
     gathered_bytes = local.rows * into * local.width * local.part.tp_inner
-    message = Message("tp_inner", "all_gather", "reduce_scatter", gathered_bytes, 1, "all_gather", gathered_bytes)
+    message = OpMessage("tp_inner", "all_gather", "reduce_scatter", gathered_bytes, 1, "all_gather", gathered_bytes)
     if local.job.precision.is_low_precision:
         payload, *scales = list_sent_casts(local, into * local.part.tp_inner)
         message = message._replace(payload=payload[1], wide_payload=gathered_bytes, scales=tuple(scales))
@@ -212,7 +212,7 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
     input_columns, gradient_columns = (
         0 if recipe.wide_gradients else cast_bytes(local, size, rows, groups=experts) for size in (into, outof)
     )
-    casts = Casts(
+    casts = Float8Casts(
         first * input_bytes,
         weight,
         gradient_bytes,

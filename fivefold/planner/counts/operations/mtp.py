@@ -10,18 +10,22 @@ from collections.abc import Callable, Iterable
 
 from fivefold.planner.counts.operations.autocast import apply_autocast
 from fivefold.planner.counts.operations.layer import block, block_unit, embedding, head
-from fivefold.planner.counts.operations.linear import Source, drop_wgrad
+from fivefold.planner.counts.operations.linear import LinearInput, drop_wgrad
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, elementwise, is_weight_cast, norm
-from fivefold.planner.counts.operations.recompute import Unit
+from fivefold.planner.counts.operations.recompute import UnitOperations
 
 Rename = Callable[[str], str]
 Finish = Callable[[Op], Op]
 
 
 def head_unit(
-    local: Local, *, inside: Callable[[int], Unit] | None = None, finish: Finish = lambda op: op, named: bool = True
-) -> Unit:
+    local: Local,
+    *,
+    inside: Callable[[int], UnitOperations] | None = None,
+    finish: Finish = lambda op: op,
+    named: bool = True,
+) -> UnitOperations:
     """Return the head as one unit; it is ``head`` of ``layer.py`` if it predicts one token.
 
     ``inside``: the block of a module by its layer, finished; ``finish``: applied to the other operations;
@@ -30,7 +34,7 @@ def head_unit(
     first, *losses = map(finish, head(local))
     depth = local.model.mtp_depth
     if not depth:
-        return Unit((first, *losses))
+        return UnitOperations((first, *losses))
     rename = rename_tensors if named else _keep_ops
     ops, dropped, hidden = [first], set[str](), ["h"]
     for depth_index in range(depth):
@@ -54,7 +58,9 @@ def head_unit(
         ]
         loss_tensors.append(next(iter(renamed_loss[-1].writes)))
     size = 4 * (1 + depth)
-    return Unit((*ops, elementwise("loss.join", "add", tuple(loss_tensors), "losses", size=size)), frozenset(dropped))
+    return UnitOperations(
+        (*ops, elementwise("loss.join", "add", tuple(loss_tensors), "losses", size=size)), frozenset(dropped)
+    )
 
 
 def _ids(place: int) -> str:
@@ -62,7 +68,9 @@ def _ids(place: int) -> str:
     return f"ids{place}"
 
 
-def _module(local: Local, inside: Unit, finish: Finish, rename: Callable[[Iterable[Op], Rename], Iterable[Op]]) -> Unit:
+def _module(
+    local: Local, inside: UnitOperations, finish: Finish, rename: Callable[[Iterable[Op], Rename], Iterable[Op]]
+) -> UnitOperations:
     """Return a module around the block ``inside``: ``h`` and token ids ``ids`` → ``out``."""
     model, job, width = local.model, local.job, local.width
     rows, size = local.stream_rows, local.stream_bytes
@@ -73,14 +81,14 @@ def _module(local: Local, inside: Unit, finish: Finish, rename: Callable[[Iterab
     tokens, *reduce_ops = (op for op in embedding(local) if op.name in ("embed.tokens", "embed.reduce"))
     tokens = tokens._replace(reads=("h", "ids"), writes=tokens.writes | {"ids": local.ids_bytes})
     join = elementwise("mtp.join", "add", ("en", "hn"), "both", size=2 * size)
-    entry = Source(local, "both", into=2 * model.width, rows=rows, gathered=False)
+    entry = LinearInput(local, "both", into=2 * model.width, rows=rows, gathered=False)
     project = drop_wgrad(entry.column("mtp.project", "p", outof=model.width), job)
     rename_in_block = _prefix("block.", {"x": "p"})
     joined_ops = make_norm("embed_norm", "e", "en"), make_norm("hidden_norm", "h", "hn"), join, *entry.ops, project
     ops_before = *rename((tokens, *reduce_ops), _prefix("", {"x": "e"})), *apply_autocast(local, joined_ops)
     ops_after = apply_autocast(local, [make_norm("norm", rename_in_block("z"), "out")], narrow=True)
     ops = *map(finish, ops_before), *rename(inside.ops, rename_in_block), *map(finish, ops_after)
-    return Unit(
+    return UnitOperations(
         ops, frozenset(rename_in_block(name) for name in inside.dropped if name != "z")
     )  # z is kept by the norm
 

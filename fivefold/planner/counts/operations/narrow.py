@@ -34,16 +34,16 @@ def _lower_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
         elif "activation" in kept_groups and op.name.endswith(".act"):
             # the inputs that it keeps: gate and up, as one tensor or two; or up alone
             low_precision_names = {name: f"{name}.narrow" for name in op.keeps if name in op.reads}
-            for whole, cast in low_precision_names.items():
-                size = low_precision_bytes(local, sizes[whole] // local.width)
+            for source, cast in low_precision_names.items():
+                size = low_precision_bytes(local, sizes[source] // local.width)
                 yield Op(
                     cast,
                     "add",
-                    (whole,),
+                    (source,),
                     {cast: size},
-                    moved_bytes=sizes[whole] + size,
+                    moved_bytes=sizes[source] + size,
                     moved_backward_bytes=0,
-                    gradients={cast: sizes[whole]},
+                    gradients={cast: sizes[source]},
                     passes=True,
                 )
             yield op._replace(

@@ -17,7 +17,7 @@ Kind = Literal[
 ]
 
 
-class Message(NamedTuple):
+class OpMessage(NamedTuple):
     """The messages of an operation over ``axis``: a collective in the forward, one in the backward ("": none).
 
     ``payload`` is the full tensor in bytes (all_to_all, p2p: the bytes that one rank holds), ``times`` per forward.
@@ -35,12 +35,12 @@ class Message(NamedTuple):
     scales: tuple[tuple[str, int], ...] = ()  # additional collectives and payloads of a forward that sends a cast
 
     @property
-    def uncast(self) -> Message:
+    def uncast(self) -> OpMessage:
         """Return the message without casts, as recomputed operations send it, because dW reads their uncast result."""
         return self if self.wide_payload is None else self._replace(payload=self.wide_payload, scales=())
 
 
-class Casts(NamedTuple):
+class Float8Casts(NamedTuple):
     """Bytes of the eight-bit casts that a linear layer of Fivefold makes around its products y, dx and dW.
 
     ``x`` and ``columns`` stay allocated while all layers on the same input are computed.
@@ -87,11 +87,11 @@ class Op(NamedTuple):
     in_place: bool = False  # the gradient of the input overwrites the kept tensor
     passes: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
     batch: int = 1  # equal matmuls (experts, chunks of a scan's heads), heads of attention or with a norm weight each
-    message: Message | None = None
+    message: OpMessage | None = None
     gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, if their sizes differ
     recomputed: bool = False  # runs a second time, in the backward
     stays: tuple[str, ...] = ()  # written tensors that are kept even if the operation is recomputed
-    casts: Casts = Casts()
+    casts: Float8Casts = Float8Casts()
     moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
     scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
     backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
@@ -224,7 +224,9 @@ def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
     return elementwise(name, "activation", (source,), out, size=size, mask=mask)
 
 
-def exchange(name: str, source: str, out: str, *, size: int, message: Message, gradient_bytes: int | None = None) -> Op:
+def exchange(
+    name: str, source: str, out: str, *, size: int, message: OpMessage, gradient_bytes: int | None = None
+) -> Op:
     """Return a message that writes ``out`` of ``size`` bytes from ``source``; its gradient may have another size."""
     gradients = None if gradient_bytes is None else {out: gradient_bytes}
     return Op(name, "message", (source,), {out: size}, message=message, gradients=gradients)

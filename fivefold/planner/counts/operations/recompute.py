@@ -18,7 +18,7 @@ RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale")
 MIXERS = ("attention", "mixer")  # the first part of the names of operations of a token mixer
 
 
-class Unit(NamedTuple):
+class UnitOperations(NamedTuple):
     """The operations of a unit in order, and the tensors that are dropped after forward and recomputed in backward."""
 
     ops: tuple[Op, ...]
@@ -53,7 +53,9 @@ def _parse_groups(name: str, kind: str) -> frozenset[str]:
     return frozenset(op_groups)
 
 
-def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False, fused: bool = False) -> Unit:
+def recompute(
+    ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False, fused: bool = False
+) -> UnitOperations:
     """Return ``ops`` with those of the ``wanted`` groups marked as recomputed, and the tensors that are dropped.
 
     ``early_stop``: operations whose results the backward does not need are not recomputed. ``fused``: linear layers on
@@ -61,7 +63,7 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
     """
     chosen = [bool(groups(op) & wanted) for op in ops] if wanted else []
     if not any(chosen):
-        return Unit(tuple(ops))
+        return UnitOperations(tuple(ops))
     _mark_messages(ops, chosen)
     cheap = {
         name
@@ -82,8 +84,8 @@ def recompute(ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = F
         for op, is_chosen in zip(ops, chosen, strict=True)
     ]
     if early_stop:
-        marked = _stop_early(marked, frozenset(dropped), whole="layer" in wanted, fused=fused)
-    return Unit(tuple(marked), frozenset(dropped))
+        marked = _stop_early(marked, frozenset(dropped), full_layer="layer" in wanted, fused=fused)
+    return UnitOperations(tuple(marked), frozenset(dropped))
 
 
 def is_linear(op: Op) -> bool:
@@ -109,11 +111,11 @@ def _groups_of_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
         yield fused_ops
 
 
-def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool, fused: bool) -> list[Op]:
+def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, full_layer: bool, fused: bool) -> list[Op]:
     """Return ``ops`` without the mark on those whose results are not needed.
 
     Needed are a dropped tensor that the backward keeps or that is read to recompute one, and the input of an operation
-    that gathers again. ``whole``: everything before the last needed operation runs again.
+    that gathers again. ``full_layer``: everything before the last needed operation runs again.
     """
     needed = {name for op in ops for name in op.keeps} & dropped
     regathered_inputs = {name for op in ops if op.message and op.message.regather for name in op.writes}
@@ -124,7 +126,7 @@ def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, whole: bool, fuse
         is_needed = not regathered_inputs.isdisjoint(first.reads) or any(
             not needed.isdisjoint(op.writes) for op in group
         )
-        running = first.recomputed and ((running and whole) or is_needed)
+        running = first.recomputed and ((running and full_layer) or is_needed)
         stopped_ops += [op if op.recomputed == running else op._replace(recomputed=running) for op in reversed(group)]
         if running:
             needed |= dropped.intersection(first.reads)

@@ -28,12 +28,12 @@ from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulati
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.mtp import Finish, head_unit
 from fivefold.planner.counts.operations.op import Op
-from fivefold.planner.counts.operations.recompute import Unit
+from fivefold.planner.counts.operations.recompute import UnitOperations
 
 MARKED = 100  # cached blocks, of which variants of recomputation are made
 
 
-class Built:
+class UnitCache:
     """The operations of one model and job; the returned values are shared and must not be changed."""
 
     def __init__(self, model: Model, job: Job, example: Mapping[Kind, int]) -> None:
@@ -42,7 +42,7 @@ class Built:
         self._locals: Cache[LocalDegrees, Local] = Cache()
         self._halves: Cache[tuple[object, ...], list[Op]] = Cache()
         self._blocks: Cache[tuple[LocalDegrees, Kind, bool], list[Op]] = Cache(MARKED)
-        self._units: Cache[tuple[LocalDegrees, Kind | str], Unit] = Cache()
+        self._units: Cache[tuple[LocalDegrees, Kind | str], UnitOperations] = Cache()
         self._heads: Cache[LocalDegrees, tuple[Op, ...]] = Cache()
 
     def get_local(self, part: LocalDegrees) -> Local:
@@ -51,7 +51,7 @@ class Built:
             self._locals[part] = Local(self.model, self.job, part)
         return self._locals[part]
 
-    def unit(self, part: LocalDegrees, name: Kind | str) -> Unit:
+    def unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
         """Return the operations of a unit."""
         key = part, name
         if key not in self._units:
@@ -70,7 +70,7 @@ class Built:
             self._heads[part] = self._head(part, named=False).ops
         return self._heads[part]
 
-    def _unit(self, part: LocalDegrees, name: Kind | str) -> Unit:
+    def _unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
         if isinstance(name, Kind):
             ops, local = self._block(part, name, layer=self.example[name]), self.get_local(part)
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
@@ -79,12 +79,12 @@ class Built:
             unit = self._head(part, named=True)
             return unit._replace(ops=tuple(apply_adapter(unit.ops, self.get_local(part), input_gradient=True)))
         local = self.get_local(part)
-        return Unit(
+        return UnitOperations(
             tuple(apply_adapter([*map(self._make_finish(local), embedding(local))], local, input_gradient=False))
         )
 
-    def _head(self, part: LocalDegrees, *, named: bool) -> Unit:
-        def build_unit(layer: int) -> Unit:
+    def _head(self, part: LocalDegrees, *, named: bool) -> UnitOperations:
+        def build_unit(layer: int) -> UnitOperations:
             return block_unit(self._block(part, get_kind(self.model, layer), layer=layer), self.get_local(part))
 
         return head_unit(

@@ -35,7 +35,7 @@ from fivefold.trainer.model.linear import Exchange, Gather, LinearGemms
 Caster = Callable[..., Cast]  # casts a tensor; with one scale per tensor it also takes ``amax``, if that is known
 
 
-class Casts(NamedTuple):
+class OperandCasts(NamedTuple):
     """The cast of each operand, whose last dim is the one summed over; ``weight_back``: the cast of W in dx."""
 
     x: Caster
@@ -45,21 +45,21 @@ class Casts(NamedTuple):
 
 
 _row, _matrix = partial(cast_per_row, powers=True), partial(cast_per_matrix, powers=True)
-CASTS: dict[Scaling, Casts] = {
-    "tensorwise": Casts(
+CASTS: dict[Scaling, OperandCasts] = {
+    "tensorwise": OperandCasts(
         cast_per_tensor, partial(cast_per_tensor, dtype=torch.float8_e5m2), cast_per_matrix, cast_per_matrix
     ),
-    "rowwise": Casts(_row, _row, _row, _row),
-    "tiles": Casts(cast_per_tile, cast_per_tile, cast_per_block, cast_per_block),
-    "blocks": Casts(cast_mxfp8, cast_mxfp8, cast_mxfp8, cast_mxfp8),
-    "blocks16": Casts(cast_nvfp4, cast_nvfp4, cast_nvfp4, cast_nvfp4),
+    "rowwise": OperandCasts(_row, _row, _row, _row),
+    "tiles": OperandCasts(cast_per_tile, cast_per_tile, cast_per_block, cast_per_block),
+    "blocks": OperandCasts(cast_mxfp8, cast_mxfp8, cast_mxfp8, cast_mxfp8),
+    "blocks16": OperandCasts(cast_nvfp4, cast_nvfp4, cast_nvfp4, cast_nvfp4),
 }
 
 
 COMMON = ("tensorwise", "blocks16")  # scalings with a scale of the full matrix
 
 
-def casts_of(recipe: Recipe, *, fused: bool = False) -> Casts:
+def casts_of(recipe: Recipe, *, fused: bool = False) -> OperandCasts:
     """Return the casts of ``recipe``.
 
     With high-precision weight gradients W has one scale in dx (torchao's rowwise_with_gw_hp). ``fused``: use Triton's
@@ -69,7 +69,7 @@ def casts_of(recipe: Recipe, *, fused: bool = False) -> Casts:
     casts = casts._replace(weight_back=_matrix) if recipe.wide_gradients else casts
     if not fused or recipe.scaling in ("blocks", "blocks16"):
         return casts
-    return Casts(*(partial(caster, fused=True) for caster in casts))
+    return OperandCasts(*(partial(caster, fused=True) for caster in casts))
 
 
 class Float8Gemms(LinearGemms):

@@ -65,7 +65,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
     return out
 
 
-class Sums:
+class RankSums:
     """Sums over the ranks that hold parts of the rows of a norm; ``width``: total number of columns."""
 
     width: int
@@ -77,7 +77,7 @@ class Sums:
 
 class _SpreadRmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, plus_one: bool, sums: Sums) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, plus_one: bool, sums: RankSums) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         rstd = sums(norm.square_()).div_(sums.width).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
@@ -98,7 +98,7 @@ class _SpreadRmsNorm(torch.autograd.Function):
         return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None, None
 
 
-def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False, sums: Sums) -> Tensor:
+def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False, sums: RankSums) -> Tensor:
     """Compute ``rms_norm`` of rows whose columns are sharded over ranks: ``x`` [R, local D], ``weight`` [local D]."""
     out: Tensor = _SpreadRmsNorm.apply(x, weight, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
     return out
@@ -155,7 +155,7 @@ def layer_norm(
 class _SpreadLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool, sums: Sums
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, plus_one: bool, sums: RankSums
     ) -> Tensor:
         squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
         moments = sums(torch.cat((x.sum(-1, keepdim=True, dtype=torch.float32), squares), dim=-1)).div_(sums.width)
@@ -184,7 +184,7 @@ class _SpreadLayerNorm(torch.autograd.Function):
 
 
 def spread_layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: Sums
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: RankSums
 ) -> Tensor:
     """Compute ``layer_norm`` of rows whose columns are sharded over ranks; sums of x and x² are reduced together."""
     out: Tensor = _SpreadLayerNorm.apply(x, weight, bias, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ from fivefold.trainer.model.mixers.convolution import get_sum_dtype
 from fivefold.trainer.model.operation import exclude_from_graphs
 
 
-class Chunk(Protocol):
+class ChunkFunction(Protocol):
     """Computes one chunk.
 
     ``inputs``: of each [B, C, columns], then the factors, which are the same for all tokens. ``state``: after the
@@ -34,7 +34,7 @@ class Chunk(Protocol):
 
 @exclude_from_graphs
 def scan(
-    chunk: Chunk, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, tokens: int, size: int
+    chunk: ChunkFunction, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, tokens: int, size: int
 ) -> Tensor:
     """Return the outputs [R, ``columns``] of a scan of ``rows`` [R, ·], in sequences of ``tokens``.
 
@@ -45,7 +45,7 @@ def scan(
 
 
 def scan_forward(
-    chunk: Chunk, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, tokens: int, size: int
+    chunk: ChunkFunction, rows: Sequence[Tensor], factors: Sequence[Tensor], *, columns: int, tokens: int, size: int
 ) -> Tensor:
     """Return the outputs of ``scan``, without autograd."""
     out = rows[0].new_empty(len(rows[0]), columns)
@@ -59,7 +59,7 @@ def scan_forward(
 
 
 def scan_backward(
-    chunk: Chunk,
+    chunk: ChunkFunction,
     rows: Sequence[Tensor],
     factors: Sequence[Tensor],
     grad: Tensor,
@@ -99,7 +99,9 @@ def scan_backward(
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, chunk: Chunk, columns: int, tokens: int, size: int, inputs: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, chunk: ChunkFunction, columns: int, tokens: int, size: int, inputs: int, *tensors: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.settings = chunk, tokens, size, inputs
         return scan_forward(chunk, tensors[:inputs], tensors[inputs:], columns=columns, tokens=tokens, size=size)

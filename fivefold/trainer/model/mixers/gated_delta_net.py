@@ -23,7 +23,7 @@ from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
-from fivefold.trainer.model.rotary import Rows
+from fivefold.trainer.model.rotary import RowInputs
 
 UNIT_EPSILON = 1e-6  # of the lengths of queries and keys, as in flash-linear-attention
 
@@ -55,7 +55,7 @@ class GatedDeltaNetMixer(nn.Module):
         self.norm = Factor(shape.value_dim)
         self.out = Linear(values, width, bias=False)
 
-    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+    def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         linears = self.q, self.k, self.v, self.z, self.b, self.a
         q, k, v, z, b, a = self.run("mixer.project", fused_linears, h_RD, *linears)
@@ -127,7 +127,7 @@ def delta_chunk(
     is_last: bool = False,
     only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the outputs [B, C, value heads · value dim] of a chunk, and the state after it; see ``chunks.Chunk``.
+    """Return the outputs [B, C, value heads · value dim] of a chunk, and the state after it (``ChunkFunction``).
 
     ``inputs``: q, k, v [B, C, heads · dims], b and a [B, C, value heads], ``a_log`` and ``dt_bias`` [value heads].
     """

@@ -25,7 +25,7 @@ from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
-from fivefold.trainer.model.rotary import Rows
+from fivefold.trainer.model.rotary import RowInputs
 
 
 class Matrix(nn.Module):
@@ -56,7 +56,7 @@ class MambaMixer(nn.Module):
         self.d = nn.Parameter(torch.empty(shape.inner))
         self.out = Linear(shape.inner, model.width, bias=shape.bias)
 
-    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+    def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         xz = self.run("mixer.project", self.project, h_RD)
         norms = [None if norm is None else norm.weight for norm in (self.dt_norm, self.b_norm, self.c_norm)]

@@ -25,7 +25,7 @@ from fivefold.trainer.model.mixers.chunks import scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
 from fivefold.trainer.model.mixers.gated_delta_net import Factor
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
-from fivefold.trainer.model.rotary import Rows
+from fivefold.trainer.model.rotary import RowInputs
 
 
 class Mamba2Mixer(nn.Module):
@@ -43,7 +43,7 @@ class Mamba2Mixer(nn.Module):
         self.norm = None if shape.norm == "none" else Factor(shape.inner_width)
         self.out = Linear(shape.inner_width, model.width, bias=shape.bias)
 
-    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+    def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         projected = self.run("mixer.project", self.project, h_RD)
         factors = self.a_log, self.dt_bias, self.d, None if self.norm is None else self.norm.weight

@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers.convolution import Conv, convolve, convolve_backward, filter_gradient, get_sum_dtype
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
-from fivefold.trainer.model.rotary import Rows
+from fivefold.trainer.model.rotary import RowInputs
 
 
 class ShortConvMixer(nn.Module):
@@ -30,7 +30,7 @@ class ShortConvMixer(nn.Module):
         self.conv = Conv(model.width, taps=shape.taps, bias=shape.bias)
         self.out = Linear(model.width, model.width, bias=shape.bias)
 
-    def forward(self, h_RD: Tensor, rows: Rows) -> Tensor:
+    def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         bcx = self.run("mixer.project", self.project, h_RD)
         y_RD = self.run("mixer.core", gated_conv, bcx, self.conv.weight, self.conv.bias, rows.tokens)

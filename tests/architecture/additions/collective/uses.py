@@ -2,12 +2,12 @@
 
 from shared import JOB, NODE, TINY
 
-from fivefold.layout.mesh import Group
+from fivefold.layout.mesh import RankGroup
 from fivefold.planner.search import search
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.network import Network
 
-group = Group(ranks=8, stride=1)
+group = RankGroup(ranks=8, stride=1)
 without, full = (
     Network(NODE, PUBLISHED.replace(direct_share=share)).seconds("all_gather", 10**6, group) for share in (1e-9, 1.0)
 )

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from shared import run_command
 
 from fivefold.cli.completion import formats
-from fivefold.interop.format import Overrides, Plan
+from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
@@ -40,7 +40,7 @@ assert [said.key for said in reading.harmless] == ["megacorp.log.every"]
 messages = []
 reading = read_text("megacorp: {model: llama3-8b, batch: 64, adapters: true, kernel: new, unknown: 1}\n")
 assert [said.key for said in reading.approximated] == ["megacorp.kernel"]
-plan = Plan(build_model("llama3-8b"), Layout.parse("dp2 tp2 pp2 zero1 mbs2"), Job(sequence=2048, global_batch=64))
+plan = ConfigPlan(build_model("llama3-8b"), Layout.parse("dp2 tp2 pp2 zero1 mbs2"), Job(sequence=2048, global_batch=64))
 for attempt in (
     lambda: check_keys(reading),
     lambda: write(plan, to="megacorp"),

@@ -4,8 +4,8 @@ from shared import JOB, LAYOUT, NODE, TINY, check_dry_run, train
 
 from fivefold.job import Job
 from fivefold.planner.predict import predict
+from fivefold.planner.run_estimate import checkpoint_bytes
 from fivefold.planner.search import search
-from fivefold.planner.whole_run import checkpoint_bytes
 from fivefold.record import UserError
 
 job = JOB.replace(optimizer=JOB.optimizer.replace(kind="lion"))

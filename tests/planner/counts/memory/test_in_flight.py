@@ -197,12 +197,12 @@ def test_all_passes_at_once_are_those_of_a_walk(monkeypatch: pytest.MonkeyPatch)
         for rank in range(pp):
             every = list(walk(table, rank, rules))
             assert list(iterate_passes(table, rank, rules)) == every, (case, rules, rank)
-            alike: dict[object, dict[LivePass, None]] = {}
+            passes_by_stage: dict[object, dict[LivePass, None]] = {}
             for item in every:
-                alike.setdefault((item.own.stage, item.own.kind), {})[item] = None
+                passes_by_stage.setdefault((item.own.stage, item.own.kind), {})[item] = None
             wanted = [
                 one
-                for _, some_of in sorted(alike.items())
+                for _, some_of in sorted(passes_by_stage.items())
                 for one in some_of
                 if not any(other is not one and is_larger(other, one) for other in some_of)
             ]

@@ -13,12 +13,12 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.liveness import EnteredUnit, Sums, play
+from fivefold.planner.counts.memory.liveness import EnteredUnit, GradientSums, play
 from fivefold.planner.counts.memory.peak import RankMemory, list_live_bytes, memory
 from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import elementwise, matmul
-from fivefold.planner.counts.operations.recompute import Unit
+from fivefold.planner.counts.operations.recompute import UnitOperations
 from fivefold.planner.counts.traffic import count_traffic, messages
 from fivefold.units import MIB
 
@@ -222,14 +222,14 @@ def test_the_tape_by_hand() -> None:
     """h = x·a keeps x, y = x + h keeps nothing."""
     first = matmul("first", "x", "h", rows=2, into=4, outof=4, width=4)
     ops = [first, elementwise("sum", "add", ("x", "h"), "y", size=32)]
-    entered = EnteredUnit(Unit(tuple(ops)), entry="x", entry_bytes=32, gradient_width=4)
-    profile = play(entered, sums=Sums(1000))
+    entered = EnteredUnit(UnitOperations(tuple(ops)), entry="x", entry_bytes=32, gradient_width=4)
+    profile = play(entered, sums=GradientSums(1000))
     assert profile.kept_bytes == 32  # x alone: h is freed in the sum
     assert profile.forward_peak_bytes == 32 + 32 + 32
     # Gradient of y (also of h and, in part, of x) 32, x 32; then a's gradient 64 and the product into x 32; then x and
     # the product of y's gradient are summed into a third buffer; last the sums are made while a's gradient is held.
     assert profile.backward_peak_bytes == 32 + 1000 + 64
-    assert play(entered, sums=Sums()).backward_peak_bytes == 32 + 32 + 32 + 64
+    assert play(entered, sums=GradientSums()).backward_peak_bytes == 32 + 32 + 32 + 64
 
 
 def test_bytes_per_step_are_those_of_the_formulas() -> None:

@@ -9,7 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import Moment, list_live_bytes, memory
+from fivefold.planner.counts.memory.peak import PeakMoment, list_live_bytes, memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.catalog import build_stack as stack_named
 
@@ -17,7 +17,7 @@ MODEL = build_model("tiny")
 FSDP2 = stack_named("fsdp2")
 
 
-def moments(layout: str, **changed: object) -> dict[str, Moment]:
+def moments(layout: str, **changed: object) -> dict[str, PeakMoment]:
     parsed = Layout.parse(layout)
     job = Job(stack=FSDP2.replace(**changed), sequence=128, global_batch=parsed.dp * parsed.mbs, precision="fp32")
     return {moment.cause: moment for moment in list_live_bytes(Counts(MODEL, job), parsed)}
@@ -27,7 +27,7 @@ def gathered_bytes(name: str) -> int:
     """Bytes of a unit's gathered weights, which two ranks divide."""
     counts, layout = Counts(MODEL, Job(precision="fp32")), Layout.parse("dp2 zero3")
     run = next(run for run in counts.stage_runs(layout)[0] if name in (run.name, run.unit_name(0)))
-    return counts.states(layout, run.name).whole
+    return counts.states(layout, run.name).gathered
 
 
 def test_gathered_buffer_is_allocated_next_to_the_weights() -> None:

@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.liveness import Sums
+from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.operations.feedforward import routed_rows
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
@@ -99,10 +99,10 @@ def test_every_weight_gets_its_gradient_once(text: str) -> None:
 def test_sums_of_experts_are_born_with_their_first_gradient() -> None:
     """Before those of the other weights: at the fullest moment, which is theirs, these do not live yet."""
     counts, part = Counts(MIXTURE, Job(sequence=T)), get_local_degrees(Layout.parse("dp2 ep2"))
-    early = counts.profile(part, MOE, Sums(dense=10**5, experts=9 * 10**5))
+    early = counts.profile(part, MOE, GradientSums(dense=10**5, experts=9 * 10**5))
     assert early.backward_cause == "moe.arrive"
     assert early.backward_sums_bytes == 9 * 10**5
-    reduced = counts.profile(part, MOE, Sums(reduced=10**6, gone=10**7))
+    reduced = counts.profile(part, MOE, GradientSums(reduced=10**6, gone=10**7))
     assert reduced.backward_sums_bytes == 10**6
     assert reduced.backward_peak_bytes == counts.profile(part, MOE).backward_peak_bytes + 10**6
 

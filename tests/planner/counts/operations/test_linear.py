@@ -9,7 +9,7 @@ from fivefold.job import Job, recipe
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.linear import add_casts
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.op import Casts, matmul
+from fivefold.planner.counts.operations.op import Float8Casts, matmul
 from fivefold.stack.catalog import build_stack
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.float8.matmul import Float8Gemms
@@ -18,7 +18,7 @@ MODEL = Model(name="m", layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ff
 ROWS, INTO, OUTOF = 300, 200, 130
 
 
-def count_work(name: str, *, linears: str = "fused_backward", first: bool = True) -> Casts:
+def count_work(name: str, *, linears: str = "fused_backward", first: bool = True) -> Float8Casts:
     job = Job(precision=recipe(name), linears=linears)  # type: ignore[arg-type]
     op = matmul("mlp.up", "x", "u", rows=ROWS, into=INTO, outof=OUTOF, width=2)
     return add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1)), first=first).casts
@@ -35,7 +35,7 @@ def test_scales_are_counted_by_hand() -> None:
     careful = count_work("fp8-rowwise-gw")  # dW of what is not cast; one scale for the weight of dx
     assert careful[3:] == (200 * 130 + 4, 300 * 200 * 2, 0, 0)
     assert count_work("fp8", first=False)[::5] == (0, 0)  # x is cast once for all layers on it
-    assert count_work("bf16") == count_work("fp8", linears="separate") == Casts()
+    assert count_work("bf16") == count_work("fp8", linears="separate") == Float8Casts()
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8-rowwise", "fp8-rowwise-gw", "fp8-tiles"])

@@ -7,13 +7,13 @@ from fivefold.model.catalog import resolve
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
-from fivefold.planner.counts.operations.recompute import Unit
+from fivefold.planner.counts.operations.recompute import UnitOperations
 from fivefold.stack.catalog import build_stack
 
 MODEL = resolve("llama3-8b")
 
 
-def block(job: Job, recomputed: str, *, model: Model = MODEL) -> Unit:
+def block(job: Job, recomputed: str, *, model: Model = MODEL) -> UnitOperations:
     counts = Counts(model, job)
     asked = frozenset(recomputed.split("+")) if recomputed else frozenset[str]()
     return counts.unit(LocalDegrees(sequences=1, recomputed=asked), next(iter(counts.example)))
@@ -23,7 +23,7 @@ def list_recomputed(*, early_stop: bool, recomputed: str = "layer") -> list[bool
     return [op.recomputed for op in block(Job(early_stop=early_stop), recomputed).ops]
 
 
-def saved_bytes(unit: Unit) -> int:
+def saved_bytes(unit: UnitOperations) -> int:
     """Bytes that the backward finds."""
     names = {name for op in unit.ops for name in op.keeps} - unit.dropped
     return sum(size for op in unit.ops for name, size in op.writes.items() if name in names)

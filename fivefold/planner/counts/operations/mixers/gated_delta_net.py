@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
-from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
 
@@ -29,7 +29,7 @@ def operations(local: Local, source: str) -> list[Op]:
     model, net = local.model, local.model.gated_delta_net
     assert net is not None
     K, V, N = net.key_width, net.value_width, net.value_heads
-    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    entry = LinearInput(local, source, into=model.width, rows=local.stream_rows)
     widths = {"q": K, "k": K, "v": V, "gate": V, "b": N, "dt": N}
     names = dict(zip(widths, ("q", "k", "v", "z", "b", "a"), strict=True))  # "a" and "z" are tensors of the stream
     columns = [entry.column(f"mixer.{names[tensor]}", tensor, outof=outof) for tensor, outof in widths.items()]

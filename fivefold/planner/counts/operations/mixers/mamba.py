@@ -13,7 +13,7 @@ is elementwise: as with norms and activations, its about 9 operations of each of
 from __future__ import annotations
 
 from fivefold.model.mixers.mamba import CHUNK, Mamba
-from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import ceil_div
@@ -23,7 +23,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.mamba
     assert net is not None
-    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    entry = LinearInput(local, source, into=model.width, rows=local.stream_rows)
     return [
         *entry.ops,
         entry.column("mixer.project", "xz", outof=2 * net.inner, bias=net.bias),

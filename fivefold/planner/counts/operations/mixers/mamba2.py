@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.model.mixers.mamba2 import Mamba2
-from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
 
@@ -27,7 +27,7 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.mamba2
     assert net is not None
-    entry = Source(local, source, into=model.width, rows=local.stream_rows)
+    entry = LinearInput(local, source, into=model.width, rows=local.stream_rows)
     return [
         *entry.ops,
         entry.column("mixer.project", "projected", outof=net.projected_width, bias=net.bias),

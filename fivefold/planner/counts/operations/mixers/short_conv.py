@@ -7,7 +7,7 @@ activations, its 2 · R · D · taps FLOPs are not counted.
 
 from __future__ import annotations
 
-from fivefold.planner.counts.operations.linear import Source, row
+from fivefold.planner.counts.operations.linear import LinearInput, row
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op
 
@@ -18,7 +18,7 @@ def operations(local: Local, source: str) -> list[Op]:
     conv = model.short_conv
     assert conv is not None
     D, elements = model.width, rows * model.width
-    entry = Source(local, source, into=D, rows=local.stream_rows)
+    entry = LinearInput(local, source, into=D, rows=local.stream_rows)
     bias = (D,) if conv.bias else ()
     core = Op(
         "mixer.core",

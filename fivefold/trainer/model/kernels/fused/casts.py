@@ -13,14 +13,14 @@ from fivefold.units import ceil_div
 SQUARE = 64  # rows and columns of a program over a transposed tensor, whose columns are contiguous in memory
 
 
-class Format(NamedTuple):
+class Float8Format(NamedTuple):
     """An fp8 format: bits of mantissa, and exponent of the smallest normal number."""
 
     mantissa: int
     smallest: int
 
 
-FORMATS = {torch.float8_e4m3fn: Format(3, -6), torch.float8_e5m2: Format(2, -14)}
+FORMATS = {torch.float8_e4m3fn: Float8Format(3, -6), torch.float8_e5m2: Float8Format(2, -14)}
 
 
 def cast(x: Tensor, amax: Tensor | None, data: Tensor, scale: Tensor, *, rows: int, columns: int, powers: bool) -> None:

@@ -13,13 +13,13 @@ from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.grid import Column, Grid, make_grid, show_share
 from fivefold.rendering.palette import BLUE, ORANGE
 from fivefold.rendering.sections import Section
-from fivefold.results.whole_run import Offer, Offers, WholeRun
+from fivefold.results.run_estimate import Offer, Offers, RunEstimate
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 DAY = 86400.0
 
 
-def list_sections(run: WholeRun) -> list[Section]:
+def list_sections(run: RunEstimate) -> list[Section]:
     """Return what the run takes, where its time goes, goodput by interval, and what is assumed."""
     peak, verdict = show_bytes(run.peak_bytes), "is tight" if run.verdict == "tight" else run.verdict
     peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
@@ -40,7 +40,7 @@ def list_sections(run: WholeRun) -> list[Section]:
     ]
 
 
-def summarize_run(run: WholeRun) -> RenderableType:
+def summarize_run(run: RunEstimate) -> RenderableType:
     """Return what a run takes in a few lines."""
     duration = f"{span(run.seconds)} ({span(run.low_seconds)} to {span(run.high_seconds)}), {run.steps:,} steps"
     checkpoints = (
@@ -84,7 +84,7 @@ def assumption(site: Site) -> str:
     )
 
 
-def chart(run: WholeRun) -> Chart:
+def chart(run: RunEstimate) -> Chart:
     """Draw goodput over the interval of checkpoints, with the chosen one marked."""
     alt = _altair()
     values = [{"minutes": point.interval_seconds / 60, "goodput": point.share} for point in run.curve]
@@ -110,7 +110,7 @@ def span(seconds: float) -> str:
     return f"{seconds / DAY:,.1f} days" if seconds >= 2 * DAY else show_seconds(seconds)
 
 
-def _figures(run: WholeRun) -> Grid:
+def _figures(run: RunEstimate) -> Grid:
     cost = "–" if run.dollars is None else f"${run.dollars:,.0f}"
     rows = [("GPU hours", show_count(run.gpu_hours)), ("cost", cost)]
     if run.kwh is not None and run.chip_kwh is not None and run.co2_kg is not None:
@@ -124,7 +124,7 @@ def _figures(run: WholeRun) -> Grid:
     return Grid(("resource", "total"), tuple(rows), words=("resource", "total"))
 
 
-def _times(run: WholeRun) -> Grid:
+def _times(run: RunEstimate) -> Grid:
     parts = {"training": run.training_seconds, **run.lost}
     reasons = {
         "checkpoints": f"{show_bytes(run.checkpoint_bytes)} each; training waits {show_seconds(run.blocked_seconds)}",
@@ -137,26 +137,26 @@ def _times(run: WholeRun) -> Grid:
     return Grid(("", "time", "share", "why"), rows, words=("", "why"))
 
 
-def _describe_failures(run: WholeRun) -> str:
+def _describe_failures(run: RunEstimate) -> str:
     if run.between_failures_seconds is None:
         return "no failures"
     return f"{run.failures:,.1f} failures, one every {span(run.between_failures_seconds)}"
 
 
-def _interval_words(run: WholeRun) -> str:
+def _interval_words(run: RunEstimate) -> str:
     return (
         f"chosen: every {span(run.interval_seconds)}; Young's formula sqrt(2·δ·M): {span(run.young_seconds)}; "
         f"written in {show_seconds(run.written_seconds)}"
     )
 
 
-def _intervals(run: WholeRun) -> Grid:
+def _intervals(run: RunEstimate) -> Grid:
     points = run.curve[:: len(run.curve) // 8]
     rows = tuple((span(point.interval_seconds), f"{point.share:.2%}") for point in points)
     return Grid(("checkpoint every", "goodput"), rows, words=())
 
 
-def _list_assumptions(run: WholeRun) -> Grid:
+def _list_assumptions(run: RunEstimate) -> Grid:
     site = run.site
     values = {
         "failures": (f"{site.failures:g}", "{:g}"),
@@ -197,7 +197,7 @@ def _amount(size: float) -> str:
     return f"{size:,.0f}" if size >= 10 or not size else f"{size:.2g}"
 
 
-OFFERS: tuple[Column[tuple[int, Offer, WholeRun]], ...] = (
+OFFERS: tuple[Column[tuple[int, Offer, RunEstimate]], ...] = (
     Column("#", itemgetter(0)),
     Column("machine", lambda row: row[1].machine_argument, is_text=True),
     Column("layout", lambda row: row[1].layout, is_text=True),

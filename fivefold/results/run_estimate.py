@@ -23,7 +23,7 @@ class Goodput(Record):
     share: NonNegativeFloat
 
 
-class WholeRun(Record):
+class RunEstimate(Record):
     """Training on ``tokens`` tokens. ``training_seconds`` + ``lost`` = ``seconds``, which money, energy and CO2 cover.
 
     ``low_seconds`` and ``high_seconds``: with the published range of failures and of restarts, and the step's interval.
@@ -74,7 +74,7 @@ class Offer(Record):
     ranks: PositiveInt
     layout: str = ""
     mfu: NonNegativeFloat = 0.0
-    run: WholeRun | None = None
+    run: RunEstimate | None = None
     error: str = ""
 
     @property

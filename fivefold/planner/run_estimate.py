@@ -18,14 +18,14 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import adapter_weights, weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
-from fivefold.results.whole_run import Goodput, WholeRun
+from fivefold.results.run_estimate import Goodput, RunEstimate
 from fivefold.step import Step
 from fivefold.update import is_quantized
 
 DAY = 86400.0
 POINTS = 33  # of the curve of goodput against the interval
-LONGEST = 600.0  # exponent beyond which a float overflows: nothing is ever done
-NO_END = 1e30  # seconds of a run that does not end
+MAX_EXPONENT = 600.0  # exponent beyond which a float overflows: nothing is ever done
+ENDLESS_SECONDS = 1e30  # seconds of a run that does not end
 NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as if it did so once in a century
 
 
@@ -43,7 +43,7 @@ def goodput(interval: float, *, blocked: float, restart: float, between: float) 
     """
     if between == inf:
         return interval / (interval + blocked)
-    if (interval + blocked) / between > LONGEST or restart / between > LONGEST:
+    if (interval + blocked) / between > MAX_EXPONENT or restart / between > MAX_EXPONENT:
         return 0.0
     return interval / (between * exp(restart / between) * expm1((interval + blocked) / between))
 
@@ -67,7 +67,7 @@ def best_interval(*, blocked: float, written: float, restart: float, between: fl
     return exp((low + high) / 2)
 
 
-def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> WholeRun:
+def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, tokens: float, site: Site) -> RunEstimate:
     """Return the full run of ``tokens`` with steps of ``step`` at ``site``.
 
     Raises ``UserError`` if it would never end.
@@ -90,8 +90,8 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
     low, high = (_bound(step, steps, site=site, interval=interval, high=high, **times) for high in (False, True))
     hours, price, watts = seconds * step.world / 3600, machine.dollars_per_rank_hour, machine.chip.power_watts
     kwh = None if watts is None else hours * watts / 1000
-    whole = None if kwh is None else kwh * site.node_power * site.pue
-    return WholeRun(
+    total_kwh = None if kwh is None else kwh * site.node_power * site.pue
+    return RunEstimate(
         model=step.model,
         machine=machine.name,
         layout=step.layout,
@@ -119,8 +119,8 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
         gpu_hours=hours,
         dollars=None if price is None else hours * price,
         chip_kwh=kwh,
-        kwh=whole,
-        co2_kg=None if whole is None else whole * site.carbon / 1000,
+        kwh=total_kwh,
+        co2_kg=None if total_kwh is None else total_kwh * site.carbon / 1000,
         site=site,
     )
 
@@ -165,7 +165,7 @@ def _bound(
         restart += ((known.high if high else known.low) or site.restart_seconds) - site.restart_seconds
     times = {"blocked": blocked, "restart": restart, "between": between}
     run_seconds = _seconds(steps * seconds, site=site, interval=interval, **times)
-    return min(run_seconds, NO_END)
+    return min(run_seconds, ENDLESS_SECONDS)
 
 
 def _curve(interval: float, *, blocked: float, restart: float, between: float) -> list[Goodput]:

@@ -17,10 +17,10 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.search.multi_machine import Choice, list_sizes, search_machines
-from fivefold.planner.whole_run import best_interval, checkpoint_bytes, goodput, predict_full_run
+from fivefold.planner.run_estimate import best_interval, checkpoint_bytes, goodput, predict_full_run
+from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
 from fivefold.record import StopSignal, UserError
-from fivefold.results.whole_run import WholeRun
+from fivefold.results.run_estimate import RunEstimate
 from fivefold.update import Optimizer
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
@@ -30,7 +30,7 @@ NOTHING = Site(failures=0, evaluation=0, pause_seconds=0, node_power=1, pue=1)
 
 def run(
     text: str = "dp8 zero3 mbs1", *, tokens: float = 1e9, site: Site = NOTHING, machine: Machine = NODE
-) -> WholeRun:
+) -> RunEstimate:
     step = predict(model=LLAMA, machine=machine, layout=Layout.parse(text), job=JOB)
     return predict_full_run(step=step, model=LLAMA, machine=machine, job=JOB, tokens=tokens, site=site)
 
@@ -184,7 +184,7 @@ SMALL = Model(name="small", layers=6, width=1024, heads=8, kv_heads=4, head_dim=
 
 def offers(by: str, **options: object):  # type: ignore[no-untyped-def]
     machines = [resolve(name, local=Path("/nowhere")) for name in ("h100:8 price=2", "h200:8 price=9")]
-    choices = [Choice(machine, (8,)) for machine in machines]
+    choices = [MachineChoice(machine, (8,)) for machine in machines]
     return search_machines(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW, **options)  # type: ignore[arg-type]
 
 
@@ -200,7 +200,7 @@ def test_machines_are_ranked_by_what_is_asked_for() -> None:
 def test_energy_is_not_time() -> None:
     """A GPU of a third of the power that is a little slower takes less energy."""
     machines = [resolve(name, local=Path("/nowhere")) for name in ("h200:8 watts=900", "h100:8 watts=300")]
-    choices = [Choice(machine, (8,)) for machine in machines]
+    choices = [MachineChoice(machine, (8,)) for machine in machines]
     fast, thrifty = (
         search_machines(model=SMALL, choices=choices, job=JOB, tokens=1e9, by=by, **FEW).offers  # type: ignore[arg-type]
         for by in ("time", "energy")
@@ -227,27 +227,27 @@ def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
 
 
 def test_a_machine_without_a_price_or_watts_is_named() -> None:
-    choices = [Choice(NODE, (8,))]
+    choices = [MachineChoice(NODE, (8,))]
     common = {"model": SMALL, "job": JOB, "tokens": 1e9, **FEW}
     with pytest.raises(UserError, match=r"--by cost: h100 has no price; give --price h100=2.2/h"):
         search_machines(choices=choices, by="cost", **common)  # type: ignore[arg-type]
     dark = NODE.replace(chip=NODE.chip.replace(power_watts=None))
     with pytest.raises(UserError, match="--by energy: the watts of h100 are not known"):
-        search_machines(choices=[Choice(dark, (8,))], by="energy", **common)  # type: ignore[arg-type]
+        search_machines(choices=[MachineChoice(dark, (8,))], by="energy", **common)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
     assert list_sizes(1, 8, node=8) == (1, 2, 4, 8)
     common = {"model": SMALL, "job": JOB, "tokens": 1e11, "by": "time", **FEW}
-    choices = [Choice(NODE, (8, 16, 32))]
+    choices = [MachineChoice(NODE, (8, 16, 32))]
     every = {offer.ranks: offer.run for offer in search_machines(choices=choices, **common).offers if offer.run}  # type: ignore[arg-type]
     assert len(every) == 3
     for ranks, slower in ((32, 16), (16, 8)):
         deadline = (every[ranks].seconds + every[slower].seconds) / 2
         (result,) = search_machines(choices=choices, deadline=deadline, **common).offers  # type: ignore[arg-type]
         assert result.ranks == ranks
-        gaps = [Choice(NODE, (8, 16, 24, 32))]  # a batch of 512 does not divide by three
+        gaps = [MachineChoice(NODE, (8, 16, 24, 32))]  # a batch of 512 does not divide by three
         assert search_machines(choices=gaps, deadline=deadline, **common).offers == (result,)  # type: ignore[arg-type]
     (late,) = search_machines(choices=choices, deadline=every[32].seconds / 2, **common).offers  # type: ignore[arg-type]
     assert late.run is None
@@ -258,7 +258,7 @@ def test_a_deadline_takes_the_fewest_ranks_that_keep_it() -> None:
 def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
     tight = NODE.replace(ranks=1, chip=NODE.chip.replace(memory_bytes=2**31))
     result = search_machines(
-        model=LLAMA, choices=[Choice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02
+        model=LLAMA, choices=[MachineChoice(tight, (1,))], job=JOB, tokens=1e9, site=Site(), by="time", within=0.02
     )
     assert result.offers[0].run is None
     assert result.offers[0].error.startswith("nothing fits: dp1 ")
