@@ -342,6 +342,11 @@ class Job(Record):
         return self.objective != "pretrain"
 
     @property
+    def min_micro_batch(self) -> int:
+        """Return the fewest sequences of a micro-batch, which divide any other number: of DPO a pair."""
+        return 2 if self.objective == "dpo" else 1
+
+    @property
     def copies_reference(self) -> bool:
         """Tell whether a frozen copy of all weights is kept as the reference; of adapters it is the model without."""
         return self.objective == "dpo" and self.adapter is None

@@ -420,7 +420,7 @@ def _preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why preference optimization (DPO) is not modelled with this layout, model or job."""
     if job.objective != "dpo":
         return
-    if layout.mbs % 2:
+    if layout.mbs % job.min_micro_batch:
         yield f"mbs={layout.mbs} splits a pair of objective=dpo, which is two sequences; try mbs{layout.mbs + 1}"
     for is_present, feature, fix in (
         (layout.pp > 1, f"pp{layout.pp}", "pp1"),

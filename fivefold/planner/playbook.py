@@ -82,8 +82,9 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
 
 
 def list_candidates(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
-    """Yield layouts of ``world`` ranks from simple to complex, with one sequence at a time, and what each one adds."""
+    """Yield layouts of ``world`` ranks from simple to complex, with the smallest micro-batch, and what each adds."""
     model, node, batch = planner.model, planner.machine.ranks_per_node, planner.job.global_batch
+    smallest = planner.job.min_micro_batch
     seen: set[Layout] = set()
     eps = [1]
     if model.moe:  # a node's worth of experts' ranks first
@@ -110,7 +111,7 @@ def list_candidates(planner: Planner, world: int) -> Iterator[tuple[str, Layout]
             for pp in (4, 16)
         ]
     for words, fields in candidates:
-        layout = _spread(fields, world=world, batch=batch)
+        layout = _spread({"mbs": smallest, **fields}, world=world, batch=batch // smallest)
         if layout is not None and layout not in seen:
             seen.add(layout)
             yield words, layout
@@ -119,7 +120,7 @@ def list_candidates(planner: Planner, world: int) -> Iterator[tuple[str, Layout]
 def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | None:
     """Return the layout with dp over the remaining ranks.
 
-    If there are more ranks than sequences, the rest goes to cp.
+    If there are more ranks than micro-batches in ``batch``, the rest goes to cp.
     """
     degrees = {axis: int(str(fields.get(axis, 1))) for axis in ("tp", "pp", "cp")}
     taken = degrees["tp"] * degrees["pp"] * degrees["cp"]

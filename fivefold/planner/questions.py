@@ -50,7 +50,7 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
                 question, f"{tried.mbs} sequence{'s' if tried.mbs > 1 else ''} at a time", tried.mbs, planner, tried
             )
     if not legal:
-        refuse(layout.replace(mbs=1), model=model, job=job, machine=machine)
+        refuse(layout.replace(mbs=job.min_micro_batch), model=model, job=job, machine=machine)
     raise UserError(_describe_shortage(planner, legal[-1]))
 
 
@@ -86,7 +86,7 @@ def fine_tunes(
     spread = layout or Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
     lora = (job.adapter or Adapter()).replace(base=None)
     return [
-        _fine_tune(model, machine, job.replace(adapter=adapter), spread.replace(mbs=1), risk=risk)
+        _fine_tune(model, machine, job.replace(adapter=adapter), spread.replace(mbs=job.min_micro_batch), risk=risk)
         for adapter in (None, lora, lora.replace(base="nf4"))
     ]
 

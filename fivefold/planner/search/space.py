@@ -80,7 +80,10 @@ class Space:
         self.two_dimensional = two_dimensional  # also tp = x·y
         self.schedules = tuple(name for name in schedules if name in stack.schedules)
         words = stack.config_axes or stack.axes
-        unsharded = ("tp", "cp") if model.non_attention_mixers else ()  # of token mixers, only attention is sharded
+        unsharded = {
+            *(("tp", "cp") if model.non_attention_mixers else ())
+        }  # of token mixers, only attention is sharded
+        unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in words and axis not in unsharded)
         self.where = where
         tried = dict.fromkeys((*list_recomputations(model, recomputations), *where.values_of("ac")))
@@ -133,7 +136,8 @@ class Space:
         rows = cross(rows, 7, (0, 1), self._context)
         rows = cross(rows, 8, (1,) if moe or not self.stack.no_sp else (1, 0), lambda r: (r[:, 1] > 1) | (r[:, 8] == 1))
         rows = rows[self._mask_allowed(rows, mbs=False)]
-        rows = cross(rows, 6, divisors(job.even_batch), lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
+        micro_batches = [mbs for mbs in divisors(job.even_batch) if mbs % job.min_micro_batch == 0]
+        rows = cross(rows, 6, micro_batches, lambda r: job.even_batch % (r[:, 0] * r[:, 6]) == 0)
         rows = rows[(rows[:, 8] == 0) | (rows[:, 6] * job.sequence // rows[:, 2] % rows[:, 1] == 0)]
         if self.reduces_often:
             rows = rows[(rows[:, 0] * rows[:, 2] > 1) & (rows[:, 0] * rows[:, 6] < job.global_batch)]

@@ -1,0 +1,67 @@
+"""Preference optimization (DPO) as it is planned: what the reference adds, and that every command counts pairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fivefold.adapter import Adapter
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.machine import catalog
+from fivefold.model.spec import Model
+from fivefold.planner.playbook import list_candidates
+from fivefold.planner.predict import Planner, predict
+from fivefold.planner.questions import fine_tunes, largest_micro_batch
+from fivefold.planner.search import search
+from fivefold.planner.time.spans import spans
+
+MODEL = Model(name="m", layers=4, width=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1024)
+MACHINE = catalog.resolve("h100:4", local=Path("machine.toml"))
+DPO = Job(objective="dpo", sequence=512, global_batch=32)
+SFT = DPO.replace(objective="sft", documents="joined")
+
+
+@pytest.mark.parametrize(("text", "shards"), [("dp4 zero0 mbs2", 1), ("dp4 zero2 mbs2", 1), ("dp4 zero3 mbs2", 4)])
+def test_the_reference_is_a_copy_of_the_weights_and_a_forward(text: str, shards: int) -> None:
+    layout = Layout.parse(text)
+    dpo, sft = (predict(model=MODEL, machine=MACHINE, layout=layout, job=job) for job in (DPO, SFT))
+    (ours,), (plain,) = dpo.memory.stages, sft.memory.stages
+    assert ours.parameters_bytes - plain.parameters_bytes == 2 * MODEL.parameters // shards
+    assert (3 * dpo.work.hardware_flops, 3 * dpo.work.model_flops_full) == (
+        4 * sft.work.hardware_flops,
+        4 * sft.work.model_flops_full,
+    )
+    assert dpo.time is not None
+    assert sft.time is not None
+    assert sft.time.step_seconds < dpo.time.step_seconds < 1.5 * sft.time.step_seconds
+    assert sum(dpo.time.parts.values()) == pytest.approx(dpo.time.step_seconds)
+
+
+def test_adapters_need_no_copy_and_do_not_run_in_the_reference() -> None:
+    layout, adapter = Layout.parse("dp4 zero3 mbs2"), Adapter(rank=8)
+    dpo, sft, full = (
+        predict(model=MODEL, machine=MACHINE, layout=layout, job=job)
+        for job in (DPO.replace(adapter=adapter), SFT.replace(adapter=adapter), SFT)
+    )
+    assert dpo.memory.stages[0].parameters_bytes == sft.memory.stages[0].parameters_bytes
+    assert 3 * (dpo.work.hardware_flops - sft.work.hardware_flops) == full.work.hardware_flops
+
+
+def test_every_command_keeps_pairs_together() -> None:
+    best = search(model=MODEL, machine=MACHINE, job=DPO).best
+    assert {Layout.parse(entry.step.layout).mbs % 2 for entry in best} == {0}
+    planner = Planner(model=MODEL, machine=MACHINE, job=DPO)
+    assert {layout.mbs for _, layout in list_candidates(planner, 4)} == {2}
+    assert {row.micro_batch % 2 for row in fine_tunes(model=MODEL, machine=MACHINE, job=DPO)} == {0}
+    assert largest_micro_batch(model=MODEL, machine=MACHINE, job=DPO, layout=Layout.parse("dp4 mbs2")).value == 8
+
+
+def test_the_reference_runs_first() -> None:
+    planner = Planner(model=MODEL, machine=MACHINE, job=DPO)
+    (row,) = spans(planner, Layout.parse("dp4 zero0 mbs2"))
+    names = [span.name for span in row]
+    assert names[:5] == ["reference F0.0", "reference F0.1", "reference F0.2", "reference F0.3", "F0.0"]
+    layout = Layout.parse("dp4 zero0 mbs2")
+    assert row[-1].end == pytest.approx(planner.estimate(layout).step_time.seconds)
