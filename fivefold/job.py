@@ -36,6 +36,10 @@ def norm_programs(rows: int, width: int) -> int:
 
 Offloaded = Literal["optimizer", "activations"]
 Objective = Literal["pretrain", "sft", "dpo"]
+# by the format of the data that it is trained on ([data] format of a run file)
+FORMAT_OBJECTIVES: dict[str, Objective] = {
+    "text": "pretrain", "messages": "sft", "completions": "sft", "preferences": "dpo",
+}  # fmt: skip
 Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]
 # Elements that share one scale, in fp32 (in blocks, of one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128);
 # OCP MX (1x32); NVFP4 (1x16, and an fp32 scale of the full matrix: arXiv:2509.25149).

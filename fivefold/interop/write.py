@@ -81,7 +81,9 @@ def check(plan: ConfigPlan, back: Reading, form: ConfigFormat) -> tuple[str, ...
         raise UserError(
             f"{option}: the config can express layout {str(plan.layout)!r} only as {str(back.layout)!r}; take that"
         )
-    if why := difference(back.job, plan.job, skip=IGNORED_JOB_FIELDS):
+    objectives = {plan.job.objective, back.job.objective}
+    skipped = IGNORED_JOB_FIELDS if "dpo" in objectives else (*IGNORED_JOB_FIELDS, "objective")  # sft costs no more
+    if why := difference(back.job, plan.job, skip=skipped):
         raise UserError(f"{option}: the config can express the job only with {why}")
     remarks = []
     if plan.model.rope_scaling != back.model.rope_scaling:

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from fivefold.job import Job, Objective
+from fivefold.job import FORMAT_OBJECTIVES, Job
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
@@ -21,7 +21,6 @@ from fivefold.trainer.data.shards import Shards, Split
 from fivefold.trainer.data.supervised import DataFormat, LossOn, SampleFormat, sample_format
 from fivefold.trainer.faults.spikes import Faults
 
-OBJECTIVES: dict[DataFormat, Objective] = {"text": "pretrain", "preferences": "dpo"}  # of [data] format; others: sft
 KEYWORDS = ("stdlib", "bytes")  # values in [data] that are not paths: a corpus and a tokenizer
 
 
@@ -127,7 +126,7 @@ class Run(Record):
 
     def check_data(self, model: Model) -> None:
         """Raise ``UserError`` unless the objective is that of the data, and the model can read packed samples."""
-        wanted = OBJECTIVES.get(self.data.format, "sft")
+        wanted = FORMAT_OBJECTIVES[self.data.format]
         packs = wanted == "sft" and self.data.packing != "none"
         counts_positions = (
             model.position == "learned"

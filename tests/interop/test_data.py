@@ -68,6 +68,11 @@ def run_of(values: dict[str, Any], folder: Path) -> tuple[Run, tuple[str, ...], 
         (TRL | {"completion_only_loss": True}, {"format": "completions", "loss_on": "replies"}, "sft", "separate"),
         (TRL | {"completion_only_loss": False}, {"format": "completions", "loss_on": "all"}, "sft", "separate"),
         (TRL | {"packing": True}, {"format": "messages", "loss_on": "all"}, "sft", "separate"),
+        (LLAMAFACTORY | {"stage": "dpo", "pref_beta": 0.2, "pref_loss": "sigmoid"},
+         {"corpus": "mine.jsonl", "format": "preferences"}, "dpo", "joined"),
+        (AXOLOTL | {"rl": "dpo", "datasets": [CHAT | {"type": "chat_template.default"}]},
+         {"corpus": "chat.jsonl", "format": "preferences", "key": "", "excess": "drop"}, "dpo", "joined"),
+        (TRL | {"loss_type": "sigmoid", "beta": 0.2}, {"format": "preferences"}, "dpo", "joined"),
         (TRL | {"dataset_text_field": "body"}, {"format": "text", "key": "body"}, "pretrain", "joined"),
     ],
 )  # fmt: skip
@@ -82,6 +87,11 @@ def test_a_config_becomes_a_run_file(
         told["corpus"] = Path(told["corpus"]).name
     assert told == data
     assert (run.job.objective, run.job.documents) == (objective, documents)
+    assert reading.job.objective == objective
+    if objective == "dpo":
+        pairs = values.get("per_device_train_batch_size", values.get("micro_batch_size"))
+        assert (run.job.global_batch // reading.job.global_batch, reading.layout.mbs) == (1, 2 * pairs)
+        assert run.job.dpo_beta == (0.1 if "rl" in values else 0.2)
     assert (run.data.chat_template is not None) == ("chat_template_path" in values)
     run.check_data(build_model("qwen3-0.6b"))
     understood = {key.key for key in reading.understood}
@@ -117,6 +127,24 @@ def data_keys() -> set[str]:
 def test_what_a_run_file_cannot_express_is_a_remark(values: dict[str, Any], words: str, tmp_path: Path) -> None:
     _, remarks, _ = run_of(values, tmp_path)
     assert any(words in remark for remark in remarks), remarks
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        (LLAMAFACTORY | {"stage": "kto"}, "stage"),
+        (LLAMAFACTORY | {"stage": "dpo", "pref_loss": "orpo"}, "pref_loss"),
+        (LLAMAFACTORY | {"stage": "dpo", "pref_ftx": 0.5}, "pref_ftx"),
+        (AXOLOTL | {"rl": "orpo", "datasets": [CHAT]}, "rl"),
+        (AXOLOTL | {"rl": "dpo", "datasets": [CHAT], "precompute_ref_log_probs": True}, "precompute_ref_log_probs"),
+        (AXOLOTL | {"datasets": [CHAT], "beta": 0.1}, "beta"),
+        (TRL | {"loss_type": "ipo"}, "loss_type"),
+        (TRL | {"beta": 0.04}, "beta"),
+    ],
+)
+def test_another_objective_is_not_understood(values: dict[str, Any], key: str, tmp_path: Path) -> None:
+    _, _, reading = run_of(values, tmp_path)
+    assert [item.key for item in reading.not_understood] == [key]
 
 
 def test_a_config_without_data_has_none(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Data of TRL, Axolotl and LLaMA-Factory as the table ``[data]`` of our run file: format, loss, packing.
+"""Data of TRL, Axolotl and LLaMA-Factory as the table ``[data]`` of our run file, and the objective that they train.
 
-Nothing here changes what a step costs, so a difference is a remark on the written run file and no error. Sources:
-trl/trainer/sft_config.py; axolotl 0.19.0 axolotl/utils/schemas/config.py and datasets.py; llamafactory 0.9.5
-llamafactory/hparams/data_args.py.
+Nothing of the table changes what a step costs, so a difference is a remark on the written run file and no error; of the
+objective it does. Sources: trl/trainer/sft_config.py, dpo_config.py; axolotl 0.19.0 axolotl/utils/schemas/config.py,
+datasets.py and core/builders/rl.py; llamafactory 0.9.5 llamafactory/hparams/data_args.py and finetuning_args.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from fivefold.interop.keys import Table, Values, is_number, part
 from fivefold.results.reading import DataReading
 
+OBJECTIVE, BETA = "job.objective", "job.dpo_beta"
 FORMAT, LOSS_ON, PACKING = "data.format", "data.loss_on", "data.packing"
 TEMPLATE, EXCESS, HELDOUT = "data.chat_template", "data.excess", "data.heldout"
 OWN_TEMPLATE = "the run takes the tokenizer's own chat template; for another set [data] chat_template to a .jinja file"
@@ -25,6 +26,8 @@ TABLES: dict[str, Table] = {
         "chat_template_path": part(TEMPLATE, None),
         "packing_strategy": part(PACKING, "bfd"),
         "truncation_mode": part(EXCESS, "keep_start"),
+        "loss_type": part(OBJECTIVE, "nll"),
+        "beta": part(BETA, None),
     },
     "axolotl": {
         "datasets": part(f"{FORMAT}, data.corpus and data.key", None),
@@ -33,6 +36,8 @@ TABLES: dict[str, Table] = {
         "train_on_inputs": part(LOSS_ON, False),
         "excess_length_strategy": part(EXCESS, "drop"),
         "val_set_size": part(HELDOUT, 0.0),
+        "rl": part(OBJECTIVE, None),
+        "rl_beta": part(BETA, None),
     },
     "llamafactory": {
         "dataset": part(f"{FORMAT} and data.corpus", None),
@@ -40,20 +45,66 @@ TABLES: dict[str, Table] = {
         "train_on_prompt": part(LOSS_ON, False),
         "mask_history": part(LOSS_ON, False),
         "val_size": part(HELDOUT, 0.0),
+        "pref_loss": part(OBJECTIVE, "sigmoid"),
+        "pref_beta": part(BETA, None),
+        "pref_ftx": part(OBJECTIVE, 0.0),
     },
 }
 CHAT, TEXT = "chat_template", "completion"  # Axolotl's types of conversations, and of plain text
 SIGNS = {"trl": tuple(TABLES["trl"]), "axolotl": ("datasets",), "llamafactory": ("dataset", "template")}
+SIGMOID = ("sigmoid", ["sigmoid"])  # the loss of DPO
+ANOTHER = "another objective than the next token"
 
 
-def read_data(values: Values) -> DataReading | None:
-    """Return the table ``[data]``, and what of the config it cannot express; None if the config has no data."""
-    software = values.software if values.software in TABLES else "trl"
+SWITCHES = {"trl": ("loss_type", "beta"), "axolotl": ("rl", "rl_beta"), "llamafactory": ("stage", "pref_beta")}
+
+
+def read_preferences(values: Values) -> dict[str, Any]:
+    """Return objective and β of a config that trains on preferences by DPO, or nothing; doubt other objectives."""
+    software = _software(values)
+    switch, beta = SWITCHES[software]
+    for key in SWITCHES["trl"] if software != "trl" else ():
+        if values.is_set(key):
+            values.doubt(key, ANOTHER)
+    is_dpo = values[switch] in SIGMOID if software == "trl" else values[switch] == "dpo"
+    if not is_dpo:
+        if values[switch] not in (None, "nll", "sft", "pt"):
+            values.doubt(switch, f"{ANOTHER}; counted as it")
+        if software != "llamafactory" and values[beta] is not None:
+            values.doubt(beta, f"of {ANOTHER}")
+        return {}
+    if software == "llamafactory":
+        if values["pref_loss"] != "sigmoid":
+            values.doubt("pref_loss", "another loss of pairs; counted as DPO's, with a reference")
+        if values["pref_ftx"]:
+            values.doubt("pref_ftx", "a loss on the chosen completion is added")
+    if values.given.get("precompute_ref_log_probs"):
+        values.doubt("precompute_ref_log_probs", "the reference runs before the training; counted in every step")
+    strength = values.number(beta)
+    return {OBJECTIVE: "dpo"} | ({} if strength is None else {BETA: strength})
+
+
+def _software(values: Values) -> str:
+    return values.software if values.software in TABLES else "trl"
+
+
+def read_data(values: Values, *, ranks_pairs: bool = False) -> DataReading | None:
+    """Return the table ``[data]``, and what of the config it cannot express; None if the config has no data.
+
+    ``ranks_pairs``: the data is of preferences.
+    """
+    software = _software(values)
     if not any(values.is_set(key) for key in (*SIGNS[software], "packing")):
         return None
     reader = {"trl": _read_trl, "axolotl": _read_axolotl, "llamafactory": _read_llamafactory}[software]
     remarks: list[str] = []
     fields = {name: value for name, value in reader(values, remarks) if value is not None}
+    if ranks_pairs:
+        kept = ("corpus", "chat_template", "excess", "heldout")
+        fields = {name: fields[name] for name in kept if name in fields} | {"format": "preferences"}
+        of_replies = ("written as messages", "loss on all", "a prompt and a completion")
+        remarks = [remark for remark in remarks if not remark.endswith(of_replies)]
+        remarks.append("pairs are read as prompt, chosen and rejected; for other names set [data] key")
     return DataReading(fields=fields, remarks=tuple(remarks))
 
 

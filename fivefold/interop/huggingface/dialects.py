@@ -62,7 +62,6 @@ AXOLOTL = Dialect(
     table={
         "gradient_accumulation_steps": part("job.global_batch: micro-batches of a step", 1),
         "fsdp_version": part("the stack: FSDP1 where fsdp_config is given, else no FSDP", None),  # off
-        "rl": unmodelled_key("another objective than the next token", None),
         "unfrozen_parameters": unmodelled_key("some weights are frozen", None),
         "fp8": unmodelled_key("fp8 matmuls", None),
         "expert_parallel_size": unmodelled_key("experts over several ranks: counted as on each", 1),
@@ -105,7 +104,7 @@ LLAMAFACTORY = Dialect(
     defaults={"max_length": 2048, "gradient_checkpointing": True},
     unsaid={"finetuning_type": "lora"},
     table={
-        "stage": part("the objective: sft and pt train the next token", "sft"),
+        "stage": part(data.OBJECTIVE, "sft"),
         "use_galore": unmodelled_key("another optimizer", False),
         "use_apollo": unmodelled_key("another optimizer", False),
         "use_badam": unmodelled_key("another optimizer", False),

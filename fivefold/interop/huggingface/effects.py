@@ -20,7 +20,6 @@ VOCABULARY = "the vocabulary grows; counted as the model's own"
 TRAINER: Table = {
     **unmodelled_keys("kept activations in host memory", "activation_offloading", default=False),
     **unmodelled_keys("the loss smooths labels, and keeps more of the logits", "label_smoothing_factor", default=0.0),
-    **unmodelled_keys("another loss", "loss_type", default="nll"),
     **unmodelled_keys("some of Liger's kernels, not all", "liger_kernel_config"),
     **unmodelled_keys("messages by another library", "ddp_backend", default="nccl"),
     **unmodelled_keys("another optimizer for some weights", "optim_args", "optim_target_modules"),

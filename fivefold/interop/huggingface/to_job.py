@@ -10,7 +10,7 @@ from typing import Any
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import RANKS_MISSING, Document, Overrides, ParsedConfig, build_reading, replicas, world
 from fivefold.interop.huggingface.adapters import read_adapter
-from fivefold.interop.huggingface.data import read_data
+from fivefold.interop.huggingface.data import read_data, read_preferences
 from fivefold.interop.huggingface.keys import FSDP, OF_WIDTH, PARALLEL, PREFIX, STAGE_3
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
@@ -18,7 +18,7 @@ from fivefold.job import Recipe, recipe
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import UserError
-from fivefold.results.reading import Reading
+from fivefold.results.reading import DataReading, Reading
 
 ATTENTION = {
     "sdpa": "flash2",
@@ -47,8 +47,7 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     kind = find_strategy(values.given)
     check_strategy(values)
     ranks = world(document, asked)
-    if "stage" in values.table and values["stage"] not in ("sft", "pt"):
-        values.doubt("stage", "another objective than the next token; counted as it")
+    preferences = read_preferences(values)
     model, missing = _model(values, document, config.model)
     if values["max_length"] is None:
         missing += ("the length of a sequence: add max_length=4096 to the file",)
@@ -59,6 +58,8 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields = values.fields()
     fields |= _degrees(values, kind, ranks, asked.ranks_per_node)
     fields |= _batch(values, fields, kind) | read_optimizer(values, kind) | _stack(values, kind)
+    if preferences:  # batches are of pairs, each of two sequences
+        fields |= {key: 2 * fields[key] for key in ("layout.mbs", "job.global_batch")}
     fields |= _units(values, model) if kind == "fsdp" else {}
     fields |= sizes(values) if kind == "deepspeed" else {}
     fields |= (adapter := read_adapter(values))
@@ -80,8 +81,18 @@ def to_job(config: ParsedConfig, asked: Overrides) -> Reading:
     fields["layout.ac"] = (
         "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
     )
-    reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing)
-    return reading.replace(data=read_data(values))
+    data = read_data(values, ranks_pairs=bool(preferences))
+    fields |= preferences or _objective(data, fields, model)
+    return build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
+
+
+def _objective(data: DataReading | None, fields: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Return the objective of supervised data, if the model can be trained so; samples one by one are separate."""
+    is_supervised = data is not None and data.fields.get("format", "text") != "text"
+    if data is None or not is_supervised or model.mtp is not None or model.non_attention_mixers:
+        return {}
+    is_single = data.fields.get("packing") == "none"
+    return {"job.objective": "sft", "job.documents": "separate" if is_single else fields["job.documents"]}
 
 
 KNOWN_STRATEGIES = ("", "NO", "FSDP", "DEEPSPEED", "MULTI_GPU")

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, Written
 from fivefold.interop.keys import Values
-from fivefold.job import RECIPES, Job
+from fivefold.job import FORMAT_OBJECTIVES, RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import spell_machine
 from fivefold.machine.launch import torchrun_command
@@ -103,10 +103,11 @@ def text(plan: ConfigPlan, *, model: str) -> str:
 def set_objective(plan: ConfigPlan) -> Job:
     """Return the job with the objective of the plan's data: samples one by one need no documents."""
     fields = plan.data.fields if plan.data else {}
-    if fields.get("format", "text") == "text":
+    objective = FORMAT_OBJECTIVES[str(fields.get("format", "text"))]
+    if objective == "pretrain":
         return plan.job
-    documents = "separate" if fields.get("packing") == "none" else plan.job.documents
-    return plan.job.replace(objective="sft", documents=documents)
+    separates = objective == "sft" and fields.get("packing") == "none"
+    return plan.job.replace(objective=objective, documents="separate" if separates else plan.job.documents)
 
 
 def machine(plan: ConfigPlan) -> str:
