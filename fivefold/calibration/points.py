@@ -111,7 +111,7 @@ QUICK = Points(
     dtypes=("fp32", "bf16"),
     matmuls=matmul_shapes((64, 384, 2048), most_flops=2**30),
     attentions=_attention((1, 128, 4, 64), (4, 512, 4, 64), (1, 1024, 8, 64)),
-    kernel_bytes=(64 * KIB, 2 * MIB, 32 * MIB),
+    kernel_bytes=(64 * KIB, MIB, 8 * MIB),
     collective_bytes=(KIB, 32 * KIB, MIB, 8 * MIB, 32 * MIB),
     rounds=2,
     budget_seconds=3.0,

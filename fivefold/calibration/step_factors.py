@@ -292,14 +292,14 @@ def list_updates(
     return rows
 
 
-def fit_update(rows: Sequence[tuple[float, int, float]]) -> tuple[float, float]:
-    """Return the factor of an update's curve and its seconds per weight, by least squares of the relative error."""
+def fit_update(rows: Sequence[tuple[float, int, float]]) -> tuple[float, float, float]:
+    """Return the factor of an update's curve, its seconds per weight and per step, by least relative squares."""
     curve_seconds, weights, seconds = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    columns = np.stack([curve_seconds / seconds, weights / seconds], axis=1)
-    factor, per_weight = nonnegative_least_squares(
-        columns, np.ones(len(rows)), prior=np.array([1.0, 1e-5]), weight=1e-6
+    columns = np.stack([curve_seconds, weights, np.ones(len(rows))], axis=1) / seconds[:, None]
+    factor, per_weight, per_step = nonnegative_least_squares(
+        columns, np.ones(len(rows)), prior=np.array([1.0, 1e-5, 1e-3]), weight=1e-6
     )
-    return float(factor), float(per_weight)
+    return float(factor), float(per_weight), float(per_step)
 
 
 def fit_step_factors(
@@ -321,7 +321,7 @@ def fit_step_factors(
             )
             for kind in forward.factor
         ]
-        factor, per_weight = fit_update(updates[dtype])
+        factor, per_weight, per_step = fit_update(updates[dtype])
         factors.append(
             StepFactor(
                 kind="update",
@@ -330,6 +330,7 @@ def fit_step_factors(
                 forward=factor,
                 backward=0.0,
                 forward_kernel_seconds=per_weight,
+                backward_kernel_seconds=per_step,
             )
         )
     return factors

@@ -61,7 +61,7 @@ class GridShape(NamedTuple):
 
 SMALL = GridShape(128, 4, 32, 4, 512, tokens=128, sequences=1)
 MIDDLE = GridShape(256, 4, 64, 2, 1024, tokens=256, sequences=2)
-LONG_SEQUENCE = GridShape(128, 4, 32, 2, 384, tokens=512, sequences=2)
+LONG_SEQUENCE = GridShape(128, 4, 32, 2, 384, tokens=512, sequences=2, layers=4)  # more weights to update
 WIDE = GridShape(512, 8, 64, 8, 1536, tokens=128, sequences=1)
 LARGE = GridShape(512, 8, 64, 4, 1536, tokens=512, sequences=1)
 EXPERTS = GridShape(128, 4, 32, 4, 512, tokens=128, sequences=2, experts=8, expert_ffn=128)
@@ -93,9 +93,7 @@ GPU_SHAPES = {
 }
 
 
-def list_grid_runs(
-    ranks: int, *, gpu: bool, quick: bool, dtypes: tuple[Dtype, ...] = ("fp32", "bf16")
-) -> list[GridRun]:
+def list_grid_runs(ranks: int, *, gpu: bool, quick: bool) -> list[GridRun]:
     """Return the runs for ``ranks`` concurrent processes in order of importance; on GPUs each is alone."""
     dtypes: tuple[Dtype, ...] = ("bf16",) if gpu else ("fp32", "bf16")
     listed = ALONE if ranks == 1 else TOGETHER

@@ -122,10 +122,15 @@ class Budget:
         self._slowdown: dict[Dtype, float] = {}
 
     def overrun(self, run: RunOrder) -> float:
-        """Return by how many seconds a run would probably be too long, or end too late."""
-        slowdown = self._slowdown.get(run.job.precision.compute, 1.0)
+        """Return by how many seconds a run would probably be too long, or end too late.
+
+        The first run of each dtype is made if any time is left, as its prediction may be far too long.
+        """
+        overdue, slowdown = time.perf_counter() - self._end, self._slowdown.get(run.job.precision.compute)
+        if slowdown is None:
+            return overdue
         expected_seconds = (WARM + run.steps) * slowdown * run.step_seconds
-        return max(expected_seconds - self._longest, time.perf_counter() + expected_seconds - self._end)
+        return max(expected_seconds - self._longest, overdue + expected_seconds)
 
     def note(self, run: RunOrder, step_seconds: float) -> None:
         """Record the seconds of a step."""

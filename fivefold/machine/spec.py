@@ -145,7 +145,7 @@ class StepFactor(Record):
     forward: NonNegativeFloat  # factor of the curves in a forward pass; of the update: its factor
     backward: NonNegativeFloat  # factor of the curves in a backward pass
     forward_kernel_seconds: NonNegativeFloat = 0.0  # added for each kernel; of the update: for each weight
-    backward_kernel_seconds: NonNegativeFloat = 0.0  # added for each kernel
+    backward_kernel_seconds: NonNegativeFloat = 0.0  # added for each kernel; of the update: for each step
 
 
 class UnitPoint(Record):

@@ -10,7 +10,13 @@ import torch
 from fivefold.calibration.messages import Timed
 from fivefold.calibration.null_process_group import silent_world
 from fivefold.calibration.profile import find_unit
-from fivefold.calibration.step_factors import collect_units, fit_step_factors, measure_steps, select_fitting_runs
+from fivefold.calibration.step_factors import (
+    collect_units,
+    fit_step_factors,
+    fit_update,
+    measure_steps,
+    select_fitting_runs,
+)
 from fivefold.calibration.step_grid import GridRun, list_grid_runs
 from fivefold.calibration.unit_clock import UnitClock
 from fivefold.calibration.unit_worker import Budget, RankProfile, RunOrder
@@ -157,12 +163,20 @@ def test_runs_that_do_not_fit_the_budget_are_left_out(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     budget = Budget(9.0)
     run = RunOrder(rank=0, step_seconds=0.1, model=NANO, layout="dp1", job=JOB, seconds=1, steps=3)
-    assert budget.overrun(run) < 0
+    assert budget.overrun(run.replace(step_seconds=100.0)) < 0  # the first of its dtype: the curves may be far off
     budget.note(run, 0.5)  # five times as long as predicted: 2.5 s for the next
     assert budget.overrun(run) < 0
     assert budget.overrun(run.replace(step_seconds=0.2)) > 0  # 5 s: more than a third of the budget
     now[0] = 7.0
     assert budget.overrun(run) > 0  # until 9.5 s
+
+
+def test_an_update_has_seconds_of_its_own():
+    """The curve's share, each weight and each step are distinguished where models differ in depth."""
+    rows = [
+        (curve, weights, 0.5 * curve + 4e-5 * weights + 2e-3) for curve, weights in ((1e-3, 20), (4e-3, 20), (2e-3, 40))
+    ]
+    assert fit_update(rows) == pytest.approx((0.5, 4e-5, 2e-3), rel=0.02)
 
 
 @pytest.mark.processes

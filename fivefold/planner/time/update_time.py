@@ -42,7 +42,7 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: 
     """Return the seconds of an elementwise update: it reads gradient, weight and moments and writes the last two.
 
     Clipping reads the gradient twice and writes it. Gradient sums are zeroed and, on several ranks, scaled. On a
-    calibrated machine each weight takes time of the host as well.
+    calibrated machine each weight and each step take time of the host as well.
     """
     job = units.job
     recipe, prices, numel = job.precision, units.prices(layout), rank.updated
@@ -57,7 +57,8 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: 
         clip_bytes + cast_bytes + sums_bytes, kernel="add"
     )
     if factor := prices.step_factors.get("update"):
-        seconds = factor.forward * seconds + factor.forward_kernel_seconds * count_weights(units, layout, chunks)
+        weights = count_weights(units, layout, chunks)
+        seconds = factor.forward * seconds + factor.forward_kernel_seconds * weights + factor.backward_kernel_seconds
     if "optimizer" in layout.list_offloaded(job):
         constants = units.constants
         transfer_bytes = numel * (recipe.summed_bytes + recipe.weights_bytes)
