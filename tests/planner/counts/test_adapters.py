@@ -19,6 +19,7 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, memory
 from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.predict import predict
+from fivefold.planner.questions import longest_sequence
 from fivefold.planner.run_estimate import checkpoint_bytes
 from fivefold.record import UserError
 from fivefold.requests.job import load_job
@@ -120,6 +121,16 @@ def test_a_published_table_of_qlora(sequence: int, published: int) -> None:
     step = predict(model=build_model("llama2-7b"), machine=machine, layout=layout, job=chosen)
     assert step.memory.driver_bytes is not None
     assert abs(step.memory.driver_bytes / GIB - published) < 0.5 + 0.04 * published
+
+
+@pytest.mark.parametrize(("model", "published"), [("llama3-8b", 28_000), ("llama3-70b", 6916)])
+def test_published_longest_sequences_of_qlora(model: str, published: int) -> None:
+    """unsloth.ai/blog/llama3-3: Hugging Face with FlashAttention-2 on 80 GB, rank 32 on all linear layers, batch 1."""
+    machine = resolve("a100:1", local=Path("/nowhere"))
+    chosen = job("qlora:32", global_batch=4, stack="ddp", loss="plain", precision="bf16-autocast")
+    layout = Layout.parse("dp1 zero0 mbs1 ac=full")
+    longest = longest_sequence(model=build_model(model), machine=machine, job=chosen, layout=layout)
+    assert longest.value == pytest.approx(published, rel=0.05)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
