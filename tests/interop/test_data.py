@@ -88,6 +88,7 @@ def test_a_config_becomes_a_run_file(
     assert told == data
     assert (run.job.objective, run.job.documents) == (objective, documents)
     assert reading.job.objective == objective
+    assert Path(run.data.tokenizer).name == ("bytes" if data.get("format") == "text" else "m")
     if objective == "dpo":
         pairs = values.get("per_device_train_batch_size", values.get("micro_batch_size"))
         assert (run.job.global_batch // reading.job.global_batch, reading.layout.mbs) == (1, 2 * pairs)
@@ -122,6 +123,7 @@ def data_keys() -> set[str]:
         (TRL | {"packing": True}, "the data set decides whether it is text"),
         (TRL | {"packing": True, "packing_strategy": "wrapped"}, "packing_strategy wrapped"),
         (TRL | {"assistant_only_loss": True, "truncation_mode": "keep_end"}, "truncation_mode keep_end"),
+        (TRL | {"assistant_only_loss": True}, "tokenizer m: the run reads a folder with tokenizer.json"),
     ],
 )
 def test_what_a_run_file_cannot_express_is_a_remark(values: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ datasets.py and core/builders/rl.py; llamafactory 0.9.5 llamafactory/hparams/dat
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fivefold.interop.keys import Table, Values, is_number, part
@@ -105,7 +106,19 @@ def read_data(values: Values, *, ranks_pairs: bool = False) -> DataReading | Non
         of_replies = ("written as messages", "loss on all", "a prompt and a completion")
         remarks = [remark for remark in remarks if not remark.endswith(of_replies)]
         remarks.append("pairs are read as prompt, chosen and rejected; for other names set [data] key")
+    if fields.get("format", "text") != "text" and (tokenizer := _tokenizer(values, remarks)) is not None:
+        fields["tokenizer"] = tokenizer
     return DataReading(fields=fields, remarks=tuple(remarks))
+
+
+def _tokenizer(values: Values, remarks: list[str]) -> str | None:
+    """Return the tokenizer of the config, or that of its model; None without either."""
+    name = values.given.get("tokenizer_config") or values["model_name_or_path"]
+    if name is None:
+        return None
+    if not Path(str(name)).exists():
+        remarks.append(f"tokenizer {name}: the run reads a folder with tokenizer.json; download it, and set its path")
+    return str(name)
 
 
 Fields = Iterator[tuple[str, Any]]
