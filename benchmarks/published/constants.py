@@ -200,6 +200,8 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("attention_backward_diagonal_keys"),
     _make_time_constant("flash1_share"),
     _make_time_constant("softmax_dim"),
+    _make_time_constant("column_cast_share"),
+    _make_time_constant("rowwise_matmul_share"),
     _make_time_constant("plain_kernels"),
     _make_time_constant("plain_bytes"),
     _make_time_constant("hidden_sums_share"),

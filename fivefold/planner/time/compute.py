@@ -270,7 +270,7 @@ class Prices:
                 forward += self.memory_bound_seconds(self.constants.expert_bias_bytes[0] * m * n * op.batch)
                 dgrad += self.memory_bound_seconds(self.constants.expert_bias_bytes[1] * m * n * op.batch)
         if any(op.moved_by_casts):
-            casts = (self.memory_bound_seconds(moved) for moved in op.moved_by_casts)
+            casts = self._cast_seconds(op)
             forward, dgrad, wgrad = (a + b for a, b in zip((forward, dgrad, wgrad), casts, strict=True))
         elif low_precision:  # the gradient of the output is cast before dx and dW
             dgrad += self.memory_bound_seconds(m * n * op.batch * (recipe.gradients_bytes + 2))
@@ -291,6 +291,27 @@ class Prices:
             launches + forward_casts,
             op.backward_products * launches + backward_casts + self.ours,
         )
+
+    def _cast_seconds(self, op: Op) -> tuple[float, ...]:
+        """Return the seconds of the casts before y, dx and dW.
+
+        torchao's casts with a scale for each column (those for dW, and the weight's for dx) read the tensor twice: for
+        the scales, and across its rows.
+        """
+        recipe, (forward, dgrad, wgrad) = self.job.precision, op.moved_by_casts
+        is_torchao = recipe.scaling == "rowwise" and not self.job.stack.kernel_facts.fuses_linears
+        if is_torchao and not recipe.wide_gradients and self.measured is None:
+            _, n, k = op.shape
+            dgrad += self._extra_column_bytes(3 * n * k * op.batch)
+            wgrad += self._extra_column_bytes(wgrad)
+        return tuple(map(self.memory_bound_seconds, (forward, dgrad, wgrad)))
+
+    def _extra_column_bytes(self, moved: int) -> int:
+        """Return the bytes, at full bandwidth, that casts with column scales take beyond ``moved``.
+
+        One pass moves 3 bytes an element, of which it reads 2; the pass for the scales reads these 2.
+        """
+        return int(moved * (2 / 3 + 1 / self.constants.column_cast_share - 1))
 
     def _accumulation_seconds(self, numel: int) -> float:
         """Return the seconds to accumulate a gradient of ``numel`` elements.
@@ -316,6 +337,8 @@ class Prices:
             seconds = roofline.matmul(
                 self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch, aligned=aligned, constants=self.constants
             )
+            if dtype == "fp8" and self.job.precision.scaling == "rowwise":
+                seconds /= self.constants.rowwise_matmul_share
             self._matmuls[key] = seconds
         return self._matmuls[key]
 

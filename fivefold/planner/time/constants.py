@@ -85,6 +85,28 @@ class Constants(Record):
         float,
         ConstantInfo("of FlashAttention-2", "FlashAttention-1", "arXiv:2307.08691 §4.1: 0.5 to 0.77", (0.5, 0.77)),
     ] = 0.65
+    # torchao's recipes with a scale for each row. dW and dx need casts with a scale for each column as well, which
+    # torch.compile's kernels make across the rows of the tensor: 0.6 to 0.7 TB/s on an H100 where casts along the rows
+    # reach 2.0 to 2.2.
+    column_cast_share: Annotated[
+        float,
+        ConstantInfo(
+            "of the bandwidth",
+            "torch.compile's casts to fp8 with a scale for each column",
+            "pytorch/pytorch issue 149982: 0.27 to 0.35 on H100; pytorch/ao@36027d8:torchao/testing/training/"
+            "roofline_utils.py assumes 0.6",
+            (0.27, 0.6),
+        ),
+    ] = 0.3
+    rowwise_matmul_share: Annotated[
+        float,
+        ConstantInfo(
+            "of one scale",
+            "fp8 matmuls with a scale for each row and column (PyTorch's CUTLASS kernel)",
+            "pytorch/pytorch issue 147971: most shapes 0.9 to 1.0, a tail down to 0.5",
+            (0.9, 1.0),
+        ),
+    ] = 0.95
     smallest_kernel_seconds: Annotated[
         float,
         ConstantInfo(

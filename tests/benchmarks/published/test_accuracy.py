@@ -49,7 +49,7 @@ BOUNDS = {
     ("ultrascale_playbook", "peak"): 8.0,
     ("kempnerforge", "time"): 12.0,
     ("kempnerforge", "peak"): 3.5,
-    ("torchtitan", "time"): 11.5,
+    ("torchtitan", "time"): 8.5,
     ("bloom_prequel", "peak"): 11.0,
     ("bloom_prequel", "time"): 11.0,
     ("misc_throughput", "time"): 9.5,
@@ -164,7 +164,8 @@ def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Repo
 def test_ratios_are_closer_than_times(report: Report) -> None:
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
-    for kind, mean in (("layout", 0.08), ("recomputation", 0.03), ("precision", 0.09), ("ranks", 0.04), ("chip", 0.08)):
+    most = {"layout": 0.08, "recomputation": 0.03, "precision": 0.045, "ranks": 0.04, "chip": 0.08}
+    for kind, mean in most.items():
         assert kinds[kind].mean <= mean
     for kind, sign in (("layout", 0.85), ("micro-batch", 0.9), ("precision", 0.97), ("chip", 0.99)):
         assert kinds[kind].right_sign is not None

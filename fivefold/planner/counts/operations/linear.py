@@ -5,7 +5,9 @@
 
 Under sp the gathered input is freed and gathered again for dW, in 16 bits, or kept (``Stack.column_inputs``); in the
 forward, fp8 and fp4 inputs are sent as cast. Other stacks keep that cast; Fivefold casts around each product
-(``Op.casts``). Sources: arXiv:1909.08053, arXiv:2205.05198 §4.2.2.
+(``Op.casts``), and so does torchao with a scale for each row, where inputs are sent and kept in 16 bits. Sources:
+arXiv:1909.08053, arXiv:2205.05198 §4.2.2; pytorch/ao@36027d8:torchao/float8/float8_linear.py,
+matmul_with_hp_or_float8_args, and float8_tensor_parallel.py, which gathers casts with one scale only.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class LinearInput:
             message = OpMessage(
                 get_row_group(part), "all_gather", "reduce_scatter", size * local.outer, 1, regather, gradient_bytes
             )
-            if local.job.precision.is_low_precision and not keeps_casts(local):
+            if local.job.precision.is_low_precision and local.facts.fuses_linears:
                 self.cast_rows = rows
                 payload, *scales = list_sent_casts(local, into)
                 message = message._replace(payload=payload[1], wide_payload=size * local.outer, scales=tuple(scales))
@@ -187,12 +189,16 @@ def has_fused_wgrad_accumulation(op: Op) -> bool:
 
 
 def keeps_casts(local: Local) -> bool:
-    """Return True if the cast of an input is kept for the backward instead of the input; Fivefold casts again."""
-    return local.job.precision.is_low_precision and local.facts.keeps_casts
+    """Return True if the cast of an input is kept for the backward instead of the input.
+
+    Fivefold casts again. So does torchao with a scale for each row: dW needs one for each column.
+    """
+    recipe = local.job.precision
+    return recipe.is_low_precision and local.facts.keeps_casts and recipe.scaling != "rowwise"
 
 
 def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_rows: int = 0) -> Op:
-    """Return ``op`` with the bytes of Fivefold's casts.
+    """Return ``op`` with the bytes of its casts if they are made around its products.
 
     ``first``: the input is cast too. ``experts``: groups of rows; ``cast_rows``: rows of the input that this rank
     casts, if it gathers the other ranks' casts.
@@ -231,7 +237,11 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
         gradient_moved + gradient_bytes + weight_moved + transposed,
         (first * (input_moved + input_columns) + gradient_moved + gradient_columns) * (not recipe.wide_gradients),
     )
-    return op._replace(casts=casts, moved_by_casts=moved_bytes)
+    op = op._replace(casts=casts, moved_by_casts=moved_bytes)
+    if local.facts.fuses_linears:  # that operation holds them
+        return op
+    scratch = casts.gradient + casts.transposed, input_columns + gradient_columns
+    return op._replace(forward_scratch=input_bytes + weight, scratch_of_casts=scratch)
 
 
 def cast_bytes(

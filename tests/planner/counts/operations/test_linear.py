@@ -7,9 +7,9 @@ import torch
 
 from fivefold.job import Job, recipe
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.linear import add_casts
+from fivefold.planner.counts.operations.linear import LinearInput, add_casts
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.planner.counts.operations.op import Float8Casts, matmul
+from fivefold.planner.counts.operations.op import Float8Casts, Op, matmul
 from fivefold.stack.catalog import build_stack
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.float8.matmul import Float8Gemms
@@ -57,3 +57,24 @@ def test_others_keep_the_cast_of_an_outputs_gradient_for_a_late_dw() -> None:
     op = matmul("layer", "x", "y", rows=ROWS, into=INTO, outof=OUTOF, width=2)
     assert add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1))).product_bytes == ROWS * OUTOF + 4
     assert add_casts(op, Local(MODEL, job.replace(precision="bf16"), LocalDegrees(sequences=1))).product_bytes == 0
+
+
+def list_column(name: str, *, stack: str, tp: int = 2) -> tuple[Op, ...]:
+    """Return the gather, if there is one, and the matmul of a column-parallel layer."""
+    local = Local(
+        MODEL, Job(precision=recipe(name), stack=build_stack(stack)), LocalDegrees(sequences=1, tp=tp, sp=True)
+    )
+    source = LinearInput(local, "x", into=INTO, rows=ROWS)
+    return (*source.ops, source.column("mlp.up", "u", outof=OUTOF))
+
+
+@pytest.mark.parametrize("name", ["fp8-rowwise", "fp8-rowwise-gw"])
+def test_torchao_sends_and_keeps_inputs_in_16_bits_if_rows_have_scales(name: str) -> None:
+    """As float8_linear.py and float8_tensor_parallel.py of torchao, and as bf16."""
+    for tp in (1, 2):
+        rowwise, wide = list_column(name, stack="torchtitan", tp=tp), list_column("bf16", stack="torchtitan", tp=tp)
+        assert [op.message for op in rowwise] == [op.message for op in wide]
+        assert [op.keeps for op in rowwise] == [op.keeps for op in wide]
+        assert [op.writes for op in rowwise] == [op.writes for op in wide]
+    (gather,) = [op.message for op in list_column("fp8", stack="torchtitan") if op.message]
+    assert gather.payload < 0.6 * rowwise[0].message.payload  # one scale: the cast is sent
