@@ -158,6 +158,7 @@ def search(
         top=top,
         levels=front,
         within=None if exact else UNRANKABLE_DIFFERENCE if within is None else within,
+        exact=exact,
         where=Constraint.parse(where),
         two_dimensional=two,
         risk=risk,

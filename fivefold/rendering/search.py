@@ -45,6 +45,8 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
             style="dim",
         )
     ]
+    if result.gap_line():
+        parts.append(Text(f"The best layout is {result.gap_line()}.", style="yellow", overflow="fold"))
     if result.proposal:
         parts.append(_proposal(result.proposal, with_precision=is_mixed))
     if result.robust:

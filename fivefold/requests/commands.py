@@ -164,7 +164,9 @@ class SearchRequest(MachineRequest):
             f"proposed. Default: {UNRANKABLE_DIFFERENCE:g}.",
         ),
     ] = None
-    exact: Annotated[bool, Field(description="Show only the ranking, without a proposal.")] = False
+    exact: Annotated[
+        bool, Field(description="Search without a work limit, and show only the ranking, without a proposal.")
+    ] = False
     front: FrontLevels = 1
     two: Annotated[
         bool, Field(description="Also try 2D tensor parallelism, which the trainer does not run."), Option(("--2d",))

@@ -101,7 +101,7 @@ def _proposal(model: Model, machine: Machine, job: Job, *, where: object, risk: 
         raise UserError(
             result.binding_constraint or f"no layout of {model.name} fits on {machine.ranks} {machine.name}"
         )
-    return result.proposal
+    return result.proposal.replace(remark="; ".join(filter(None, (result.proposal.remark, result.gap_line()))))
 
 
 def _start_lines(file: Path, machine: Machine, *, world: int) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
+    from fivefold.planner.search.work import Work
     from fivefold.results.objectives import By
     from fivefold.results.search_result import Finalist, SearchResult, Walk
     from fivefold.stack.spec import Reduce
@@ -31,6 +32,13 @@ def parse_where(where: str) -> Where:
 def resolve_tolerance(request: SearchRequest) -> float | None:
     """Return the share of the best time within which layouts count as equal; None for a ranking only."""
     return None if request.exact else UNRANKABLE_DIFFERENCE if request.within is None else request.within
+
+
+def choose_work(by: str, *, exact: bool) -> Work | None:
+    """Return the work after which a search may leave a gap to the best possible; None: it is exact."""
+    from fivefold.planner.search.work import Work
+
+    return None if exact or by == "robust" else Work()
 
 
 def limit_memory(machine: Machine, memory: str | None) -> Machine:
@@ -64,11 +72,19 @@ def walk(
 
 
 def search_layouts(
-    model: Model, machine: Machine, job: Job, *, also: Sequence[str], measure: int = 0, **options: Any
+    model: Model,
+    machine: Machine,
+    job: Job,
+    *,
+    also: Sequence[str],
+    measure: int = 0,
+    exact: bool = False,
+    **options: Any,
 ) -> SearchResult:
     """Run a search with ``options``, with a progress bar on the terminal.
 
-    ``also``: other precisions to try; ``measure``: how many of the best are also trained for a few steps.
+    ``also``: other precisions to try; ``measure``: how many of the best are also trained for a few steps; ``exact``:
+    search without a work limit.
     """
     from fivefold.job import recipe
     from fivefold.planner.search import search as run
@@ -90,6 +106,7 @@ def search_layouts(
             reduces=list_other_reduces(job),
             report=lambda done, total: progress(f"layouts{best_text}", done, total),
             improved=on_improved,
+            work=choose_work(options.get("by", "time"), exact=exact),
             **options,
         )
     if measure and result.best:

@@ -18,6 +18,8 @@ from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, Step, judge
 from fivefold.units import show_risk, show_seconds
 
+MAX_MEANT_GAP = 0.5  # above it, a gap is due to how loose the bounds are and says nothing of the layout
+
 
 class Ranked(Record):
     """A predicted step with its cost: all ranks for the duration of one step."""
@@ -174,8 +176,9 @@ class Robustness(Record):
 class SearchResult(Shown):
     """The result of ``planner.search``.
 
-    ``tried`` = ``evaluated`` + layouts excluded by bounds. ``stopped``: interrupted by Ctrl-C, so that others may be
-    better.
+    ``tried`` = ``evaluated`` + layouts excluded by bounds. ``gap``: the share of the best possible score by which that
+    of the best layout may exceed it, where the search ended at its work limit; None: no layout is better. ``stopped``:
+    interrupted by Ctrl-C, so that others may be better.
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:search"
@@ -193,6 +196,7 @@ class SearchResult(Shown):
     binding_constraint: str = ""  # filled if no layout fits: the constraint to relax, and a layout that then fits
     tried: NonNegativeInt
     evaluated: NonNegativeInt
+    gap: NonNegativeFloat | None = None
     seconds: NonNegativeFloat
     finalists: tuple[Finalist, ...] = ()  # for ``search --measure``, fastest first
     stopped: bool = False
@@ -201,7 +205,15 @@ class SearchResult(Shown):
         """Return the proposal, or the best layout, and the number of layouts tried."""
         best = self.proposal.choice if self.proposal else self.best[0] if self.best else None
         outcome = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else "none fits"
-        return f"of {self.tried:,} layouts: {outcome}"
+        return f"of {self.tried:,} layouts: {outcome}{f', {self.gap_line()}' if self.gap_line() else ''}"
+
+    def gap_line(self) -> str:
+        """Return how near the best is to the best possible, in words; empty if no layout is better."""
+        if self.gap is None:
+            return ""
+        if self.gap > MAX_MEANT_GAP:
+            return "not proven to be near the best possible within the work limit; --exact searches without one"
+        return f"within {ceil(self.gap * 1000) / 10:.1f} % of the best possible; --exact searches without a work limit"
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per layout of the ranking."""

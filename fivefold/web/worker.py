@@ -123,13 +123,14 @@ def search(asked: dict[str, Any], report: Report) -> Any:
 
 
 def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
-    """Search with the full ranking of ``--exact``, because next to a proposal only the best layout is certain."""
+    """Search with the ranking of ``--exact``, because next to a proposal only the best layout is certain."""
     question, nouns = noun(asked, SearchQuestion)
     proposed = _run_search(asked, question, nouns, report)
     if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
         return proposed.model_dump(mode="json")
     try:
-        every = answers.layouts(question.replace(exact=True, front=1), nouns, report=report, fitted=_listener(report))
+        ranking = question.replace(exact=True, front=1)
+        every = answers.layouts(ranking, nouns, report=report, fitted=_listener(report), exact=False)
     except StopSignal:
         return proposed.replace(stopped=True).model_dump(mode="json")
     if every.stopped:

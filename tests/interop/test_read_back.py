@@ -16,6 +16,8 @@ from fivefold.interop.write import write
 from fivefold.job import Job, recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model as model_named
+from fivefold.optimizers import KINDS
+from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.update import LearningRate, Optimizer
 
@@ -60,7 +62,7 @@ LINES: dict[str, tuple[str, ...]] = {
         "lr: 0.0007", "adam_beta1: 0.8", "adam_beta2: 0.97", "adam_eps: 1.0e-07", "weight_decay: 0.03",
         "clip_grad: 0.7", "train_iters: 170", "lr_warmup_iters: 13", "lr_wsd_decay_iters: 30", "min_lr: 0.00014",
         "rng:\n  _target_: megatron.bridge.training.config.RNGConfig\n  seed: 9", 'lr_decay_style: "WSD"',
-        'lr_wsd_decay_style: "linear"',
+        'lr_wsd_decay_style: "linear"', "  random_seed: 9",
     ),
     "accelerate": (
         "learning_rate: 0.0007", "adam_beta1: 0.8", "adam_beta2: 0.97", "adam_epsilon: 1.0e-07", "weight_decay: 0.03",
@@ -106,6 +108,27 @@ def test_the_update_is_read_back_exactly(name: str, rate: str, tmp_path: Path) -
 
     assert update(back) == update(asked.job)
     assert not [remark for remark in written.remarks if "learning rate" in remark or "the job" in remark]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_another_optimizer_is_read_back_or_is_an_error_by_name(name: str, tmp_path: Path) -> None:
+    asked, read_back, errors = plan(name, RATES["cosine"]), set[str](), list[str]()
+    for kind in KINDS:
+        job = asked.job.replace(optimizer=Optimizer(kind=kind))
+        try:
+            written = write(asked._replace(job=job), to=name)
+        except UserError as error:
+            errors.append(str(error))
+            continue
+        for file, text in written.files.items():
+            (tmp_path / file).write_text(text)
+        back = read([str(tmp_path / next(iter(written.files)))], Overrides(ranks=8)).job
+        assert back is not None
+        assert back.optimizer.kind == kind
+        read_back.add(kind)
+    assert "adamw" in read_back
+    assert len(read_back) > 1 or name in ("nanotron", "torchtitan", "torchtitan-0.2")
+    assert all("optimizer" in error for error in errors)
 
 
 @pytest.mark.parametrize("name", LINES)

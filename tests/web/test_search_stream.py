@@ -55,5 +55,7 @@ def test_the_page_sketches_the_best_and_draws_all(streamed_search: tuple[list[Fi
     text = render_result(site, page, result, fits)
     assert f"all {len(fits)} evaluated layouts that fit" in text
     assert text.count('class="dot') >= len({(fit.layout, fit.reduce == "step") for fit in fits})
+    assert "The best layout is" not in text
+    assert "The best layout is within 1.4 % of the best" in render_result(site, page, result.replace(gap=0.0131), fits)
     few = render_result(site, page, result, fits * 100)
     assert "the best 400 of" in few

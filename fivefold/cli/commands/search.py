@@ -54,6 +54,7 @@ def search(request: SearchOptions, model: Model, machine: Machine, job: Job) -> 
         by=request.by,
         levels=request.front,
         within=tolerance,
+        exact=request.exact,
         where=constraints,
         two_dimensional=request.two,
         risk=request.risk,

@@ -2,11 +2,13 @@
 
 space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
 bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
+work   how much has been computed, and the gap to the optimum that it then allows
 branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
 simplest · alternatives · robust · scenarios   the simplest of the best; its alternatives; what loses least
 layout_changes · neighbours   single changes of a layout; all of them, and the walk that takes the best each time
 rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines
-Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory.
+Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory. With
+a work limit a search ends at a gap to the optimum, which the bounds prove.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.warm_start import sweep_from_likely
+from fivefold.planner.search.work import Work
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Aim, By
@@ -63,6 +66,7 @@ def search(
     risk: float = FITS_RISK,
     tight: bool = True,
     using: Planner | None = None,
+    work: Work | None = None,
     **narrowed: Any,
 ) -> SearchResult:
     """Search for the ``top`` layouts by time, cost, memory or regret.
@@ -74,8 +78,9 @@ def search(
     default all of the machine, and by cost every divisor of it. ``narrowed``: arguments of ``Space``. ``improved``:
     called with each better layout and its score; ``fitted``: with every evaluated layout that fits. ``risk``: the
     probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight layouts beyond
-    it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. If it is interrupted once
-    it has a layout, it returns the best so far. Raises ``UserError`` if no layout is legal.
+    it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. ``work``: beyond its limit
+    the search may leave a ``gap`` to the best possible; without it, the best is exact. If the search is interrupted
+    once it has a layout, it returns the best so far. Raises ``UserError`` if no layout is legal.
     """
     begin = time.perf_counter()
     spaces = _list_spaces(model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **narrowed)
@@ -93,6 +98,7 @@ def search(
         improved=improved,
         fitted=fitted,
         largest_tight=largest_tight,
+        work=work,
     )
     solver = BranchAndBound(known, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _search_until_stopped(
@@ -113,6 +119,7 @@ def search(
         else tuple(_list_near_misses(spaces, planners, model=model, machine=machine, risk=risk)),
         binding_constraint="" if known.best else _find_binding_constraint(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,
+        gap=known.gap,
         stopped=not planners,
         evaluated=known.evaluated,
         seconds=time.perf_counter() - begin,
@@ -321,7 +328,8 @@ def _search_spaces(
                 planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
             planned = planners[job].job
             has_equal_bounds = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planned
-            bounds = Bounds(planners[job], space, concatenate(()), like=bounds if has_equal_bounds else None)
+            like, work = bounds if has_equal_bounds else None, solver.incumbents.work
+            bounds = Bounds(planners[job], space, concatenate(()), like=like, work=work)
             sweep_from_likely(solver, bounds)
     return planners
 

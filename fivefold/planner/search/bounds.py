@@ -29,6 +29,7 @@ from fivefold.planner.search.shapes import (
     sum_units,
 )
 from fivefold.planner.search.space import Space
+from fivefold.planner.search.work import Work
 from fivefold.planner.time.unit_overlap import overlaps_next_forward
 from fivefold.planner.time.update_time import elementwise_seconds
 
@@ -39,10 +40,19 @@ TIME_PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
 class Bounds:
     """Lower bounds for the layouts of one space under one planner. Arrays are [n] for n candidates unless stated."""
 
-    def __init__(self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Bounds | None = None) -> None:
-        """Initialize the bounds of ``partials``; ``like`` has the same meaning as in ``Estimates``."""
+    def __init__(
+        self,
+        planner: Planner,
+        space: Space,
+        partials: PartialLayouts,
+        *,
+        like: Bounds | None = None,
+        work: Work | None = None,
+    ) -> None:
+        """Initialize the bounds of ``partials``; ``like`` and ``work`` have the same meaning as in ``Estimates``."""
         self.planner, self.space = planner, space
-        self.estimates: Estimates = Estimates(planner, space, partials, like=like.estimates if like else None)
+        shared = like.estimates if like else None
+        self.estimates: Estimates = Estimates(planner, space, partials, like=shared, work=work)
         self.partials = partials
         self.micro_batches = space.micro_batches(partials)
         samples = [Layout(ac=ac) for ac in space.recomputations]
@@ -80,16 +90,17 @@ class Bounds:
     def seconds_of_any_order(
         self, candidates: CandidateLayouts, *, most: int = 1, bare: bool = False
     ) -> tuple[Floats, Floats]:
-        """Return a lower bound like ``seconds_of_any_zero`` for every order; ``most`` as in ``Estimates``.
+        """Return a lower bound like ``seconds`` for every order and ZeRO stage; ``most`` as in ``Estimates``.
 
         With ``bare`` the bound also holds for every recomputation.
         """
         unit = self.estimates.adjacent_units(candidates, most=most, bare=bare)
         return self._seconds(candidates, unit, bare=bare)
 
-    def seconds_of_any_zero(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
-        """Return a lower bound like ``seconds`` for every ZeRO stage: data-parallel messages are not counted."""
-        return self._seconds(candidates, self.estimates.units(candidates), placed=True)
+    def seconds_of_adjacent_units(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
+        """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order."""
+        unit, parallel = self.estimates.adjacent_units(candidates), self.estimates.parallel(candidates)
+        return self._seconds(candidates, unit, parallel)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return the seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
@@ -111,7 +122,7 @@ class Bounds:
         """
         pipe, m = self.pipelines(candidates, bare=bare), self.micro_batches[candidates.partial][:, None].astype(float)
         weight, talk = unit[:, 2], np.zeros((len(m), 4, unit.shape[2]))
-        (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel)
+        (ahead, behind), sent, ends, update = self.data_parallel(pipe, candidates, unit, parallel, placed=placed)
         forward, backward = unit[:, 0] + ahead, unit[:, 1] + behind
         talk[:, :3], talk[:, 3] = unit[:, 3:6], ahead + behind
         dual, split = np.isin(pipe.schedule, PAIRED), np.isin(pipe.schedule, SPLIT)
@@ -148,11 +159,17 @@ class Bounds:
         return total[at] * SAFE, parts
 
     def data_parallel(
-        self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats | None
+        self,
+        pipe: PipelineUnits,
+        candidates: CandidateLayouts,
+        unit: Floats,
+        parallel: Floats | None,
+        *,
+        placed: bool = True,
     ) -> tuple[Floats, Floats, Floats, Floats]:
         """Return ``_exposed_seconds``, ``_data_parallel_seconds``, ``_end_seconds``, and seconds [n, 3] of the update.
 
-        Without ``parallel`` only the update is counted.
+        Without ``parallel`` only the update is counted. ``placed``: ``unit`` is no lower bound.
         """
         states = self.estimates.min_states(candidates) if parallel is None else self.estimates.states(candidates)
         update = sum_units(pipe.held, states[:, 4]) * self.update_slope
@@ -160,7 +177,8 @@ class Bounds:
             nothing = np.zeros((2, len(unit), unit.shape[2]))
             return nothing, nothing, np.zeros_like(update), update
         sent = self._data_parallel_seconds(candidates, parallel)
-        return self._exposed_seconds(sent, unit), sent, self._end_seconds(pipe, candidates, unit, parallel), update
+        ends = self._end_seconds(pipe, candidates, unit, parallel, placed=placed)
+        return self._exposed_seconds(sent, unit), sent, ends, update
 
     def _paired_seconds(
         self, pipe: PipelineUnits, m: Floats, unit: Floats, halves: Floats | None, *, sent: Floats, shown: Floats
@@ -230,10 +248,14 @@ class Bounds:
         hidden = np.minimum(sent, np.stack([unit[:, 0], unit[:, 1] + unit[:, 2]]))
         return np.asarray(sent - (1 - self.planner.units.contention) * hidden)
 
-    def _end_seconds(self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats) -> Floats:
+    def _end_seconds(
+        self, pipe: PipelineUnits, candidates: CandidateLayouts, unit: Floats, parallel: Floats, *, placed: bool
+    ) -> Floats:
         """Return the exposed seconds [n, 3] at the ends of a step.
 
-        They are reductions after the last backward, and gathers before the first forward.
+        They are reductions after the last backward, and gathers before the first forward. Not ``placed``: units may
+        take longer than ``unit`` without a longer step, where passes are paired or wait for gathers; then they are
+        taken to overlap with everything.
         """
         stays = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
@@ -255,6 +277,9 @@ class Bounds:
         often = self.estimates.reduces_often(candidates)[:, None]
         copies += np.where(often, np.minimum(part, np.take_along_axis(room, pipe.start, axis=1)), 0.0)
         ahead, behind = sum_units(pipe.lead, unit[:, 0]), sum_units(pipe.lead, unit[:, 1] + unit[:, 2])
+        if not placed:
+            slack = np.isin(pipe.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+            ahead, behind = np.where(slack, np.inf, ahead), np.where(slack, np.inf, behind)
         late = last + np.maximum(0.0, (reduces - last) / pipe.chunks - behind)
         early = gathers
         if self.planner.job.stack.param_all_gather == "overlapped":

@@ -177,7 +177,8 @@ class BranchAndBound:
             order = order[worth]
             self._explore(bounds, candidates.take(order[:room]))
             self.evaluate_waiting(bounds, most=EAGER)
-            order, room = order[room:], min(MAX_BATCH, 2 * room)
+            order = order[room:]
+            room = FIRST_BATCH if self.incumbents.allowed_gap else min(MAX_BATCH, 2 * room)
         self.evaluate_waiting(bounds)
         self.waiting = []
 
@@ -199,27 +200,26 @@ class BranchAndBound:
             if len(seconds):
                 bound = bounds.seconds_of_any_order(candidates, most=most, bare=bare)
                 candidates, size, seconds = self._select_fast(bounds, candidates, size, bound, left="zero order")
-        if len(seconds):
-            size = bounds.memory(candidates, states=bounds.estimates.min_states(candidates))
-            candidates, size, seconds = self._select_fitting(bounds, candidates, size, seconds, left="zero order")
-        if not len(seconds):
-            return
-        candidates, index = space.expand_orders(partials, candidates)
-        candidates, size, seconds = self._select_fast(
-            bounds, candidates, size[index], bounds.seconds_of_any_zero(candidates), left="zero"
-        )
         for part in _parts(candidates):
             some = space.shard(partials, candidates.take(part))
-            least = bounds.memory(some)
-            some, least, seconds = self._select_fitting(bounds, some, least, np.zeros(len(least)), left="")
-            if not len(least):
-                continue
-            some, least, seconds = self._select_fast(bounds, some, least, bounds.seconds(some), left="")
-            if not len(least):
-                continue
-            one = bounds.estimates.find_distinct(some)
-            self.wait(bounds, some.take(one), least[one], seconds[one])
-            self.evaluate_waiting(bounds, most=EAGER)
+            least, seconds = np.zeros(len(some.zero)), np.zeros(len(some.zero))
+            for limit in (True,) if rival else (True, False):  # the same in every order
+                if len(least):
+                    least = bounds.memory(some, limit=limit)
+                    some, least, seconds = self._select_fitting(bounds, some, least, seconds, left="order")
+            some, index = space.expand_orders(partials, some)
+            least, seconds = least[index], seconds[index]
+            if rival and len(least):
+                bound = bounds.seconds_of_adjacent_units(some)
+                some, least, seconds = self._select_fast(bounds, some, least, bound, left="")
+                if len(least):
+                    some, least, seconds = self._select_fitting(bounds, some, bounds.memory(some), seconds, left="")
+            if len(least):
+                some, least, seconds = self._select_fast(bounds, some, least, bounds.seconds(some), left="")
+            if len(least):
+                one = bounds.estimates.find_distinct(some)
+                self.wait(bounds, some.take(one), least[one], seconds[one])
+                self.evaluate_waiting(bounds, most=EAGER)
 
     def _explore_sizes(self, bounds: Bounds, candidates: CandidateLayouts) -> None:
         """Explore like ``_explore`` when time does not matter or few layouts fit: memory is the same in every order."""

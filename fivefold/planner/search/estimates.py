@@ -23,6 +23,7 @@ from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, Part
 from fivefold.planner.search.optimistic_times import adjacent_figures, figures, kernels
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
+from fivefold.planner.search.work import Work
 from fivefold.planner.time.stage_time import stage_message_seconds
 from fivefold.planner.time.unit_time import AXES
 
@@ -43,13 +44,20 @@ class Estimates(Tables):
     """Figures for the layouts of one space under one planner: arrays [n candidates, figures, units]."""
 
     def __init__(
-        self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Estimates | None = None
+        self,
+        planner: Planner,
+        space: Space,
+        partials: PartialLayouts,
+        *,
+        like: Estimates | None = None,
+        work: Work | None = None,
     ) -> None:
         """Initialize the tables of ``partials``.
 
-        ``like``: estimates to reuse, of a job that differs only in how often gradients are reduced.
+        ``like``: estimates to reuse, of a job that differs only in how often gradients are reduced. ``work``: counts
+        what is computed.
         """
-        super().__init__(planner, space, partials, known=like._tables if like else {})
+        super().__init__(planner, space, partials, known=like._tables if like else {}, work=work or Work())
         example = self.counts.example
         self.runs = [UnitGroup("embed", 0, 1), self.counts.head(Layout(ac="full"))]
         self.runs += [UnitGroup(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
@@ -403,8 +411,8 @@ class Estimates(Tables):
         dual = self._dual[candidates.shape]
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += [s.mbs, s.cp]
-        if self.counts.job.stack.reduce_bucket:  # by stage other messages
-            columns.append(candidates.zero)
+        if self.counts.job.stack.reduce_bucket or self.counts.job.adapter:  # by stage other messages, or other gathers
+            columns += [candidates.zero, (s.pp == 1).astype(np.int64)]
         columns += [*self._places(candidates, ("tp",)), *(dual * place for place in self._places(candidates, ("pp",)))]
 
         def make(layout: Layout, _: int) -> Floats:

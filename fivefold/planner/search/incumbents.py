@@ -18,6 +18,7 @@ from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.space import Space
+from fivefold.planner.search.work import Work
 from fivefold.results.objectives import By
 from fivefold.step import TIGHT_RISK
 
@@ -42,6 +43,8 @@ class Incumbents:
     be found, and what is within ``slack`` of it. ``improved``: told each better layout and its score; ``fitted``: told
     every evaluated layout that fits.
 
+    ``work``: that of the search, which allows a gap to the optimum once it is large; without it, the best is exact.
+
     ``largest_peak``: which the predicted peak of no layout exceeds that fits. ``largest_tight``: the same of those that
     are tight, of which the best is found too, if it beats all that fit; 0: they are not looked at.
     """
@@ -59,10 +62,11 @@ class Incumbents:
         improved: Callable[[str, float], None] | None = None,
         fitted: Callable[[EvaluatedLayout], None] | None = None,
         largest_tight: int = 0,
+        work: Work | None = None,
     ) -> None:
         self.by, self.top, self.any_will_do, self.best_only = by, top, any_will_do, best_only
         self.improved, self.fitted = improved, fitted
-        self.slack = slack
+        self.slack, self.work = slack, work
         self.largest_peak, self.looks_at_tight = largest_peak, largest_tight > largest_peak
         self.capacity = max(largest_peak, largest_tight)  # beyond it a layout neither fits nor is tight
         self.tight: EvaluatedLayout | None = None
@@ -139,15 +143,39 @@ class Incumbents:
         return {"time": seconds, "cost": seconds * space.world, "memory": size}[self.by]
 
     def can_win(self, seconds: Floats, size: Floats, space: Space) -> NDArray[np.bool_]:
-        """Return a mask of the candidates that can still be among the best or the fastest within a memory budget."""
+        """Return a mask of the candidates that can still be among the best or the fastest within a memory budget.
+
+        Of those that only the allowed gap excludes, the lowest bound is noted.
+        """
+        score, slower = self.score(seconds, size, space), 1 + self.allowed_gap
+        wins = self._can_win(score * slower, size, seconds * slower)
+        if slower > 1:
+            dropped = score[self._can_win(score, size, seconds) & ~wins & (size <= self.largest_peak)]
+            self.rejections.lowest_bound = min(self.rejections.lowest_bound, dropped.min(initial=np.inf))
+        return wins
+
+    def _can_win(self, score: Floats, size: Floats, seconds: Floats) -> NDArray[np.bool_]:
+        """Return ``can_win`` without a gap."""
         budget = np.minimum(np.searchsorted(self.budgets, size), len(self.budgets) - 1)
-        score = self.score(seconds, size, space)
         wins = (score <= self.threshold) | (seconds < self.fastest[budget])
         return np.where(size > self.largest_peak, score < self.tight_threshold, wins) if self.looks_at_tight else wins
 
     def can_candidate_win(self, score: float, size: float, seconds: float) -> bool:
         """Return ``can_win`` for one candidate."""
+        slower = 1 + self.allowed_gap
         if self.looks_at_tight and size > self.largest_peak:
-            return score < self.tight_threshold
+            return score * slower < self.tight_threshold
         budget = min(int(np.searchsorted(self.budgets, size)), len(self.budgets) - 1)
-        return bool(score <= self.threshold or seconds < self.fastest[budget])
+        return bool(score * slower <= self.threshold or seconds * slower < self.fastest[budget])
+
+    @property
+    def allowed_gap(self) -> float:
+        """Return the gap to the optimum that the work of the search allows."""
+        return self.work.allowed_gap if self.work else 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """Return the share of the optimum by which the best may exceed it; None: it is the optimum."""
+        if not self.best or self.rejections.lowest_bound == np.inf:
+            return None
+        return max(0.0, self.best[0].score / self.rejections.lowest_bound - 1)

@@ -38,6 +38,7 @@ class Rejections:
     def __init__(self, largest_peak: int) -> None:
         self.largest_peak = largest_peak
         self.large = 0
+        self.lowest_bound = np.inf  # of layouts that were dropped though they may be better than the best
         self.nearest: tuple[float, Layout] | None = None
         self.slow: dict[str, tuple[int, Layout]] = {}
         self.longest_part: dict[str, tuple[int, float, Layout]] = {}

@@ -16,6 +16,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize, map_distinct
 from fivefold.planner.search.space import Space
+from fivefold.planner.search.work import Work
 
 LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
 SMALL_MICRO_BATCH = 6
@@ -33,12 +34,16 @@ Table = dict[tuple[int, ...], Floats]
 class Tables:
     """Tables by name for the layouts of one space under one planner."""
 
-    def __init__(self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table]) -> None:
+    def __init__(
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table], work: Work
+    ) -> None:
         """Initialize the tables of ``partials``.
 
         ``known``: tables to reuse, of a job that differs only in how often gradients are reduced, which is a column.
+        ``work``: counts what is computed.
         """
         self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
+        self.work = work
         self.measured = planner.machine.calibration is not None
         samples = [Layout(ac=ac) for ac in space.recomputations]
         distinct = list(dict.fromkeys(sample.recomputed_operations for sample in samples))
@@ -122,6 +127,7 @@ class Tables:
         It is called once per search for equal values of ``columns``.
         """
         known = self._tables.setdefault(name, {})
+        before = len(known)
         _, first, inverse = factorize(encode_rows(columns))
         rows = []
         for at in first:
@@ -129,6 +135,7 @@ class Tables:
             if key not in known:
                 known[key] = make(self.space.layout(self.partials, candidates, int(at)), key[0])
             rows.append(known[key])
+        self.work.add(figures=len(known) - before, rows=len(inverse))
         return np.stack(rows)[inverse]
 
 

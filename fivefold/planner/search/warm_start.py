@@ -29,7 +29,7 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     """Search all layouts of one space, of which ``bounds`` has no row yet, likely good ones before the others.
 
     If none of the likeliest fits, some layout that does is looked for by memory alone: bounds of time exclude nothing
-    without one.
+    without one. It may be slow, so that the most promising of all are tried next.
     """
     incumbents = solver.incumbents
     before, done = deepcopy(incumbents.rejections), solver.done
@@ -42,8 +42,12 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
         start, number = start + number, min(SCOUTS, number * TIMES)
         if solver.timed and not incumbents.best:
             break
-    if solver.timed and not incumbents.best and not _evaluate_any(solver, bounds, before, done):
-        return
+    if solver.timed and not incumbents.best:
+        if not _evaluate_any(solver, bounds, before, done):
+            return
+        likely = _select_likely(solver, bounds, floors, usual=False)
+        best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
+        _evaluate_likely(solver, bounds, likely, best[:SCOUTS])
     solver.sweep(bounds, floors)
 
 
@@ -82,16 +86,19 @@ def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpac
         incumbents.rejections, solver.done, solver.report = rejections, done, report
 
 
-def _select_likely(solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace]) -> BoundedSpace:
+def _select_likely(
+    solver: BranchAndBound, bounds: Bounds, floors: list[BoundedSpace], *, usual: bool = True
+) -> BoundedSpace:
     """Return partial layouts with tp·cp within a node and at least as many micro-batches as stages.
 
-    Their seconds include a bubble.
+    Their seconds include a bubble. Without ``usual`` they may have any degrees.
     """
     some, space = [], bounds.space
     for stems, size, seconds in floors:
         m = space.micro_batches(stems)
-        likely = (stems.tp * stems.cp <= solver.ranks_per_node) & ((stems.pp == 1) | (m >= stems.pp))
-        likely &= (stems.etp == 1) & (stems.mbs <= LIKELY)
+        likely = (stems.etp == 1) & (stems.mbs <= LIKELY)
+        if usual:
+            likely &= (stems.tp * stems.cp <= solver.ranks_per_node) & ((stems.pp == 1) | (m >= stems.pp))
         stems, size, seconds, m = stems.take(likely), size[likely], seconds[likely], m[likely]
         if len(size):
             if solver.timed:

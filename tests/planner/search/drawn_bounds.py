@@ -70,7 +70,7 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
     if timed:
         floors = [bounds.floor(most=most, complete=complete) for most in LADDER for complete in (False, True)]
         seconds += [floor[candidates.partial] for floor in floors]
-        seconds += [bounds.seconds(candidates)[0], bounds.seconds_of_any_zero(candidates)[0]]
+        seconds += [bounds.seconds(candidates)[0], bounds.seconds_of_adjacent_units(candidates)[0]]
         seconds += [bounds.seconds_of_any_order(candidates, most=most)[0] for most in (*LADDER, 1)]
         seconds += [bounds.seconds_of_any_order(candidates, most=most, bare=True)[0] for most in (SMALL_MICRO_BATCH, 1)]
     for at, (size, least) in enumerate(zip(np.max(sizes, axis=0), np.max(seconds, axis=0), strict=True)):

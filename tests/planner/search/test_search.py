@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import fivefold
 from fivefold.job import RECIPES, Job
@@ -20,8 +22,12 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import has_fitting_layout, search
 from fivefold.planner.search.space import Space
+from fivefold.planner.search.work import Work
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
+from fivefold.rendering.html import search as html
+from fivefold.rendering.search import page
+from fivefold.results.objectives import By
 from fivefold.results.search_result import SearchResult
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
@@ -286,3 +292,54 @@ def test_an_interrupted_search_returns_the_best_so_far() -> None:
     assert result.tried < whole.tried
     with pytest.raises(KeyboardInterrupt):  # nothing is known yet
         search(model=model, machine=NODE.replace(chip=NODE.chip.replace(memory_bytes=2**31)), job=JOB, report=interrupt)
+
+
+@pytest.mark.parametrize("by", ["time", "memory"])
+def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By) -> None:
+    """The gap is proven: the optimum of brute force lies within it, and the limit does not depend on the computer."""
+    machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4)
+    only: dict[str, Any] = {"recomputations": ("none", "moe", "full")}
+    every = search_by_brute_force(EXPERTS, machine, job, **only)
+    optimum = min(item.step_time.seconds if by == "time" else item.peak_bytes for item in every)
+
+    def find(work: Work) -> SearchResult:
+        return search(model=EXPERTS, machine=machine, job=job, by=by, top=1, work=work, **only)
+
+    full = Work()
+    exact = find(full)
+    assert exact.gap is None
+    for share in (0.0, 0.3, 0.6):
+        result, again = (find(Work(exact_units=int(share * full.units), doubling_units=1000)) for _ in range(2))
+        first = result.best[0].step
+        best = first.time.step_seconds if by == "time" else first.memory.peak_bytes
+        assert result.gap is not None
+        assert best <= optimum * (1 + result.gap) * (1 + 1e-9)
+        assert result.evaluated < exact.evaluated
+        assert again.replace(seconds=0) == result.replace(seconds=0)
+
+
+def test_a_search_within_its_work_limit_is_exact() -> None:
+    machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4)
+    limited = search(model=EXPERTS, machine=machine, job=job, top=5, work=Work())
+    assert limited.gap is None
+    assert limited.replace(seconds=0) == search(model=EXPERTS, machine=machine, job=job, top=5).replace(seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("gap", "line"),
+    [
+        (None, ""),
+        (0.0, "within 0.0 % of the best possible; --exact searches without a work limit"),
+        (0.01301, "within 1.4 % of the best possible; --exact searches without a work limit"),  # rounded up
+        (0.6, "not proven to be near the best possible within the work limit; --exact searches without one"),
+    ],
+)
+def test_every_page_says_that_a_better_layout_may_exist(gap: float | None, line: str) -> None:
+    result = best_of_node().replace(gap=gap)
+    assert result.gap_line() == line
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(page(result))
+    for text in (console.export_text(), html(result)):
+        assert ("The best layout is" in text) == bool(line)
+        assert line in text
+    assert line in result.line()
