@@ -42,7 +42,7 @@ BLOCK = re.compile(
     r"(?:<!-- (?P<how>(?:not run|exit|slow|shown|measured)[^>]*) -->\n+)?^```(?P<kind>sh|text)\n(?P<body>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
-PROGRESS = re.compile(r"^[\w ]*\wing .*: [\d,]+ of [\d,]+\n", flags=re.MULTILINE)  # a terminal overwrites these lines
+PROGRESS = re.compile(r"^[\w ]*\wing .*: [\d,]+(?: of [\d,]+)?\n", flags=re.MULTILINE)  # overwritten in a terminal
 VARYING = re.compile(r"layouts in \S+ m?s, \d+ evaluated|(?<=\.py:)\d+")  # the work of a search; lines of our code
 
 
