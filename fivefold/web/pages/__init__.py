@@ -1,8 +1,8 @@
 """The pages: each turns a question into records by ``answers``, and records into HTML by its template.
 
-render · stream   templates, filters, the frame of every page; long work as events
-plan · search     one layout; all layouts, streamed
-compare · sweep   up to eight variants side by side; the rows of a sweep's file
-dryrun · runs   a dry run with its tape; the folder's runs, live
-learn             the guide
+render · stream       templates, filters, the frame of every page; long work as events
+plan · search · ask   one layout; all layouts, streamed; one question
+compare · sweep       up to eight variants side by side; the rows of a sweep's file
+dryrun · runs         a dry run with its tape; the folder's runs, live
+learn                 the guide
 """

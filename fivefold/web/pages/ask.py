@@ -64,7 +64,7 @@ def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
 
 
 def mark_plans(replies: Sequence[Any]) -> list[Any]:
-    """Return the replies whose layout tells the whole plan, with None for the others.
+    """Return the replies whose layout tells the full plan, with None for the others.
 
     A change of the job leaves the layout as it is, so that several rows have the same one.
     """
