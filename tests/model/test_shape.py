@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_divisible_by_tp, reasons
+from fivefold.machine.catalog import resolve
+from fivefold.model.attention import Sliding
 from fivefold.model.shape import MLA, Temperature
 from fivefold.model.spec import Model
 from fivefold.model.weights import weights
@@ -83,3 +89,29 @@ def test_every_layer_has_a_sink_per_head(model: Model) -> None:
 )
 def test_position_tables(changed: dict[str, Any], dims: tuple[int, ...]) -> None:
     assert SMALL.replace(**changed).table_dims == dims
+
+
+SLIDING = Model(
+    name="sliding", layers=4, width=512, heads=8, kv_heads=8, head_dim=64, ffn=1024, vocab=512, window=128,
+    window_pattern=(True, False), rope_theta_sliding=1e4, value_dim=48,
+    sliding=Sliding(heads=4, kv_heads=2, head_dim=32, value_dim=16, rope_fraction=0.5),
+)  # fmt: skip
+
+
+def test_sliding_layers_have_heads_dims_and_position_tables_of_their_own() -> None:
+    full, own = SLIDING.attention_shapes
+    assert (full.heads, full.kv_heads, full.head_dim, full.value_dim, full.rope_dim) == (8, 8, 64, 48, 64)
+    assert (own.heads, own.kv_heads, own.head_dim, own.value_dim, own.rope_dim) == (4, 2, 32, 16, 16)
+    assert SLIDING.table_dims == (64, 16)
+
+
+@pytest.mark.parametrize(("tp", "divides"), [(1, True), (2, True), (4, False), (8, False)])
+def test_tensor_parallelism_does_not_replicate_kv_heads_of_sliding_layers_alone(tp: int, divides: bool) -> None:
+    assert is_divisible_by_tp(SLIDING, tp) == divides
+
+
+@pytest.mark.parametrize(("cp", "is_legal"), [(2, True), (4, True), (8, False)])
+def test_ulysses_shards_the_heads_of_every_layer(cp: int, is_legal: bool) -> None:
+    layout, job = Layout(cp=cp, cp_kind="ulysses"), Job(sequence=1024, global_batch=8)
+    errors = list(reasons(layout, model=SLIDING, job=job, machine=resolve("h100:8", local=Path("/nowhere"))))
+    assert any("heads/tp=4 is not divisible by cp=8" in error for error in errors) != is_legal

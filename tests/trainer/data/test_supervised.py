@@ -71,6 +71,8 @@ def test_a_completion_is_trained_and_ends(folder: Path) -> None:
     for record in completions(8):
         sample = form.encode(record, tokenizer)  # type: ignore[union-attr]
         assert trained_text(sample, tokenizer) == [record["completion"] + "<|im_end|>"]
+        ended = form.encode({**record, "completion": record["completion"] + "<|im_end|>"}, tokenizer)  # type: ignore[union-attr]
+        assert np.array_equal(ended.tokens, sample.tokens)
         messages = {
             "prompt": [{"role": "user", "content": record["prompt"]}],
             "completion": [{"role": "assistant", "content": record["completion"]}],
@@ -86,7 +88,10 @@ def test_fields_have_other_names_and_bytes_are_tokens() -> None:
 
 
 def test_loss_on_all_leaves_out_the_first_token_alone(folder: Path) -> None:
-    for kind, record in (("messages", {"messages": MESSAGES}), ("completions", {"prompt": "a", "completion": "b"})):
+    for kind, record in (
+        ("messages", {"messages": MESSAGES}),
+        ("completions", {"prompt": "a b, c d", "completion": "e"}),
+    ):
         form = sample_format(kind, loss_on="all", tokenizer=str(folder))  # type: ignore[arg-type]
         trained = form.encode(record, load(folder)).trained  # type: ignore[union-attr]
         assert not trained[0]
