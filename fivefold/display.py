@@ -1,4 +1,4 @@
-"""Records that notebooks show as HTML, that print as one line and convert to a data frame: ``Shown`` and ``Rows``.
+"""Records that notebooks show as HTML, that print as text and convert to a data frame: ``Shown`` and ``Rows``.
 
 ``drawn_by`` names the function that writes the HTML, as ``module:function``. It is imported only when a notebook asks
 for it, so that records do not depend on rendering code.
@@ -75,14 +75,18 @@ class Shown(Record):
 
 
 class Rows(tuple[Item, ...]):
-    """Records of one kind, in order: a tuple that notebooks show as a table."""
+    """Records of one kind, in order: a tuple that notebooks show, and ``print`` prints, as a table."""
 
     __slots__ = ()
     drawn_by: ClassVar[str] = "fivefold.rendering.rows:rows"
+    printed_by: ClassVar[str] = "fivefold.rendering.rows:to_text"
 
     def __repr__(self) -> str:
         kind = f" of {type(self[0]).__name__}" if self else ""
         return f"<{len(self):,} row{'' if len(self) == 1 else 's'}{kind}>"
+
+    def __str__(self) -> str:
+        return str(_call(self.printed_by, self))
 
     def _repr_html_(self) -> str:
         return render_html(self.drawn_by, self)

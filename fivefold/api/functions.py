@@ -344,9 +344,10 @@ def ask(
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
-    from fivefold.requests.answers import answers, read_noise_scale
+    from fivefold.requests.answers import answers, read_noise_scale, refuse_unused
     from fivefold.requests.offers import apply_prices
 
+    refuse_unused(question, tokens=tokens, assume=tuple(assume), noise=noise)
     chosen = None if layout is None else _layout(layout)
     (priced_machine,) = apply_prices([_machine(machine)], price)
     replies = answers(
@@ -371,6 +372,7 @@ def compare(
     stacks: str | Sequence[str] = (),
     precisions: str | Sequence[str] = (),
     risk: float = FITS_RISK,
+    price: Sequence[str] = (),
     **job: Unpack[JobWords],
 ) -> Comparison:
     """Compare predicted steps side by side: a model with every layout on every machine, or run files.
@@ -392,7 +394,7 @@ def compare(
     ['dp8 zero3 mbs1', 'dp4 tp2 zero1 mbs1']
     """
     from fivefold.planner.compare import compare as run
-    from fivefold.requests.cases import cases
+    from fivefold.requests.cases import cases, price_cases
 
     selected_cases = cases(
         what,
@@ -402,7 +404,7 @@ def compare(
         machine=_machine,
         risk=risk,
     )
-    comparison = run(selected_cases, risk=risk)
+    comparison = run(price_cases(selected_cases, price), risk=risk)
     _warn([line for variant in comparison.variants if variant.step is not None for line in variant.step.remarks])
     return comparison
 

@@ -178,6 +178,11 @@ class Layout(Record):
                         f"layout {text!r}: {token!r} sets {key.removesuffix('_kind')} a second time; keep one"
                     )
                 fields[key] = value
+        if not fields.keys() & {"dp", "cp"} and (sharding := _DATA_PARALLEL.search(" ".join(split_tokens(text)))):
+            raise UserError(
+                f"layout {text!r}: {sharding[1]} says what the data-parallel ranks share, not how many there are; "
+                f"add their number, such as 'dp8 {sharding[0]}', or dp1 for one rank"
+            )
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
             fields["schedule"] = get_1f1b_name(v)

@@ -46,6 +46,17 @@ def describe_idle(layout: Layout, machine: Machine) -> tuple[str, ...]:
     )
 
 
+def describe_assumed_batch(job: Job, machine: Machine) -> tuple[str, ...]:
+    """Return a warning if the job has the default batch and the machine has more ranks than that, else nothing."""
+    batch = job.global_batch
+    if batch != Job.model_fields["global_batch"].default or machine.ranks <= batch:
+        return ()
+    return (
+        f"assumed: a global batch of {batch} sequences (the default), few for {machine.ranks:,} ranks; which layout is "
+        f"best depends on it: give that of your run, such as --gbs {2 * machine.ranks}",
+    )
+
+
 def describe_uncounted(model: Model) -> tuple[str, ...]:
     """Return a warning about a part of training that is not counted, else nothing."""
     if not any(map(model.has_indexer, range(model.layers))):
@@ -177,13 +188,14 @@ def _batch(layout: Layout, job: Job) -> Iterator[str]:
     if job.global_batch % chunk == 0:
         return
     nearest_batch = ceil_div(job.global_batch, chunk) * chunk
+    is_default = job.global_batch == Job.model_fields["global_batch"].default
+    batch = f"global batch {job.global_batch}{' (the default)' if is_default else ''}"
     if job.global_batch % layout.dp:
         alternative = f"dp{divisor_below(job.global_batch, layout.dp)} mbs1"
     else:
         alternative = f"mbs{divisor_below(job.global_batch // layout.dp, layout.mbs)}"
     yield (
-        f"global batch {job.global_batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; "
-        f"try gbs {nearest_batch} or {alternative}"
+        f"{batch} is not divisible by dp·mbs={layout.dp}·{layout.mbs}={chunk}; try gbs {nearest_batch} or {alternative}"
     )
 
 

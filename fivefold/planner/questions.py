@@ -33,6 +33,7 @@ from fivefold.results.search_result import Answer, Batch, Change, FineTune
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk
 
+NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
@@ -324,9 +325,23 @@ def changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: f
     return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
 
 
+def find_fitting_change(*, model: Model, machine: Machine, job: Job, layout: Layout) -> Change | None:
+    """Return the single change with which ``layout`` fits at the least step time; None if there is none.
+
+    Changes that alter the numerics of training come last.
+    """
+    fitting = [change for change in changes(model=model, machine=machine, job=job, layout=layout) if change.fits]
+    return min(fitting, key=get_change_cost, default=None)
+
+
+def get_change_cost(change: Change) -> tuple[bool, float, int]:
+    """Return the sort key of changes that fit: those that keep the numerics first, then the fastest."""
+    return change.change in NUMERICS_CHANGES, change.step_seconds, change.memory_bytes
+
+
 def _single_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     """Yield single changes: a description, the job and the layout."""
-    for zero in {layout.zero + 1, layout.zero - 1} & {0, 1, 2, 3}:
+    for zero in sorted({layout.zero - 1, *range(layout.zero + 1, 4)} & {0, 1, 2, 3}):
         if other := with_zero(layout, zero):
             yield f"zero{zero}", job, other
     for ac in ("none", "norm+act", "selective", "full"):

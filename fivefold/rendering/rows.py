@@ -1,14 +1,22 @@
-"""Records of one kind as an HTML table for notebooks, such as the rows of a sweep."""
+"""Records of one kind as an HTML table for notebooks or as text, such as the rows of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 from itertools import islice
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, RenderableType
+
+from fivefold.rendering.answers import list_sections
 from fivefold.rendering.elements import block, grid, paragraph, table
 from fivefold.rendering.point_charts import cloud
+from fivefold.rendering.sections import render_sections
 from fivefold.rendering.sweep.table import make_row_grid
+from fivefold.results.run_estimate import RunEstimate
+from fivefold.results.search_result import Answer, Batch, Change, FineTune, Lengths
 from fivefold.results.sweep_row import Row as SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds
 
@@ -16,6 +24,15 @@ if TYPE_CHECKING:
     from fivefold.display import Rows
 
 MAX_ROWS = 60  # maximum rows of a table
+QUESTIONS: Mapping[type, str] = {  # the question of ``ask`` whose answer is a record of this kind
+    Answer: "micro-batch",
+    Batch: "batch",
+    Change: "changes",
+    FineTune: "finetune",
+    Lengths: "sequence",
+    RunEstimate: "run",
+}
+TEXT_WIDTH = 100  # minimum columns of a table as text
 AXES = (
     "model",
     "machine",
@@ -46,6 +63,20 @@ def rows(what: Rows[Any]) -> str:
     headings = [name.removesuffix("_bytes").removesuffix("_seconds").replace("_", " ") for name in names]
     left = [name for name, full_name in zip(headings, names, strict=True) if full_name not in numbers]
     return block(count_line, table(headings, cells, left=left))
+
+
+def to_text(what: Rows[Any]) -> str:
+    """Return records of one kind as the text that the terminal prints; without such a page, one line each."""
+    kinds = {type(record) for record in what}
+    if kinds == {SweepRow}:
+        page: RenderableType = make_row_grid(what[:MAX_ROWS], axes=AXES)
+    elif len(kinds) == 1 and (kind := kinds.pop()) in QUESTIONS:
+        page = render_sections(list_sections(QUESTIONS[kind], what))
+    else:
+        return "\n".join(map(str, what))
+    stream = StringIO()
+    Console(file=stream, width=max(TEXT_WIDTH, get_terminal_size().columns)).print(page)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
 def _is_number(value: Any) -> bool:

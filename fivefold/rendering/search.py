@@ -61,8 +61,9 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.best:
         parts += [_heading("The fastest layouts")] if result.proposal else []
         parts.append(make_best_grid(result.best, with_precision=is_mixed))
-        if expected := expectation(result.best[0].step):
-            parts.append(Text.assemble("\nThe best layout", expected))
+        expected_choice = result.proposal.choice if result.proposal else result.best[0]
+        if expected := expectation(expected_choice.step):
+            parts.append(Text.assemble("\nThe proposal" if result.proposal else "\nThe first layout", expected))
     if result.finalists:
         parts += [_heading("Measured"), finalists(result.finalists)]
     if result.binding_constraint:
@@ -78,6 +79,22 @@ def page(result: SearchResult, *, precision: str | None = None) -> RenderableTyp
     if result.reasons:
         parts += [_heading("Why the other layouts lost"), make_grid(REASONS, result.reasons)]
     return Group(*parts)
+
+
+def render_fitting_change(change: Change | None) -> Text:
+    """Return what to do about a layout that does not fit: the single change that fits at the least step time."""
+    if change is None:
+        advice = "no single change makes it fit: see `fivefold search`, or `fivefold ask gpus` for the fewest GPUs"
+        return Text(f"\n{advice}", style="yellow", overflow="fold")
+    slower = f"{1 / change.faster - 1:+.1%}"
+    return Text.assemble(
+        "\nit would fit with ",
+        (change.change, "bold"),
+        f": {change.layout}, peak memory {show_bytes(change.memory_bytes)}, step time {slower}; "
+        "`fivefold ask changes` lists the others",
+        style="yellow",
+        overflow="fold",
+    )
 
 
 def walk(single_changes: Walk, *, top: int) -> RenderableType:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import UserError
-from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, Question
+from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, AskRequest, Question
 from fivefold.requests.words import parse_tokens
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
@@ -111,6 +111,18 @@ def answers(
     )
 
 
+def refuse_unused(question: Question, **options: object) -> None:
+    """Raise ``UserError`` if an option is given that the question does not use."""
+    for name, questions in USED_BY.items():
+        if question not in questions and options[name] != AskRequest.model_fields[name].default:
+            deadline = "; for the fewest GPUs that finish in time: fivefold search MODEL h100 --ranks 64-8192 "
+            deadline += "--tokens 15T --deadline 30d"
+            hint = deadline if (name, question) == ("tokens", "gpus") else ""
+            raise UserError(
+                f"--{name}: `ask {question}` does not use it, only {' and '.join(questions)}; drop it{hint}"
+            )
+
+
 def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS_RISK) -> Layout:
     """Return the layout that ``search`` ranks first."""
     from fivefold.layout.spec import Layout
@@ -119,10 +131,13 @@ def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS
     result = run(model=model, machine=machine, job=job, top=1, risk=risk)
     if not result.best:
         if not result.misses:
-            raise UserError(f"no layout of {model.name} fits or comes close")
+            raise UserError(f"no layout of {model.name} fits or comes close; take more GPUs (`fivefold ask gpus`)")
         miss = result.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-        raise UserError(f"no layout of {model.name} fits: the closest, {miss.layout}, needs {need} of {have}")
+        raise UserError(
+            f"no layout of {model.name} fits: the closest, {miss.layout}, needs {need} of {have}; take more GPUs, or "
+            "see `fivefold search`, which lists the changes that would fit"
+        )
     return Layout.parse(result.best[0].step.layout)
 
 

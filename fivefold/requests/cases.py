@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
 from fivefold.requests.answers import find_fastest
+from fivefold.requests.offers import apply_prices
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ def cases(
     return _run_files(words, job, bool(stacks or precisions), machine, risk) or _cases(
         words, job, stacks, precisions, machine
     )
+
+
+def price_cases(compared_cases: Sequence[ComparedCase], prices: Sequence[str]) -> list[ComparedCase]:
+    """Return the cases on machines with the prices of ``--price``."""
+    machines = apply_prices([case.machine for case in compared_cases], prices)
+    return [case._replace(machine=machine) for case, machine in zip(compared_cases, machines, strict=True)]
 
 
 def _cases(

@@ -236,6 +236,7 @@ class CompareRequest(JobRequest):
     stacks: StackNames = ()
     precisions: PrecisionNames = ()
     risk: Risk = FITS_RISK
+    price: Prices = ()
 
 
 class CompareOptions(CompareRequest, JobOptions, JsonOption):

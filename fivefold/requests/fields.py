@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from fivefold.requests.schema import Argument, Option
-from fivefold.requests.words import parse_tokens
+from fivefold.requests.words import parse_length, parse_tokens
 from fivefold.stack.spec import Attention
 
 MAX_LENGTH = 2000  # characters of a name or a line
@@ -44,7 +44,12 @@ StackName = Annotated[
     Field(description="Training software: fivefold, megatron-core, torchtitan, …"),
     Option(completion="stacks"),
 ]
-Sequence = Annotated[int | None, Field(description="Tokens per sequence.")]
+Sequence = Annotated[
+    int | None,
+    BeforeValidator(parse_length),
+    Field(description="Tokens per sequence, such as 8192 or 8k."),
+    Option(metavar="TOKENS", parser=parse_length),
+]
 GlobalBatch = Annotated[int | None, Field(description="Sequences per optimizer step.")]
 PrecisionName = Annotated[
     Line | None,

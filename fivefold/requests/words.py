@@ -1,4 +1,4 @@
-"""Parses numbers with units: ``2T`` tokens, ``24GiB``."""
+"""Parses numbers with units: ``2T`` tokens, a sequence of ``8k``, ``24GiB``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fivefold.record import UserError
 from fivefold.units import GIB, KIB, MIB
 
 TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+LENGTHS = {"k": 2**10, "K": 2**10, "M": 2**20}  # of sequences: 8k is 8192
 UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -20,6 +21,16 @@ def parse_tokens(text: str | float) -> float:
         return float(number) * scale
     except ValueError:
         raise ValueError("must be a number, such as 2e12 or 2T") from None
+
+
+def parse_length(text: str | float) -> int | float:
+    """Return ``8192`` or ``8k`` as a number of tokens, and numbers unchanged; raises ``ValueError`` for other text."""
+    if not isinstance(text, str):
+        return text
+    number, scale = (text[:-1], LENGTHS[text[-1]]) if text[-1:] in LENGTHS else (text, 1)
+    if not (number.isascii() and number.isdecimal() and len(number) <= 40):
+        raise ValueError("must be a whole number of tokens, such as 8192 or 8k")
+    return int(number) * scale
 
 
 def split_list(text: str, *, option: str) -> tuple[str, ...]:

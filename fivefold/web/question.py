@@ -36,6 +36,7 @@ from fivefold.requests.commands import (
 from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
 from fivefold.requests.job import get_job_words, load_job
+from fivefold.requests.offers import apply_prices
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
 from fivefold.web.folder import ServedFolder
 
@@ -195,7 +196,7 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
         for stack, precision, name, text in product(stacks, precisions, names, self.layout):
             job = with_stack(noun.job, stack) if stack else noun.job
             job = with_precision(job, precision) if precision else job
-            machine = machines.resolve(name, local=local, find=folder.path)
+            (machine,) = apply_prices([machines.resolve(name, local=local, find=folder.path)], self.price)
             words = {
                 "machine": name,
                 "layout": text,

@@ -262,7 +262,9 @@ def test_a_dry_run_tells_what_lives_where(page: Any) -> None:
 
 def test_a_dry_run_that_cannot_be_says_why(page: Any) -> None:
     page.goto("/dryrun?model=nano&machine=h100:4&layout=dp3&run=1")
-    playwright.expect(page.get_by_role("alert")).to_contain_text("global batch 8 is not divisible by dp·mbs=3·1=3")
+    playwright.expect(page.get_by_role("alert")).to_contain_text(
+        "global batch 8 (the default) is not divisible by dp·mbs=3·1=3"
+    )
 
 
 def test_page_shows_the_effect_of_one_more_change(page: Any) -> None:

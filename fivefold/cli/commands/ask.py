@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import say, show, show_question
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.answers import USED_BY, answers, read_noise_scale
+from fivefold.requests.answers import answers, read_noise_scale, refuse_unused
 from fivefold.requests.commands import AskOptions
 from fivefold.requests.offers import apply_prices
 
@@ -37,7 +37,7 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
     from fivefold.rendering.sections import render_sections
 
     question, chart, counted = request.question, request.chart, is_counted(request.machine)
-    refuse_unused(request)
+    refuse_unused(question, tokens=request.tokens, assume=request.assume, noise=request.noise)
     (priced_machine,) = apply_prices([machine], request.price)
     if chart and question not in PICTURES:
         raise UserError(f"--chart {chart}: {question!r} has no picture; pictures exist for {', '.join(PICTURES)}")
@@ -62,17 +62,6 @@ def ask(request: AskOptions, model: Model, machine: Machine, layout: Layout | No
         show(render_sections(list_sections(question, replies)))
     if chart:
         save_chart((run_estimate if question == "run" else lengths).chart(replies[0]), chart)
-
-
-def refuse_unused(request: AskOptions) -> None:
-    """Raise ``UserError`` if an option is given that the question does not use."""
-    fields = type(request).model_fields
-    for name, questions in USED_BY.items():
-        if request.question not in questions and getattr(request, name) != fields[name].default:
-            deadline = "; for the fewest GPUs that finish in time: fivefold search MODEL h100 --ranks 64-8192 "
-            deadline += "--tokens 15T --deadline 30d"
-            hint = deadline if (name, request.question) == ("tokens", "gpus") else ""
-            raise UserError(f"--{name}: `ask {request.question}` does not use it, only {' and '.join(questions)}{hint}")
 
 
 PICTURES = ("run", "sequence")  # questions whose answer has a picture

@@ -9,7 +9,7 @@ from fivefold.cli.arguments import add_fields, say_notes
 from fivefold.cli.options import say, show
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.cases import cases, list_jobs
+from fivefold.requests.cases import cases, list_jobs, price_cases
 from fivefold.requests.commands import CompareOptions
 from fivefold.requests.configs import LoadedConfig, build_request, list_fields, load_config
 from fivefold.requests.machines import load_machine
@@ -38,7 +38,7 @@ def compare(request: CompareOptions, job: Job) -> None:
             machine=load_machine,
             risk=request.risk,
         )
-    comparison = run(selected_cases, risk=request.risk)
+    comparison = run(price_cases(selected_cases, request.price), risk=request.risk)
     notes = [config.notes for config in configs]
     say_notes(notes)
     with add_fields(list_fields(notes) if request.as_json else {}):

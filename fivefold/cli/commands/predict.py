@@ -25,6 +25,11 @@ def predict(request: PredictOptions, model: Model, machine: Machine, layout: Lay
 
     step = run(model=model, machine=machine, layout=layout, job=job)
     show(step.model_dump_json(indent=2) if request.as_json else table.step(step))
+    if not request.as_json and step.memory.fits is False:
+        from fivefold.planner.questions import find_fitting_change
+        from fivefold.rendering.search import render_fitting_change
+
+        show(render_fitting_change(find_fitting_change(model=model, machine=machine, job=job, layout=layout)))
     if request.operations and not request.as_json:
         show(table.operations(step))
     if request.over_time and not request.as_json:

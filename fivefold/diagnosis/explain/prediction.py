@@ -16,15 +16,13 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import driver_bytes
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import changes
+from fivefold.planner.questions import changes, get_change_cost
 from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.explanation import AgainstPrediction, HeldMemory, MemoryComparison
-from fivefold.results.search_result import Change
 from fivefold.step import Step
 from fivefold.units import show_bytes
 
-OTHER_NUMBERS = ("fp8", "adamw8bit")  # changes that alter the numerics of training
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporary")
 BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
 
@@ -45,7 +43,7 @@ def compare_with_prediction(
         if change.memory_bytes + excess <= room
     ]
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.requested_bytes is None
-    least_change = None if fits else min(fitting_changes, key=_cost, default=None)
+    least_change = None if fits else min(fitting_changes, key=get_change_cost, default=None)
     other_layout = (
         "" if fits or least_change else _find_fitting_layout(model, machine, job, capacity=room - excess + driver)
     )
@@ -60,10 +58,6 @@ def compare_with_prediction(
         slower=max(0.0, least_change.step_seconds / seconds - 1) if least_change and seconds else None,
         findings=tuple(_findings(memory, predicted, machine=machine, room=room)),
     )
-
-
-def _cost(change: Change) -> tuple[bool, float, int]:
-    return change.change in OTHER_NUMBERS, change.step_seconds, change.memory_bytes
 
 
 def _rows(memory: HeldMemory, predicted: Step) -> Iterator[MemoryComparison]:

@@ -1,0 +1,77 @@
+"""What a newcomer types first: lengths in k, no batch, a layout that does not fit, a price, ``fsdp`` alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import fivefold as ff
+from fivefold.layout.spec import Layout
+from tests.cli.commands import run
+
+LARGE = ("llama3-8b", "h100:8", "dp8 zero1 mbs1", "--seq", "8k", "--gbs", "64")
+
+
+def test_a_layout_that_does_not_fit_ends_with_the_change_that_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "predict", *LARGE) == 0
+    *_, last = capsys.readouterr().out.strip().split("\n\n")
+    best = next(change for change in ff.ask("changes", *LARGE[:3], seq=8192, gbs=64) if change.fits)
+    assert f"it would fit with {best.change}: {best.layout}, peak memory" in " ".join(last.split())
+
+
+def test_a_layout_that_fits_ends_without_a_change(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1", "--seq", "8k", "--gbs", "64") == 0
+    assert "would fit" not in capsys.readouterr().out
+
+
+def test_no_single_change_points_to_the_search(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "predict", "llama3-405b", "h100:8", "dp8 zero0 mbs1") == 0
+    assert "no single change makes it fit: see `fivefold search`" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("words", "is_assumed"), [(("h100:16",), True), (("h100:16", "--gbs", "64"), False)])
+def test_a_search_says_that_its_batch_is_assumed(
+    words: tuple[str, ...], is_assumed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "search", "nano", *words, "--seq", "512", "--where", "pp=1 cp=1", "--top", "1") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("assumed: a global batch of 8 sequences (the default), few for 16 ranks" in text) == is_assumed
+
+
+def test_compare_takes_a_price(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("nano", "h100:8", "dp8 zero1", "dp8 zero3", "--price", "h100=2/h", "--json")
+    assert run(monkeypatch, "compare", *words) == 0
+    rows = {row["name"]: row["values"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    hours = rows["GPU hours of 1 T tokens"]
+    assert rows["cost of 1 T tokens"] == pytest.approx([2 * value for value in hours])
+
+
+@pytest.mark.parametrize("layout", ["fsdp mbs1", "tp2 ddp", "hsdp/8"])
+def test_a_data_parallel_keyword_needs_a_number_of_ranks(layout: str) -> None:
+    with pytest.raises(ff.UserError, match=r"; add their number, such as .dp8 "):
+        Layout.parse(layout)
+    assert Layout.parse("dp1 fsdp").zero == Layout.parse("cp2 fsdp").zero == 3
+
+
+def test_answers_in_python_print_as_the_table_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("micro-batch", "nano", "h100:8", "dp8 zero3")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(monkeypatch, "ask", *words, "--gbs", "64") == 0
+    replies = ff.ask(*words, gbs=64)
+    table = str(replies).splitlines()
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-len(table) :] == table
+    assert repr(replies) == "<1 row of Answer>"
+
+
+def test_ask_in_python_refuses_an_option_that_the_question_does_not_use() -> None:
+    with pytest.raises(ff.UserError, match="tokens: `ask micro-batch` does not use it, only batch and run; drop it"):
+        ff.ask("micro-batch", "nano", "h100:8", "dp8 zero3", gbs=64, tokens=2e9)
