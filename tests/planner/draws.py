@@ -165,7 +165,8 @@ JOB: dict[str, Draw] = {
     "global_batch": choose(1),  # as the layout needs it: ``layout_and_job``
     "precision": recipe,
     "documents": choose_option(Job, "documents"),
-    "objective": lambda some: "sft" if some.getstate()[1][1] % 3 == 0 else "pretrain",  # leaves the draws after it
+    "objective": lambda some: ("sft", "dpo", "pretrain")[some.getstate()[1][1] % 3],  # leaves the draws after it
+    "dpo_beta": lambda some: (0.1, 0.5)[some.getstate()[1][2] % 2],
     "emulate": choose_option(Job, "emulate"),
     "imbalance": choose(1.0, 1.0, 1.7, 64.0),
     "offload": subset(Job, "offload"),
