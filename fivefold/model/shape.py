@@ -151,6 +151,9 @@ MixerName = Literal["attention", "none", "short_conv", "gated_delta_net", "mamba
 Mixer = ShortConv | GatedDeltaNet | Mamba | Mamba2  # the geometry of a token mixer other than attention
 
 
+Block = Literal["pre", "post", "sandwich", "parallel", "parallel_shared"]  # ``trainer/model/block.py``
+
+
 class DropoutRates(NamedTuple):
     """Dropout rates in training: on the embedding, on attention probabilities, and on the output of each branch."""
 
@@ -179,7 +182,8 @@ class ModelShape(Record):
     norm_bias: bool = True  # a LayerNorm has a bias; an RMSNorm never has one
     norm_weight: bool = True  # norms have a weight, and if it is a LayerNorm the bias; False: neither (OLMo)
     embedding_norm: bool = False  # an RMSNorm without weight on the embedding (nanochat)
-    block: Literal["pre", "post", "sandwich", "parallel", "parallel_shared"] = "pre"  # shared: one norm for both
+    block: Block = "pre"  # where norms are; parallel_shared: one norm for attention and feed-forward
+    pre_norm_mixers: bool = False  # layers with another mixer than attention have block "pre" (OLMo Hybrid)
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
     mlp: Literal["gated", "plain"] = "gated"  # gated (SwiGLU, GEGLU) or plain feed-forward
     activation: ActivationName = "silu"  # activation function of the feed-forward
@@ -368,6 +372,10 @@ class ModelShape(Record):
             raise ValueError(f"norm_weight=False has no weights for qk_norm={self.qk_norm!r}: take qk_norm='unit'")
         if not self.norm_weight and self.norm_plus_one:
             raise ValueError("norm_plus_one is of the weights of norms, and norm_weight=False: leave one out")
+        if self.pre_norm_mixers and (self.block != "post" or not self.non_attention_mixers):
+            raise ValueError(
+                "pre_norm_mixers is of models with block='post' and mixers other than attention: leave it out"
+            )
         if self.qk_norm_after_rope and self.qk_norm not in ("head", "heads", "unit"):
             raise ValueError(f"qk_norm_after_rope needs norms of heads, not qk_norm={self.qk_norm!r}: leave it out")
 
@@ -474,6 +482,10 @@ class ModelShape(Record):
         geometry: Mixer | None = None if name in ("attention", "none") else getattr(self, name)
         return geometry
 
+    def get_block(self, layer: int) -> Block:
+        """Return where the norms of ``layer`` are."""
+        return "pre" if self.pre_norm_mixers and not self.has_attention(layer) else self.block
+
     def has_attention(self, layer: int) -> bool:
         """Tell whether the token mixer of ``layer`` is attention."""
         return self.mixer_name(layer) == "attention"
@@ -515,7 +527,9 @@ class ModelShape(Record):
 
     def norms_feed_forward(self, layer: int) -> bool:
         """Tell whether a norm of its own, in addition to the one before it, follows the feed-forward of ``layer``."""
-        return self.block == "sandwich" or (self.moe is not None and self.moe.post_norm and self.is_moe(layer))
+        return self.get_block(layer) == "sandwich" or (
+            self.moe is not None and self.moe.post_norm and self.is_moe(layer)
+        )
 
     def has_temperature(self, layer: int) -> bool:
         """Tell whether ``layer`` multiplies its queries by the temperature of their positions."""

@@ -91,11 +91,11 @@ def block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
             yield from mixer.weights(model.width)
         else:
             yield from _mla(model, layer) if model.mla else _attention(model, model.attention(layer))
-        if model.block == "sandwich":
+        if model.get_block(layer) == "sandwich":
             yield from _norm(model, "norm1_post", model.width)
     if not model.has_feed_forward(layer):
         return
-    if model.block != "parallel_shared":
+    if model.get_block(layer) != "parallel_shared":
         yield from _norm(model, "norm2", model.width)
     yield from _experts(model) if model.is_moe(layer) else _mlp(model, "mlp", model.ffn)
     if model.norms_feed_forward(layer):

@@ -35,8 +35,8 @@ FREE_FIELDS = frozenset({
     "norm_weight", "embedding_norm", "sub_norm",
     "mixers", "feed_forwards", "short_conv", "gated_delta_net", "mamba", "mamba2", "output_gate", "gate_per_head",
     "gate_activation",
-    "norm", "norm_plus_one", "norm_bias", "block", "residual_scale", "mlp", "embedding_scale", "logit_scale",
-    "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
+    "norm", "norm_plus_one", "norm_bias", "block", "pre_norm_mixers", "residual_scale", "mlp", "embedding_scale",
+    "logit_scale", "logit_softcap", "dropout", "attention_dropout", "embedding_dropout",
 })  # fmt: skip
 
 

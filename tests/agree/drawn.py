@@ -119,6 +119,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "value dims": lambda model: model.value_dim is not None,
     "scaled values": lambda model: model.value_scale != 1,
     "sliding geometry": lambda model: model.sliding is not None,
+    "norms by mixer": lambda model: model.pre_norm_mixers,
+    "negative eigenvalues": lambda model: bool(model.gated_delta_net and model.gated_delta_net.negative_eigenvalues),
     "sub-norms": lambda model: model.sub_norm,
     "normed values": lambda model: model.value_norm,
     "tied values": lambda model: any(shape.tied_values for shape in model.attention_shapes),
@@ -192,6 +194,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
             model = model.replace(**_draw_mixer_fields(chance, model))
         model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
         model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
+        model = model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
@@ -389,6 +392,16 @@ def _draw_half_layers(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"mlp": "plain", "activation": chance.choice(("relu2", "gelu"))}
     routed = model.replace(**fields)
     return fields if moe is None or any(map(routed.is_moe, range(routed.layers))) else {}
+
+
+def _draw_delta_fields(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Return norms of other mixers than attention before them in a post-norm model, and β up to 2."""
+    fields: dict[str, Any] = {}
+    if model.block == "post" and model.non_attention_mixers:
+        fields |= {"pre_norm_mixers": chance.random() < 0.6}
+    if (net := model.gated_delta_net) is not None and chance.random() < 0.5:
+        fields |= {"gated_delta_net": net.replace(negative_eigenvalues=True, norm_epsilon=1e-4)}
+    return fields
 
 
 def _draw_gate_fields(chance: random.Random, model: Model) -> dict[str, Any]:

@@ -101,6 +101,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4_text": GEMMA4 | {"hidden_size_per_layer_input": 0},
     "gemma4_unified_text": GEMMA4,
     "bitnet": PLAIN,
+    "olmo_hybrid": {key: value for key, value in PLAIN.items() if key != "head_dim"}
+    | {
+        "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 6, "linear_value_head_dim": 10, "pad_token_id": 0,
+    },
     "phi3": PLAIN | {"pad_token_id": 0},
     "gpt2": GPT2 | STILL,
     "gpt_neox": WIDE,
@@ -569,6 +574,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "prefix_dense_intermediate_size": (40, None),
     "per_layer_config": ({0: {"intermediate_size": 24}}, {"01": {"head_dim": 10}}, None),
     "global_head_dim": (8, 16),
+    "linear_allow_neg_eigval": (True, False),
     "num_global_key_value_heads": (1, 2, None),
     "attention_k_eq_v": (True, False),
     "num_kv_shared_layers": (1,),

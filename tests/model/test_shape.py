@@ -25,6 +25,8 @@ LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_
     [
         ({"norm_weight": False, "qk_norm": "head"}, "has no weights for qk_norm='head': take qk_norm='unit'"),
         ({"norm_weight": False, "norm_plus_one": True}, "leave one out"),
+        ({"pre_norm_mixers": True}, "pre_norm_mixers is of models with block='post'"),
+        ({"sub_norm": True, "norm_weight": False}, "sub_norm is not supported with norm_weight=False"),
         ({"qk_norm": "full", "qk_norm_after_rope": True}, "qk_norm_after_rope needs norms of heads"),
     ],
     ids=str,

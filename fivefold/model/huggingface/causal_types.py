@@ -9,9 +9,6 @@ from __future__ import annotations
 
 # What is missing → model_type of each family that needs it, with the class that transformers builds.
 _NEEDED = {
-    "its layers of linear attention (gated delta rule) norm their input, its other layers their output": """
-        olmo_hybrid OlmoHybridForCausalLM
-    """,
     "some of its layers are linear attention (Kimi delta rule or lightning attention)": """
         kimi_linear KimiLinearForCausalLM; bailing_hybrid BailingHybridForCausalLM; minimax
         MiniMaxForCausalLM

@@ -126,6 +126,11 @@ class Config(Record):
     linear_value_heads: Heads = 32
     linear_key_dim: HeadDim = 128
     linear_value_dim: HeadDim = 128
+    delta_key_heads: Heads | None = None  # of a family whose defaults depend on other keys
+    delta_value_heads: Heads | None = None
+    delta_key_dim: HeadDim | None = None
+    delta_value_dim: HeadDim | None = None
+    negative_eigenvalues: bool = False
     full_attention_interval: Layers = 4
     full_attention_layers: tuple[Layer, ...] | None = None
     rounds_intermediate_size: bool = False

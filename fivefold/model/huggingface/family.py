@@ -65,10 +65,14 @@ class Family:
     write: Callable[[Model], dict[str, Any]] = _write_nothing
     # Maps our names of weights to those in the checkpoint; in a block both are relative to the block.
     tensors: Names
-    # Names that differ, by ``Model.block``.
+    # Names that differ, by the block of a layer (``Model.get_block``).
     block_tensors: Mapping[str, Names] = field(default_factory=dict)
     # Names that differ in a checkpoint that holds all experts of a layer in one tensor.
     stacked_tensors: Names = field(default_factory=dict)
+    # Parts of names in published files, and what they are called in ``tensors``.
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    # Maps the end of a name in ``tensors`` to those of the published tensors whose rows it joins.
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Numbers that a checkpoint holds in each block in addition to the weights, by their name relative to the block.
     # One in a tuple is stored as a vector. The trainer computes the family with these values alone.
     constants: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)

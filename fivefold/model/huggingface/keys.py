@@ -39,6 +39,7 @@ _HARMLESS = """
     rescale_prenorm_residual use_mamba_kernels num_logits_to_keep mamba_ssm_cache_dtype moe_shared_expert_overlap
     time_step_rank time_step_min time_step_floor time_step_max time_step_scale time_step_init_scheme use_mambapy
     use_falcon_mambapy use_associative_scan mtp_layers_block_type z_loss_coefficient vocab_size_per_layer_input
+    linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor
 """
 HARMLESS = frozenset(_HARMLESS.split())
 _ENDS = ("_token_id", "_token_ids", "_token_index", "_token")

@@ -83,15 +83,16 @@ def parts(
     if family not in FAMILIES:
         raise make_unknown_name_error(family, list(FAMILIES), kind="family of weights")
     record = FAMILIES[family]
-    names = {
-        **record.tensors,
-        **record.block_tensors.get(model.block, {}),
-        **(record.stacked_tensors if stacked else {}),
-    }
+    stacked_names = record.stacked_tensors if stacked else {}
+    names, pre_names = (
+        {**record.tensors, **record.block_tensors.get(block, {}), **stacked_names} for block in (model.block, "pre")
+    )
     weight_by_name = {weight.name: weight for weight in weights(model)}
     reordered = interleaved if model.mla else record.interleaved_rotary or record.swapped_rotary
     for weight in weight_by_name.values():
-        for part in _parts_of(weight, model, names, weight_by_name, reordered=reordered):
+        is_pre = weight.name.startswith("blocks.") and model.get_block(get_layer(model, weight.name)) == "pre"
+        of_layer = pre_names if is_pre else names
+        for part in _parts_of(weight, model, of_layer, weight_by_name, reordered=reordered):
             yield part._replace(swapped=record.swapped_rotary)
     for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
         for inner, ours in COPIES.items():

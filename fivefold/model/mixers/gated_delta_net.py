@@ -13,7 +13,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from fivefold.bounded_types import HeadDim, Heads
+from fivefold.bounded_types import HeadDim, Heads, Positive
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 from fivefold.record import Record
@@ -29,6 +29,8 @@ class GatedDeltaNet(Record):
     key_dim: HeadDim  # dims of a query or key head
     value_dim: HeadDim  # dims of a value head
     taps: Taps = 4  # tokens that the convolution of q, k and v reads
+    negative_eigenvalues: bool = False  # β = 2 σ(b), which lets a state turn (OLMo Hybrid, arXiv:2411.12537)
+    norm_epsilon: Positive | None = None  # epsilon of the norm of the output; None: as the model's norms
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

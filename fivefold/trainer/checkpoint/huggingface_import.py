@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import from_config, is_rope_interleaved, text_of
 from fivefold.model.huggingface.tensors import COPIES, STACKED_SIGN, TensorPart, bias_name, constants, parts
 from fivefold.model.huggingface.write import find_difference
@@ -71,6 +72,7 @@ class HuggingFaceFolder:
         tensors = dict(_tensors(path))
         foreign = _list_foreign(tensors) if text.wrapped else frozenset()
         tensors = _select_text_model(tensors) if text.wrapped else _add_prefix(tensors, prefix=text.family.base_prefix)
+        tensors = _join_tensors(tensors, family=text.family)
         if stored.mtp and not any(_layer(name) == stored.layers for name in tensors):
             stored = stored.replace(mtp=None)  # transformers writes the key, but none of the tensors
         if model is not None:
@@ -205,6 +207,37 @@ def _add_prefix(tensors: dict[str, Any], *, prefix: str) -> dict[str, Any]:
     """Return ``tensors`` by the full model's names, if named as in a model without head (``h.0.ln_1.weight``)."""
     bare = prefix and not any(name.startswith(prefix) for name in tensors)
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()} if bare else tensors
+
+
+class _JoinedRows:
+    """The rows of several tensors, one after another, as a lazy slice of safetensors."""
+
+    def __init__(self, pieces: list[Any]) -> None:
+        self.pieces = pieces
+
+    def get_shape(self) -> list[int]:
+        _, *others = self.pieces[0].get_shape()
+        return [sum(piece.get_shape()[0] for piece in self.pieces), *others]
+
+    def get_dtype(self) -> str:
+        return str(self.pieces[0].get_dtype())
+
+    def __getitem__(self, slices: Any) -> Tensor:
+        return torch.cat([piece[...] for piece in self.pieces])[slices]
+
+
+def _join_tensors(tensors: dict[str, Any], *, family: Family) -> dict[str, Any]:
+    """Return ``tensors`` as ``family`` names them, those that it has in one joined."""
+    named = {}
+    for name, tensor in tensors.items():
+        for published, ours in family.renamed.items():
+            name = name.replace(published, ours)
+        named[name] = tensor
+    for whole, pieces in family.joined.items():
+        for stem in [name.removesuffix(pieces[0]) for name in named if name.endswith(pieces[0])]:
+            if all(f"{stem}{piece}" in named for piece in pieces):
+                named[f"{stem}{whole}"] = _JoinedRows([named.pop(f"{stem}{piece}") for piece in pieces])
+    return named
 
 
 def _list_foreign(tensors: dict[str, Any]) -> frozenset[str]:

@@ -35,15 +35,15 @@ class Block(nn.Module):
     def __init__(self, model: Model, *, layer: int) -> None:
         super().__init__()
         self.run: Run = call_directly
-        self.kind = model.block
+        self.kind = model.get_block(layer)
         self.add: Add = residual if model.residual_scale == 1 else partial(residual, scale=model.residual_scale)
         mixer, feeds = model.mixer_name(layer), model.has_feed_forward(layer)
         mixes, attends, routes = mixer != "none", model.has_attention(layer), model.is_moe(layer)
         self.norm1 = norm(model, model.width) if mixes else None
         self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
         self.mixer = MODULES[mixer](model) if mixes and not attends else None
-        self.norm1_post = norm(model, model.width) if mixes and model.block == "sandwich" else None
-        self.norm2 = norm(model, model.width) if feeds and model.block != "parallel_shared" else None
+        self.norm1_post = norm(model, model.width) if mixes and self.kind == "sandwich" else None
+        self.norm2 = norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
         self.moe = Moe(model) if routes else None
         self.mlp = Mlp(model, ffn=model.ffn, name="mlp") if feeds and not routes else None
         self.norm2_post = norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None

@@ -83,7 +83,8 @@ class ShardPlacement:
                 attach(self.module.embed, stage_zero_units[:1], keep=bool(table), shared=True, backward=False)
             for layer in layers[stage]:
                 block = self._zero_units(model_units[1 + layer], backwards[stage])
-                keeps_weights, has_post_norm = self.job.stack.reshard == "backward", self.model.block == "post"
+                keeps_weights = self.job.stack.reshard == "backward"
+                has_post_norm = self.model.get_block(layer) == "post"
                 # a frozen norm has no gradient that ends the backward
                 by_entry = has_post_norm or adapter is not None
                 attach(self.module.blocks[layer], block, keep=keeps_weights, by_entry=by_entry)

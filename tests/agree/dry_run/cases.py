@@ -122,6 +122,15 @@ OWN: Mapping[str, Model] = {
         sliding=Sliding(head_dim=6, tied_values=False),
     ),
     "sub-norms": TINY.replace(sub_norm=True, activation="relu2"),
+    "olmo hybrid": TINY.replace(
+        block="post",
+        pre_norm_mixers=True,
+        qk_norm="full",
+        mixers=("gated_delta_net", "attention"),
+        gated_delta_net=GatedDeltaNet(
+            key_heads=2, value_heads=4, key_dim=6, value_dim=10, negative_eigenvalues=True, norm_epsilon=1e-5
+        ),
+    ),
     "clipped": TINY.replace(norm="layernorm", norm_weight=False, qkv_clip=0.5),
     "latent, temperature": TINY.replace(
         kv_heads=8,

@@ -66,6 +66,7 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm3": ("lfm3", {}),
     "laguna": ("laguna", {"pad_token_id": 0}),
     "mimo": ("mimo_v2_flash", {"pad_token_id": 0}),
+    "olmo hybrid": ("olmo_hybrid", {}),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None}),
 }

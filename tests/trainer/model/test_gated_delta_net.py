@@ -6,18 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.planner.counts.operations.mixers.gated_delta_net import scan_flops
 from fivefold.trainer.model.mixers.gated_delta_net import scan
 
 SEQUENCES, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 2, 4, 6, 5
+SHAPE = GatedDeltaNet(key_heads=KEY_HEADS, value_heads=VALUE_HEADS, key_dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
-def recur(q: Tensor, k: Tensor, v: Tensor, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, tokens: int) -> Tensor:
+def recur(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, a: Tensor, a_log: Tensor, dt_bias: Tensor, tokens: int, *, doubles: bool
+) -> Tensor:
     """S ← γ S; S ← S + β k (v − S k)ᵀ; o = q S, as in arXiv:2412.06464, equation 10."""
     repeats = VALUE_HEADS // KEY_HEADS
     q, k = (x.view(-1, tokens, KEY_HEADS, KEY_DIM) for x in (q, k))
     q, k = ((x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(repeats, 2) for x in (q, k))
     v, beta = v.view(-1, tokens, VALUE_HEADS, VALUE_DIM), b.sigmoid().view(-1, tokens, VALUE_HEADS, 1)
+    beta = 2 * beta if doubles else beta
     decay = torch.exp(-a_log.exp() * torch.nn.functional.softplus(a + dt_bias)).view(-1, tokens, VALUE_HEADS, 1)
     state, outs = q.new_zeros(len(v), VALUE_HEADS, KEY_DIM, VALUE_DIM), []
     for t in range(tokens):
@@ -38,12 +43,13 @@ def draw(tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
     return [x.to(dtype).requires_grad_() for x in (*rows, *factors)], grad.to(dtype)
 
 
+@pytest.mark.parametrize("doubles", [False, True])
 @pytest.mark.parametrize("tokens", [1, 17, 64, 150])  # within a chunk, one, and several with a rest
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
-def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: float) -> None:
+def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: float, doubles: bool) -> None:
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
-    out = scan(*ours, tokens, (KEY_HEADS, VALUE_HEADS))
-    expected = recur(*exact, tokens)
+    out = scan(*ours, tokens, SHAPE.replace(negative_eigenvalues=doubles))
+    expected = recur(*exact, tokens, doubles=doubles)
     assert (out - expected).norm() <= bound * expected.norm()
     gradients = torch.autograd.grad(out, ours, grad)
     for gradient, wanted in zip(gradients, torch.autograd.grad(expected, exact, exact_grad), strict=True):

@@ -76,8 +76,8 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
 
     A layer without a token mixer has none.
     """
-    model = local.model
-    pre, post = model.block != "post", model.block in ("post", "sandwich")
+    model, block_kind = local.model, local.model.get_block(layer)
+    pre, post = block_kind != "post", block_kind in ("post", "sandwich")
     source, mixer = "norm1.out" if pre else "x", model.mixer_name(layer)
     if mixer == "none":
         return []
@@ -85,7 +85,7 @@ def attention_half(local: Local, *, layer: int) -> list[Op]:
     ops += attention(local, source, layer=layer) if mixer == "attention" else OPERATIONS[mixer](local, source)
     branch = "a"
     if post:
-        name = "norm1_post" if model.block == "sandwich" else "norm1"
+        name = "norm1_post" if block_kind == "sandwich" else "norm1"
         ops, branch = [*ops, _list_norm(local, name, "a")], f"{name}.out"
     return _apply_stack(local, [*ops, *_residual(local, "attention", branch, "x", "y")], layer=layer)
 
@@ -96,16 +96,17 @@ def feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if not model.has_feed_forward(layer):
         return []
     stream = "x" if model.mixer_name(layer) == "none" else "y"
-    pre, post = model.block != "post", model.block == "post" or model.norms_feed_forward(layer)
+    block_kind = model.get_block(layer)
+    pre, post = block_kind != "post", block_kind == "post" or model.norms_feed_forward(layer)
     ops, source = list[Op](), "norm1.out"
-    if model.block != "parallel_shared":  # else the MLP reads what attention reads
-        source = "x" if model.block == "parallel" else stream
+    if block_kind != "parallel_shared":  # else the MLP reads what attention reads
+        source = "x" if block_kind == "parallel" else stream
         if pre:
             ops, source = [_list_norm(local, "norm2", source)], "norm2.out"
     ops += experts(local, source) if model.is_moe(layer) else mlp(local, source)
     branch = "d"
     if post:
-        name = "norm2" if model.block == "post" else "norm2_post"
+        name = "norm2" if block_kind == "post" else "norm2_post"
         ops, branch = [*ops, _list_norm(local, name, "d")], f"{name}.out"
     return _apply_stack(local, [*ops, *_residual(local, "mlp", branch, stream, "z")], layer=layer)
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.model.mixers.gated_delta_net import CHUNK
+from fivefold.model.mixers.gated_delta_net import CHUNK, GatedDeltaNet
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks
@@ -44,7 +44,7 @@ class GatedDeltaNetMixer(nn.Module):
         shape = model.gated_delta_net
         assert shape is not None
         self.run: Run = call_directly
-        self.shape, self.epsilon = shape, model.norm_epsilon
+        self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
         width, keys, values = model.width, shape.key_width, shape.value_width
         self.q, self.k = (Linear(width, keys, bias=False) for _ in range(2))
         self.v, self.z = (Linear(width, values, bias=False) for _ in range(2))
@@ -60,8 +60,7 @@ class GatedDeltaNetMixer(nn.Module):
         linears = self.q, self.k, self.v, self.z, self.b, self.a
         q, k, v, z, b, a = self.run("mixer.project", fused_linears, h_RD, *linears)
         q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, None, rows.tokens, q, k, v)
-        heads = self.shape.key_heads, self.shape.value_heads
-        o = self.run("mixer.core.scan", scan, q, k, v, b, a, self.a_log, self.dt_bias, rows.tokens, heads)
+        o = self.run("mixer.core.scan", scan, q, k, v, b, a, self.a_log, self.dt_bias, rows.tokens, self.shape)
         del q, k, v, b, a
         y = self.run("mixer.core.gate", gated_norm, o, z, self.norm.weight, self.epsilon)
         del o, z
@@ -78,13 +77,14 @@ def scan(
     a_log: Tensor,
     dt_bias: Tensor,
     tokens: int,
-    heads: tuple[int, int],
+    shape: GatedDeltaNet,
 ) -> Tensor:
     """Return the outputs [R, value heads · value dim] of the gated delta rule.
 
-    ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads]; ``heads``: number of key and value heads.
+    ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads].
     """
-    chunk = partial(delta_chunk, heads=heads)
+    heads = shape.key_heads, shape.value_heads
+    chunk = partial(delta_chunk, heads=heads, doubles=shape.negative_eigenvalues)
     return chunks.scan(chunk, (q, k, v, b, a), (a_log, dt_bias), columns=v.shape[1], tokens=tokens, size=CHUNK)
 
 
@@ -124,12 +124,14 @@ def delta_chunk(
     state: Tensor | None,
     *,
     heads: tuple[int, int],
+    doubles: bool = False,
     is_last: bool = False,
     only_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the outputs [B, C, value heads · value dim] of a chunk, and the state after it (``ChunkFunction``).
 
     ``inputs``: q, k, v [B, C, heads · dims], b and a [B, C, value heads], ``a_log`` and ``dt_bias`` [value heads].
+    ``heads``: number of key and value heads. ``doubles``: β is 2 σ(b).
     """
     q, k, v, b, a, a_log, dt_bias = inputs
     q, k, v = (x.unflatten(-1, (n, -1)) for x, n in ((q, heads[0]), (k, heads[0]), (v, heads[1])))
@@ -137,6 +139,8 @@ def delta_chunk(
     repeats = v.shape[2] // k.shape[2]
     k = _unit(k.to(dtype)).transpose(1, 2).repeat_interleave(repeats, dim=1)
     v, beta = v.to(dtype).transpose(1, 2), b.to(dtype).sigmoid().transpose(1, 2)[..., None]
+    if doubles:
+        beta = beta * 2
     decay = F.softplus(a.to(dtype) + dt_bias.to(dtype)) * -a_log.to(dtype).exp()
     decay = decay.transpose(1, 2).cumsum(-1)  # its log, from the start of the chunk [B, heads, C]
     k_beta = k * beta
