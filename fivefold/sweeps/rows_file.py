@@ -83,7 +83,7 @@ def read(path: Path) -> list[Row]:
     else:
         values = _parquet_rows(path)
     if not all(isinstance(value, dict) for value in values):
-        raise UserError(f"{path}: its lines are no rows of a sweep")
+        raise UserError(f"{path}: its lines are not rows of a sweep; name a file that `fivefold sweep --out` wrote")
     return [Row.read(value, origin=f"{path}: row {place}") for place, value in enumerate(values, 1)]
 
 

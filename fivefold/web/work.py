@@ -51,7 +51,7 @@ class WorkQueue:
 
         def run_alone() -> T:
             if not self.lock.acquire(timeout=self.short):
-                raise Busy("the answer before this one still takes long; try again")
+                raise Busy("an earlier request is still being computed; try again in a few seconds")
             try:
                 return action()
             finally:

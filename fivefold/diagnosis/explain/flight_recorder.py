@@ -91,7 +91,7 @@ def _entries(dump: dict[str, Any], rank: int, *, origin: str) -> Iterator[Collec
     """Yield the collectives of one rank, without sends and receives, which are numbered by pairs of ranks."""
     raw_entries = dump["entries"]
     if not isinstance(raw_entries, list):
-        raise UserError(f"{origin}: a flight recorder whose entries are not a list")
+        raise UserError(f"{origin}: a flight recorder dump whose entries are not a list; give a file that torch wrote")
     for raw_entry in (item for item in raw_entries if isinstance(item, dict)):
         name = str(raw_entry.get("profiling_name", "")).rpartition(":")[2].strip()
         if raw_entry.get("is_p2p") or re.match(r"(send|recv|isend|irecv)\b", name):

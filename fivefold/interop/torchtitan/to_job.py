@@ -191,7 +191,7 @@ def pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     if len(sizes) % pp or min(sizes) < 1:
         raise UserError(
             f"{values.origin}: {len(sizes)} stages of {min(sizes)} to {max(sizes)} layers do not spread over pp={pp}; "
-            "each rank must have as many, and each stage a layer"
+            "each rank must have the same number of stages, and each stage at least one layer"
         )
     v = len(sizes) // pp
     if (v > 1) != is_looped:

@@ -139,7 +139,9 @@ def read_rope_of_layers(config: Config, *, slides: tuple[bool, ...]) -> dict[str
     fields = read.get(LAYERS[0]) or read[LAYERS[1]]
     if len(read) == 2 and read[LAYERS[1]] != fields:
         if read[LAYERS[1]]["rope_scaling"] is not None:
-            raise config.mistake("rope scaling of the sliding layers other than that of the others is not supported")
+            raise config.mistake(
+                "the sliding layers have another rope scaling than the full layers, which is not supported"
+            )
         fields |= {"rope_theta_sliding": read[LAYERS[1]]["rope_theta"]}
     rotates = tuple(LAYERS[sliding] in read for sliding in slides)
     return fields | {"rope_pattern": () if all(rotates) else rotates}
@@ -163,7 +165,9 @@ def read_rope_tables(
     if full is None or own is None or full == own:
         return full or own or {}
     if own["rope_scaling"] is not None:
-        raise config.mistake("rope scaling of the sliding layers other than that of the others is not supported")
+        raise config.mistake(
+            "the sliding layers have another rope scaling than the full layers, which is not supported"
+        )
     fields = full | {"rope_theta_sliding": own["rope_theta"]}
     if own["rope_fraction"] != full["rope_fraction"]:
         fields["sliding"] = {"rope_fraction": own["rope_fraction"]}

@@ -16,7 +16,7 @@ def _build_gpt_neox(config: Config) -> Model:
     if config.head_dim not in (None, head_dim):
         raise config.mistake(
             f"head_dim={config.head_dim} is not hidden_size / num_attention_heads = {head_dim}: the family's code "
-            "would rotate by the one and attend by the other; remove it"
+            "would use one in the rotary embedding and the other in attention; remove it"
         )
     fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": True, "kv_heads": config.num_attention_heads}
     block = "parallel" if config.use_parallel_residual else "pre"
