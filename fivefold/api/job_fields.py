@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.record import UserError
 from fivefold.requests.job import FIELDS
+from fivefold.requests.words import parse_length
 
 if TYPE_CHECKING:
     from fivefold.job import Job
+
+
+def _read_length(text: str) -> int | float:
+    """Return a sequence of ``8k`` in tokens; raises ``UserError`` for other text."""
+    try:
+        return parse_length(text)
+    except ValueError as error:
+        raise UserError(f"seq={text!r} {error}") from None
 
 
 def build_job(words: Mapping[str, Any]) -> Job:
@@ -26,6 +35,8 @@ def build_job(words: Mapping[str, Any]) -> Job:
     for short, name in FIELDS.items():
         if short in fields and name in fields:
             raise UserError(f"{short}= and {name}= both set {name}; keep one")
+    if isinstance(fields.get("seq"), str):
+        fields["seq"] = _read_length(fields["seq"])
     fields = {FIELDS.get(name, name): value for name, value in fields.items()}
     base = words.get("job")
     if isinstance(base, Job):

@@ -75,3 +75,10 @@ def test_answers_in_python_print_as_the_table_of_the_terminal(
 def test_ask_in_python_refuses_an_option_that_the_question_does_not_use() -> None:
     with pytest.raises(ff.UserError, match="tokens: `ask micro-batch` does not use it, only batch and run; drop it"):
         ff.ask("micro-batch", "nano", "h100:8", "dp8 zero3", gbs=64, tokens=2e9)
+
+
+def test_a_sequence_in_python_may_be_text_too() -> None:
+    step = ff.predict("nano", "h100:1", "dp1", seq="1k")  # type: ignore[typeddict-item]
+    assert step.job["sequence"] == 1024
+    with pytest.raises(ff.UserError, match="seq='1x' must be a whole number of tokens, such as 8192 or 8k"):
+        ff.predict("nano", "h100:1", "dp1", seq="1x")  # type: ignore[typeddict-item]
