@@ -48,9 +48,8 @@ _STARTS = ("_", "summary_", "unsloth_")
 
 def read_fields(values: dict[str, Any], *, family: Family, name: str) -> dict[str, Any]:
     """Return the fields of ``Config`` that the keys of a family set; ``UserError`` for an unsupported value."""
-    for key, supported in {**EVERY_FAMILY, **family.supported}.items():
-        if key in family.keys:
-            continue
+    unread = {key: supported for key, supported in EVERY_FAMILY.items() if key not in family.keys}
+    for key, supported in {**unread, **family.supported}.items():
         if key in values and not any(values[key] == neutral for neutral in supported.values):
             raise UserError(
                 f"{name}: {key}={values[key]!r} needs {supported.operation}, which is not supported; "

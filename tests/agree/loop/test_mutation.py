@@ -37,7 +37,7 @@ DATA = [
           ("a rank's place is rank % dp", 'self.built.ranks["dp"].rank', "self.built.ranks.rank % layout.dp")),
     *edit(TWO, "loop:Loop._read", ("all ranks train on one's rows", 'rank=self.built.ranks["dp"].rank', "rank=0")),
     *edit(ALONE, "run:Run.loader", ("the order ignores the seed", "seed = job.seed if", "seed = 0 if")),
-    *edit(ALONE, "data.loader:Loader.select", ("every epoch has one order", "epoch=int(epoch)", "epoch=0")),
+    *edit(ALONE, "data.loader:permute_epochs", ("every epoch has one order", "epoch=int(epoch)", "epoch=0")),
     *edit(ALONE, "data.loader:Loader.read_window",
           ("windows share two tokens", "window * self", "window * (self.sequence - 1) or self")),
     *edit(ALONE, "loop:Loop._step",
