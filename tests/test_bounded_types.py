@@ -31,6 +31,7 @@ MEASURED = (
     "CollectivePoint",
     "KernelPoint",
     "MatmulPoint",
+    "StepFactor",
     "UnitPoint",
     "UpdatePoint",
 )

@@ -163,8 +163,10 @@ def pipeline(model: Model, job: Job, layout: Layout) -> Exchange:
 def gathered_width(job: Job) -> float:
     """Return the bytes per element of a matmul's input in a message, without scales.
 
-    Outputs always have 16 bits or more.
+    Outputs always have 16 bits or more. torchao sends inputs that have a scale for each row in 16 bits.
     """
+    if job.precision.scaling == "rowwise" and not job.stack.kernel_facts.fuses_linears:
+        return activation_width(job)
     return {"fp8": 1.0, "fp4": 0.5}.get(job.precision.compute, activation_width(job))
 
 

@@ -76,7 +76,7 @@ def test_others_say_and_multiply_nothing(kind: str) -> None:
 
 
 def test_muons_update_is_priced_by_its_products_and_messages() -> None:
-    """On one H100 at 600 to 900 TFLOP/s; eight share it, and wait for what they send."""
+    """On one H100 at 600 to 900 TFLOP/s; eight share it, and wait for the slowest and for what they send."""
 
     def count_difference(ranks: int, text: str) -> float:
         machine, layout = resolve(f"h100:{ranks}", local=Path("/nowhere")), Layout.parse(text)
@@ -89,6 +89,6 @@ def test_muons_update_is_priced_by_its_products_and_messages() -> None:
         count_difference(8, "dp8 zero0"),
     )
     assert 666.5e12 / 900e12 < alone < 666.5e12 / 600e12
-    assert repeated == pytest.approx(alone, rel=0.01)
+    assert alone < repeated < alone * 1.03  # as quick as the slowest of eight chips
     sent = 2 * 2 * 6.98e9 / 8 * 7 / 8 / 450e9  # there and back over NVLink
     assert alone / 8 + sent / 2 < shared < alone / 8 * 1.3 + 8 * sent

@@ -53,17 +53,23 @@ def _build_olmo_hybrid(config: Config) -> Model:
 
 def _write_olmo_hybrid(model: Model) -> dict[str, Any]:
     net = model.gated_delta_net
-    assert net is not None
     scaling = decoder.write_scaling(model.rope_scaling) if model.rope_scaling else {"rope_type": "default"}
+    geometry = (
+        {
+            "linear_num_key_heads": net.key_heads,
+            "linear_num_value_heads": net.value_heads,
+            "linear_key_head_dim": net.key_dim,
+            "linear_value_head_dim": net.value_dim,
+            "linear_conv_kernel_dim": net.taps,
+            "linear_allow_neg_eigval": net.negative_eigenvalues,
+        }
+        if net
+        else {}
+    )
     return {
-        "layer_types": [NAMES[model.mixer_name(layer)] for layer in range(model.layers)],
-        "linear_num_key_heads": net.key_heads,
-        "linear_num_value_heads": net.value_heads,
-        "linear_key_head_dim": net.key_dim,
-        "linear_value_head_dim": net.value_dim,
-        "linear_conv_kernel_dim": net.taps,
-        "linear_allow_neg_eigval": net.negative_eigenvalues,
+        "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
         "rope_parameters": {**scaling, "rope_theta": model.rope_theta if model.position == "rope" else None},
+        **geometry,
     }
 
 
