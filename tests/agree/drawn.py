@@ -397,9 +397,11 @@ def _draw_half_layers(chance: random.Random, model: Model) -> dict[str, Any]:
 def _draw_delta_fields(chance: random.Random, model: Model) -> dict[str, Any]:
     """Return norms of other mixers than attention before them in a post-norm model, and β up to 2."""
     fields: dict[str, Any] = {}
-    if model.block == "post" and model.non_attention_mixers:
-        fields |= {"pre_norm_mixers": chance.random() < 0.6}
-    if (net := model.gated_delta_net) is not None and chance.random() < 0.5:
+    if model.block == "pre" and model.non_attention_mixers and model.moe is None and chance.random() < 0.5:
+        fields |= {"block": "post"}
+    if (fields.get("block") or model.block) == "post" and model.non_attention_mixers:
+        fields |= {"pre_norm_mixers": chance.random() < 0.9}
+    if (net := model.gated_delta_net) is not None and chance.random() < 0.7:
         fields |= {"gated_delta_net": net.replace(negative_eigenvalues=True, norm_epsilon=1e-4)}
     return fields
 
