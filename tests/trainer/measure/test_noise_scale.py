@@ -151,7 +151,8 @@ def run_unwatched() -> tuple[int, bool]:
 
 def test_the_log_says_it_in_tokens() -> None:
     job = Job(sequence=16, global_batch=8)
-    done = type("Done", (), {"loss": 1.0, "norm": 2.0, "further": (), "noise": GradientNoise(0.5, 3.0, 6.0)})()
+    noise = GradientNoise(0.5, 3.0, 6.0)
+    done = type("Done", (), {"loss": 1.0, "norm": 2.0, "further": (), "noise": noise, "rewards": None})()
     line = step_line(1, done, job=job, samples=8, batch=8, rate=1e-3, seconds=1.0, ideal_seconds=0.1)
     assert (line["noise_scale"], line["gradient_square"], line["gradient_variance"]) == (96.0, 0.5, 48.0)
 
