@@ -68,7 +68,7 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 def _recorder_and_operation(frames: list[tuple[FrameType, int]]) -> tuple[TapeRecorder | None, str]:
     """Find, in the frames of the exception, the recorder (or None) and the torch operation that it ran (or "")."""
-    name = "Recorder.__torch_dispatch__"
+    name = TapeRecorder.__torch_dispatch__.__qualname__
     operation = next((str(f.f_locals["func"].name()) for f, _ in reversed(frames) if f.f_code.co_qualname == name), "")
     candidates = (f.f_locals.get("recorder") for f, _ in frames)
     return next((candidate for candidate in candidates if isinstance(candidate, TapeRecorder)), None), operation

@@ -96,7 +96,7 @@ def test_a_step_that_breaks_ends_with_three(monkeypatch: pytest.MonkeyPatch, jso
     monkeypatch.setattr(mlp.Mlp, "forward", lambda _self, x: x @ torch.zeros(3, 3))
     result = run(*TINY, *(["--json"] if json_too else []))
     assert result.exit_code == WOULD_FAIL
-    words = "rank 0, forward of micro-batch 0, blocks.0.mlp: a and b must have same reduction dim"
+    words = "rank 0, forward of micro-batch 0, blocks.0.mlp: aten::mm"
     line = json.loads(result.stdout)["findings"][0] if json_too else " ".join(result.stdout.split())
     assert line.startswith(words)
 
