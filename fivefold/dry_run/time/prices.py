@@ -102,7 +102,7 @@ class Pricer:
         if measured is not None and measured.attentions[0]:
             return measured.attention(flops, shape=(sequences, queries, dim), heads=1)[is_backward]
         return roofline.attention(
-            self.machine.chip,
+            self.prices.chip,
             flops=flops,
             tokens=queries,
             keys=keys,

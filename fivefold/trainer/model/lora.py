@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,17 +25,21 @@ from fivefold.adapter import Adapter
 from fivefold.trainer.model.linear import Linear, accumulate_grad, fused_linears, is_recomputing
 from fivefold.trainer.model.operation import Run
 
-_disabled: ContextVar[bool] = ContextVar("disabled", default=False)
+
+class _Switch:
+    """Whether adapters run; torch.compile guards on an attribute, and breaks its graph at a ``ContextVar``."""
+
+    is_on = True
 
 
 @contextmanager
 def disable_adapters() -> Iterator[None]:
     """Run linear layers without their adapters, as the base computes."""
-    token = _disabled.set(True)
+    was_on, _Switch.is_on = _Switch.is_on, False
     try:
         yield
     finally:
-        _disabled.reset(token)
+        _Switch.is_on = was_on
 
 
 def attach(blocks: nn.Module, adapter: Adapter) -> None:
@@ -55,7 +58,7 @@ def project(run: Run, name: str, x: Tensor, *linears: Linear) -> tuple[Tensor, .
 
     With adapters it is two operations, because a recomputed block may end before the second: see ``RecomputedLayer``.
     """
-    adapted = () if _disabled.get() else tuple(linear for linear in linears if linear.lora_a is not None)
+    adapted = tuple(linear for linear in linears if linear.lora_a is not None) if _Switch.is_on else ()
     outs: tuple[Tensor, ...]
     if adapted:
         rows, *lows = run(f"{name}.lora_a", lower, x, *adapted)
