@@ -27,7 +27,7 @@ from fivefold.trainer.model.operation import Run
 
 
 class _Switch:
-    """Whether adapters run; torch.compile guards on an attribute, and breaks its graph at a ``ContextVar``."""
+    """Turns all adapters on or off: a class attribute, as torch.compile breaks its graph at a ``ContextVar``."""
 
     is_on = True
 
