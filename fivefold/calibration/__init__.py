@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,18 @@ def add_steps(
         messages += collect_messages(machine, measured, ranks=count)
     collectives = [point.model_dump() for point in join_messages(calibration.collectives, messages)]
     values = {"steps": factors, "collectives": make_monotonic(collectives)}
-    return machine.replace(calibration=calibration.replace(**values))
+    peaks = _raise_peaks(machine.chip.peak_flops, factors, ranks=machine.ranks)
+    return machine.replace(chip=machine.chip.replace(peak_flops=peaks), calibration=calibration.replace(**values))
+
+
+def _raise_peaks(peaks: Mapping[Dtype, float], factors: Sequence[StepFactor], *, ranks: int) -> dict[Dtype, float]:
+    """Return the peak FLOP/s by dtype, at least those that products reach within a step: no MFU may exceed 100 %."""
+    shares = {
+        factor.dtype: min(share for share in (1.0, factor.forward, factor.backward) if share > 0)
+        for factor in factors
+        if factor.kind == "matmul" and factor.ranks == ranks
+    }
+    return {dtype: peak / shares.get(dtype, 1.0) for dtype, peak in peaks.items()}
 
 
 def make_monotonic(points: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fivefold import calibration
 from fivefold.calibration.messages import Timed
 from fivefold.calibration.null_process_group import silent_world
 from fivefold.calibration.profile import find_unit
@@ -233,3 +234,13 @@ def test_a_gpus_grid_is_planned_and_fits_its_memory():
         runs = select_fitting_runs(list_grid_runs(1, gpu=True, quick=False), gpu)
         assert len({run.model.width for run, _ in runs}) >= 2
         assert all(estimate.peak_bytes < gpu.chip.memory_bytes for _, estimate in runs)
+
+
+def test_no_product_is_faster_than_the_peak() -> None:
+    """Products that take less time within a step than when repeated raise the peak, which MFU is relative to."""
+    quick = StepFactor(kind="matmul", ranks=2, dtype="bf16", forward=0.25, backward=0.5)
+    slow = StepFactor(kind="matmul", ranks=2, dtype="fp32", forward=1.2, backward=0.0)
+    other = StepFactor(kind="memory", ranks=2, dtype="fp32", forward=0.1, backward=0.1)
+    alone = StepFactor(kind="matmul", ranks=1, dtype="fp32", forward=0.1, backward=0.1)
+    peaks = calibration._raise_peaks({"bf16": 3e9, "fp32": 9e10}, [quick, slow, other, alone], ranks=2)
+    assert peaks == {"bf16": 12e9, "fp32": 9e10}
