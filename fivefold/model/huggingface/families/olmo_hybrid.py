@@ -7,7 +7,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
-from fivefold.model.huggingface.families.qwen3_next import KINDS, NAMES
+from fivefold.model.huggingface.families.qwen3_next import KINDS, NAMES, write_delta_net
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mixers
 from fivefold.model.huggingface.rope import read_rope
@@ -54,22 +54,11 @@ def _build_olmo_hybrid(config: Config) -> Model:
 def _write_olmo_hybrid(model: Model) -> dict[str, Any]:
     net = model.gated_delta_net
     scaling = decoder.write_scaling(model.rope_scaling) if model.rope_scaling else {"rope_type": "default"}
-    geometry = (
-        {
-            "linear_num_key_heads": net.key_heads,
-            "linear_num_value_heads": net.value_heads,
-            "linear_key_head_dim": net.key_dim,
-            "linear_value_head_dim": net.value_dim,
-            "linear_conv_kernel_dim": net.taps,
-            "linear_allow_neg_eigval": net.negative_eigenvalues,
-        }
-        if net
-        else {}
-    )
     return {
         "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
         "rope_parameters": {**scaling, "rope_theta": model.rope_theta if model.position == "rope" else None},
-        **geometry,
+        **write_delta_net(model),
+        **({"linear_allow_neg_eigval": net.negative_eigenvalues} if net else {}),
     }
 
 

@@ -58,24 +58,27 @@ def _build_qwen3_5_moe(config: Config) -> Model:
     return _build(omit_mrope(config), ffn=config.moe_intermediate_size, moe=read_gated_experts(config))
 
 
+def write_delta_net(model: Model) -> dict[str, Any]:
+    """Return the keys of the heads, dims and taps of a Gated DeltaNet; none if the model has no such layer."""
+    net = model.gated_delta_net
+    if net is None:
+        return {}
+    return {
+        "linear_num_key_heads": net.key_heads,
+        "linear_num_value_heads": net.value_heads,
+        "linear_key_head_dim": net.key_dim,
+        "linear_value_head_dim": net.value_dim,
+        "linear_conv_kernel_dim": net.taps,
+    }
+
+
 def _write_layers(model: Model) -> dict[str, Any]:
-    net, moe = model.gated_delta_net, model.moe
-    geometry = (
-        {
-            "linear_num_key_heads": net.key_heads,
-            "linear_num_value_heads": net.value_heads,
-            "linear_key_head_dim": net.key_dim,
-            "linear_value_head_dim": net.value_dim,
-            "linear_conv_kernel_dim": net.taps,
-        }
-        if net
-        else {}
-    )
+    moe = model.moe
     return {
         "layer_types": [NAMES.get(model.mixer_name(layer), "full_attention") for layer in range(model.layers)],
         "partial_rotary_factor": model.rope_fraction,
         **({"shared_expert_intermediate_size": moe.shared_experts * (moe.shared_ffn or moe.ffn)} if moe else {}),
-        **geometry,
+        **write_delta_net(model),
     }
 
 
