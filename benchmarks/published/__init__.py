@@ -26,7 +26,7 @@ from benchmarks.published.table import KindSummary, Summary, markdown
 from fivefold.record import Record, UserError, make_unknown_name_error
 
 if TYPE_CHECKING:
-    from benchmarks.published.leave_one_source_out import Fit
+    from benchmarks.published.leave_one_source_out import FactorFit
 
 Reader = Callable[[], Iterator[Case | Message | Excluded]]
 
@@ -95,10 +95,10 @@ def cases_of(sources: Iterable[str] = SOURCES) -> Iterator[Case]:
             yield case
 
 
-def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) -> Report:
+def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[FactorFit] | None = None) -> Report:
     """Predict every case of ``sources`` and score it; ``fits``: constants found without a source, else as stored."""
     from benchmarks.published import leave_one_source_out  # only here: readers need no planner
-    from benchmarks.published.tune import Run, time_step
+    from benchmarks.published.tune import TuningCase, time_step
     from fivefold.planner.predict import planner, predict
 
     scores: list[Score] = []
@@ -121,7 +121,7 @@ def run(sources: Iterable[str] = SOURCES, *, fits: Iterable[Fit] | None = None) 
             else:
                 cases[case.source, case.row] = case
                 plan = planner(case.model, case.machine, case.job)
-                again = Run(case, plan.counts, plan.memory(case.layout))
+                again = TuningCase(case, plan.counts, plan.memory(case.layout))
                 if case.listed:
                     step = step.replace(time=step.time.replace(step_seconds=time_step(again, case.machine)))
                 scores += score(case, step, leave_one_source_out.predictions(again, without))

@@ -14,7 +14,7 @@ from fivefold.cli.options import say, show
 
 if TYPE_CHECKING:
     from benchmarks.published import Report
-    from benchmarks.published.leave_one_source_out import Fit
+    from benchmarks.published.leave_one_source_out import FactorFit
 
 Field = Literal["chip", "generation", "nodes", "model", "kind", "precision", "software", "recomputed"]
 Sources = Annotated[list[str] | None, typer.Argument(help="Data files by name; without any, all of them.")]
@@ -90,7 +90,7 @@ def _print_ratios(report: Report, *, markdown: bool) -> None:
     show(page.ratios_markdown(report.ratios) if markdown else page.ratios(report.ratios))
 
 
-def _refit(sources: tuple[str, ...], path: Path) -> tuple[Fit, ...]:
+def _refit(sources: tuple[str, ...], path: Path) -> tuple[FactorFit, ...]:
     """Return the constants without each of ``sources``; those that ``path`` has already are kept."""
     from benchmarks.published import leave_one_source_out
     from fivefold.rendering.progress import bar

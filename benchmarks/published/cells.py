@@ -161,7 +161,7 @@ def head_dim(row: Row) -> int:
     return width // heads
 
 
-class Order(NamedTuple):
+class ScheduleChoice(NamedTuple):
     """A schedule with its virtual stages per rank."""
 
     name: ScheduleName
@@ -175,11 +175,11 @@ SCHEDULES: dict[str, ScheduleName] = {
 }  # fmt: skip
 
 
-def schedule(row: Row) -> Order:
+def schedule(row: Row) -> ScheduleChoice:
     """Return the pipeline schedule; if the table does not name one: 1F1B, interleaved with virtual stages."""
     pp, v, text = degree(row, "pp"), degree(row, "vp"), row.get("schedule", "")
     if pp == 1:
-        return Order("1f1b", 1)
+        return ScheduleChoice("1f1b", 1)
     match = re.fullmatch(r"(.*?)(?: vpp(\d+))?", text.lower())
     assert match is not None
     name, stages = re.sub(r"[^a-z0-9]", "", match[1]), int(match[2] or v)
@@ -187,10 +187,10 @@ def schedule(row: Row) -> Order:
     if kind is None:
         raise UserError(f"schedule {text!r} is none of ours")
     if PIPELINE_SCHEDULES[kind].places_v:
-        return Order(kind, 2)
+        return ScheduleChoice(kind, 2)
     if PIPELINE_SCHEDULES[kind].is_interleaved and stages == 1:
         raise UserError(NO_STAGES)
-    return Order("interleaved" if kind == "1f1b" and stages > 1 else kind, stages)
+    return ScheduleChoice("interleaved" if kind == "1f1b" and stages > 1 else kind, stages)
 
 
 RECOMPUTED = {"none": "none", "full": "full", "selective": "selective"}

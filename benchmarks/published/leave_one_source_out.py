@@ -26,7 +26,7 @@ from benchmarks.published.constants import (
     scale_allocator,
     scale_constants,
 )
-from benchmarks.published.tune import Run, prepare_runs, time_step
+from benchmarks.published.tune import TuningCase, prepare_runs, time_step
 from fivefold.planner.counts.memory.allocator import allocator_totals
 from fivefold.planner.time.errors import Quantity
 from fivefold.record import Record
@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 Known = dict[tuple[Quantity, frozenset[tuple[str, float]]], dict[int, float]]  # errors by constants, of runs by id
 
 
-class Fit(Record):
+class FactorFit(Record):
     """A constant's factor that was found without a source."""
 
     source: str
@@ -52,17 +52,17 @@ class Fit(Record):
     runs: int  # of other sources that it moves
 
 
-def sample_runs(cases: Sequence[Case]) -> list[Run]:
+def sample_runs(cases: Sequence[Case]) -> list[TuningCase]:
     """Return up to ``MAX_RUNS_PER_SOURCE`` evenly spaced cases of a source, with their counts."""
     return prepare_runs(cases[:: max(1, -(-len(cases) // MAX_RUNS_PER_SOURCE))])
 
 
-def step_seconds(run: Run, factors: Factors) -> float:
+def step_seconds(run: TuningCase, factors: Factors) -> float:
     """Return the predicted step with constants times ``factors``."""
     return time_step(run, apply_to_machine(run.case.machine, factors), scale_constants(factors))
 
 
-def peak_bytes(run: Run, factors: Factors) -> float:
+def peak_bytes(run: TuningCase, factors: Factors) -> float:
     """Return the predicted peak as its source counts it, with constants times ``factors``."""
     if run.case.memory == "allocated":
         return max(rank.peak_bytes for rank in run.memory)
@@ -70,7 +70,7 @@ def peak_bytes(run: Run, factors: Factors) -> float:
     return totals.driver_bytes if run.case.memory == "driver" else totals.reserved_bytes
 
 
-def predictions(run: Run, factors: Factors) -> dict[str, float]:
+def predictions(run: TuningCase, factors: Factors) -> dict[str, float]:
     """Return the predictions of a case's measured quantities with changed constants; empty without a change."""
     if not factors:
         return {}
@@ -78,10 +78,10 @@ def predictions(run: Run, factors: Factors) -> dict[str, float]:
     return seconds | ({"peak": peak_bytes(run, factors)} if _get_measured(run, "peak") else {})
 
 
-class Problem:
+class LeftOutProblem:
     """The fit of the constants of ``source`` without that source: the runs of all other sources."""
 
-    def __init__(self, source: str, others: Mapping[str, Sequence[Run]], known: Known | None = None) -> None:
+    def __init__(self, source: str, others: Mapping[str, Sequence[TuningCase]], known: Known | None = None) -> None:
         """Initialize the fit with the runs of ``others``, by source.
 
         Runs of ``source`` itself are not used. ``known``: filled with every error, for the problems of other sources on
@@ -94,11 +94,11 @@ class Problem:
         self.factors = {constant.name: _middle(constant) for constant in (*self.time, *self.memory)}
         self.source = source
 
-    def solve(self) -> tuple[Fit, ...]:
+    def solve(self) -> tuple[FactorFit, ...]:
         """Return a factor for each constant."""
         return (*self._descend("time", self.time), *self._descend("peak", self.memory))
 
-    def _descend(self, quantity: Quantity, constants: Sequence[Constant]) -> Iterator[Fit]:
+    def _descend(self, quantity: Quantity, constants: Sequence[Constant]) -> Iterator[FactorFit]:
         """Yield each constant in turn at the best of its grid, then of a closer one; in rounds."""
         measured = [index for index, (_, run) in enumerate(self.runs) if _get_measured(run, quantity)]
         moved = {entry.name: self._find_affected_runs(entry, quantity, measured) for entry in constants}
@@ -118,7 +118,7 @@ class Problem:
                     low, high = max(low, best / gap), min(high, best * gap)
         for constant in constants:
             factor = round(self.factors[constant.name], 4)
-            yield Fit(source=self.source, constant=constant.name, factor=factor, runs=len(moved[constant.name]))
+            yield FactorFit(source=self.source, constant=constant.name, factor=factor, runs=len(moved[constant.name]))
 
     def _find_affected_runs(self, constant: Constant, quantity: Quantity, among: Sequence[int]) -> list[int]:
         """Return the runs whose prediction differs between the constant's bounds."""
@@ -148,13 +148,13 @@ class Problem:
         return fmean(map(fmean, sizes.values()))
 
 
-def _get_measured(run: Run, quantity: Quantity) -> float | None:
+def _get_measured(run: TuningCase, quantity: Quantity) -> float | None:
     if quantity == "time":
         return run.case.step_seconds
     return run.case.memory_bytes if run.case.quantity == "peak" else None
 
 
-def _error(run: Run, quantity: Quantity, factors: Factors) -> float:
+def _error(run: TuningCase, quantity: Quantity, factors: Factors) -> float:
     predicted = step_seconds(run, factors) if quantity == "time" else peak_bytes(run, factors)
     measured = _get_measured(run, quantity)
     assert measured is not None
@@ -174,23 +174,23 @@ def _grid(constant: Constant, low: float, high: float) -> list[float]:
     return sorted({max(1, round(constant.value * factor)) / constant.value for factor in grid})
 
 
-def read(path: Path = TABLE) -> tuple[Fit, ...]:
+def read(path: Path = TABLE) -> tuple[FactorFit, ...]:
     """Return the fits that were written; none without the file."""
     if not path.exists():
         return ()
     with path.open(encoding="utf-8", newline="") as file:
-        return tuple(Fit.model_validate(row) for row in csv.DictReader(file))
+        return tuple(FactorFit.model_validate(row) for row in csv.DictReader(file))
 
 
-def write(fits: Iterable[Fit], path: Path = TABLE) -> None:
+def write(fits: Iterable[FactorFit], path: Path = TABLE) -> None:
     """Replace the table at ``path``."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, fieldnames=list(Fit.model_fields), lineterminator="\n")
+        table = csv.DictWriter(file, fieldnames=list(FactorFit.model_fields), lineterminator="\n")
         table.writeheader()
         table.writerows(fit.model_dump() for fit in fits)
 
 
-def refit(sources: Sequence[str], path: Path = TABLE, *, report: Progress | None = None) -> tuple[Fit, ...]:
+def refit(sources: Sequence[str], path: Path = TABLE, *, report: Progress | None = None) -> tuple[FactorFit, ...]:
     """Fit without each of ``sources`` and write ``path`` after each; those that it has already are kept."""
     from benchmarks.published import SOURCES, cases_of
 
@@ -204,12 +204,14 @@ def refit(sources: Sequence[str], path: Path = TABLE, *, report: Progress | None
             report(source, done, len(missing))
         if source in others:
             fits = tuple(
-                sorted((*fits, *Problem(source, others, known).solve()), key=lambda fit: SOURCES.index(fit.source))
+                sorted(
+                    (*fits, *LeftOutProblem(source, others, known).solve()), key=lambda fit: SOURCES.index(fit.source)
+                )
             )
             write(fits, path)
     return fits
 
 
-def factors_without(source: str, fits: Iterable[Fit]) -> dict[str, float]:
+def factors_without(source: str, fits: Iterable[FactorFit]) -> dict[str, float]:
     """Return for each constant the factor fitted without ``source``."""
     return {fit.constant: fit.factor for fit in fits if fit.source == source}

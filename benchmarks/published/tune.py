@@ -17,7 +17,7 @@ from fivefold.job import Job
 from fivefold.machine.spec import Chip, Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.planner.time.units import Units
 
@@ -25,7 +25,7 @@ STEPS = (1.3, 1.1, 1.03)  # of a factor, coarse to fine
 LIMIT = 2.0
 
 
-class Factors(NamedTuple):
+class MachineFactors(NamedTuple):
     """The factors by which the catalog figures of a machine are multiplied."""
 
     matmul: float = 1.0
@@ -42,7 +42,7 @@ class Factors(NamedTuple):
         )
 
 
-def _chip(chip: Chip, factors: Factors) -> Chip:
+def _chip(chip: Chip, factors: MachineFactors) -> Chip:
     return chip.replace(
         matmul_share={dtype: share * factors.matmul for dtype, share in chip.matmul_share.items()},
         flops_per_joule={dtype: joule * factors.matmul for dtype, joule in chip.flops_per_joule.items()},
@@ -53,7 +53,7 @@ def _chip(chip: Chip, factors: Factors) -> Chip:
     )
 
 
-class Run(NamedTuple):
+class TuningCase(NamedTuple):
     """A measured case with all of it that no machine changes."""
 
     case: Case
@@ -61,24 +61,24 @@ class Run(NamedTuple):
     memory: list[RankMemory]
 
 
-def prepare_runs(cases: Iterable[Case]) -> list[Run]:
+def prepare_runs(cases: Iterable[Case]) -> list[TuningCase]:
     """Return every case with its counts; equal models and jobs are counted once."""
     known: dict[tuple[Model, Job], Counts] = {}
     runs = []
     for case in cases:
         counts = known.setdefault((case.model, case.job), Counts(case.model, case.job))
-        runs.append(Run(case, counts, memory(counts, case.layout)))
+        runs.append(TuningCase(case, counts, count_rank_memory(counts, case.layout)))
     return runs
 
 
-def tune(runs: Sequence[Run]) -> Factors:
+def tune(runs: Sequence[TuningCase]) -> MachineFactors:
     """Return the factors under which the measured step times of ``runs`` are predicted best."""
-    factors, best = Factors(), error(runs, Factors())
+    factors, best = MachineFactors(), error(runs, MachineFactors())
     for step in STEPS:
         improved = True
         while improved:
             improved = False
-            for field in Factors._fields:
+            for field in MachineFactors._fields:
                 for value in (getattr(factors, field) * step, getattr(factors, field) / step):
                     if not 1 / LIMIT <= value <= LIMIT:
                         continue
@@ -89,17 +89,17 @@ def tune(runs: Sequence[Run]) -> Factors:
     return factors
 
 
-def error(runs: Sequence[Run], factors: Factors) -> float:
+def error(runs: Sequence[TuningCase], factors: MachineFactors) -> float:
     """Return mean absolute relative error of the step time."""
     return fmean(abs(seconds(run, factors) / (run.case.step_seconds or 1.0) - 1) for run in runs)
 
 
-def seconds(run: Run, factors: Factors) -> float:
+def seconds(run: TuningCase, factors: MachineFactors) -> float:
     """Return the predicted step on the changed machine."""
     return time_step(run, factors.apply(run.case.machine))
 
 
-def time_step(run: Run, machine: Machine, constants: Constants = PUBLISHED) -> float:
+def time_step(run: TuningCase, machine: Machine, constants: Constants = PUBLISHED) -> float:
     """Return the predicted seconds of a run's step on another machine, by other constants."""
     units = (ListedUnits if run.case.listed else Units)(run.counts, machine, constants)
     return step_seconds(units, run.case.layout, run.memory)
@@ -112,12 +112,12 @@ class Halves(NamedTuple):
     runs: int
     stock: float
     tuned: float
-    factors: Factors
+    factors: MachineFactors
 
 
 def halves(cases: Iterable[Case]) -> list[Halves]:
     """Return the scores per chip: every second run tunes, the others are scored."""
-    chips: dict[str, list[Run]] = {}
+    chips: dict[str, list[TuningCase]] = {}
     for run in prepare_runs(case for case in cases if case.step_seconds):
         chips.setdefault(run.case.machine.chip.name, []).append(run)
     results = []
@@ -125,5 +125,5 @@ def halves(cases: Iterable[Case]) -> list[Halves]:
         learnt, held = runs[::2], runs[1::2]
         if held:
             factors = tune(learnt)
-            results.append(Halves(chip, len(held), error(held, Factors()), error(held, factors), factors))
+            results.append(Halves(chip, len(held), error(held, MachineFactors()), error(held, factors), factors))
     return results

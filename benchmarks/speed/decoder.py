@@ -46,7 +46,7 @@ def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 
 
-class Mlp(nn.Module):
+class DecoderMlp(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.gate = nn.Linear(model.width, model.ffn, bias=False)
@@ -58,13 +58,13 @@ class Mlp(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(model.width, eps=model.norm_epsilon)
         self.attention = Attention(model)
         self.norm2 = nn.RMSNorm(model.width, eps=model.norm_epsilon)
-        self.mlp = Mlp(model)
+        self.mlp = DecoderMlp(model)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x), cos, sin)
@@ -82,7 +82,7 @@ class Decoder(nn.Module):
         self.embed, self.head = nn.ModuleDict(), nn.ModuleDict()
         if layers.start == 0:
             self.embed["tokens"] = nn.Embedding(model.vocab, model.width)
-        self.blocks = nn.ModuleDict({str(layer): Block(model) for layer in layers})
+        self.blocks = nn.ModuleDict({str(layer): DecoderBlock(model) for layer in layers})
         if layers.stop == model.layers:
             self.head["norm"] = nn.RMSNorm(model.width, eps=model.norm_epsilon)
             self.head["out"] = nn.Linear(model.width, model.vocab, bias=False)

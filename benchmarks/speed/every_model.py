@@ -26,7 +26,7 @@ CHIPS = ("h100", "b200")
 TARGET = 15.0  # processor seconds
 
 
-class Answer(NamedTuple):
+class CommandTime(NamedTuple):
     """The CPU seconds of one command, and how it ended."""
 
     seconds: float
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
     ended: str
 
 
-def ask(question: str, model: str, machine: str, *, limit: int) -> Answer:
+def ask(question: str, model: str, machine: str, *, limit: int) -> CommandTime:
     """Run one command and return what it took; it is stopped after ``limit`` processor seconds."""
     ranks, sequence = int(machine.partition(":")[2]), min(4096, build_model(model).positions)
     verb = [question] if question in ("search", "plan") else ["ask", question]
@@ -51,7 +51,7 @@ def ask(question: str, model: str, machine: str, *, limit: int) -> Answer:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     ended = {0: "answered", 2: (done.stderr.strip().splitlines() or [""])[-1][:60]}.get(done.returncode, "stopped")
-    return Answer(seconds, " ".join(words), ended)
+    return CommandTime(seconds, " ".join(words), ended)
 
 
 def main() -> None:

@@ -128,7 +128,7 @@ def context(model: Model, job: Job, *, layout: Layout) -> Step:
     decoder.positions = mine
     for block in decoder.modules():
         if isinstance(block, Attention):
-            block.core = _Ring.apply
+            block.core = _NativeRing.apply
     averaged = DistributedDataParallel(decoder, gradient_as_bucket_view=True)
 
     def step(tokens: Tensor) -> float:
@@ -154,7 +154,7 @@ def _backward(
     return gradients
 
 
-class _Ring(torch.autograd.Function):
+class _NativeRing(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         world: Any = dist.group.WORLD

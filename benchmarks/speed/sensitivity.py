@@ -20,7 +20,7 @@ from benchmarks.published import SOURCES, cases_of, reader
 from benchmarks.published.case import Case
 from benchmarks.published.constants import CONSTANTS
 from benchmarks.published.leave_one_source_out import step_seconds
-from benchmarks.published.tune import Run, prepare_runs
+from benchmarks.published.tune import TuningCase, prepare_runs
 
 THINNED = {"llm_foundry": 3, "dgxc_benchmarking": 3}
 
@@ -32,7 +32,7 @@ class Errors(NamedTuple):
     bias: float
 
 
-def runs() -> dict[str, list[Run]]:
+def runs() -> dict[str, list[TuningCase]]:
     """Return the cases with a measured time, by source."""
     by_source = {}
     for source in SOURCES:
@@ -41,7 +41,7 @@ def runs() -> dict[str, list[Run]]:
     return by_source
 
 
-def errors(by_source: dict[str, list[Run]], factors: Mapping[str, float]) -> Errors:
+def errors(by_source: dict[str, list[TuningCase]], factors: Mapping[str, float]) -> Errors:
     """Return the errors of all sources with constants multiplied by ``factors``."""
     means, biases = [], []
     for source_runs in by_source.values():

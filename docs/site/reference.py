@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from man_page import write_man_page
 
 DOCS = Path(__file__).parents[1]
-RESULTS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", "fivefold.results.sweep_row:Row")
+RESULTS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", "fivefold.results.sweep_row:SweepRow")
 KINDS = {
     "field": "read",
     "part": "read, together with other keys",

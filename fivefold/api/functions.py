@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from fivefold.results.objectives import Aim, By, Goal
     from fivefold.results.playbook import Playbook
     from fivefold.results.run_estimate import Offers, RunEstimate
-    from fivefold.results.search_result import Answer, Change, Lengths, SearchResult, Walk
     from fivefold.results.search_result import Batch as BatchSize
-    from fivefold.results.sweep_row import Row
+    from fivefold.results.search_result import Change, Lengths, QuestionAnswer, SearchResult, Walk
+    from fivefold.results.sweep_row import SweepRow
     from fivefold.results.traced import Traced
     from fivefold.step import Step
     from fivefold.sweeps.journal import Journal
@@ -321,7 +321,7 @@ def ask(
     noise: str | None = None,
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
-) -> Rows[Answer] | Rows[BatchSize] | Rows[Change] | Rows[RunEstimate] | Rows[Lengths]:
+) -> Rows[QuestionAnswer] | Rows[BatchSize] | Rows[Change] | Rows[RunEstimate] | Rows[Lengths]:
     """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run", "changes" or "finetune".
 
     Without a layout, the answer is for the fastest layout that fits.
@@ -329,7 +329,8 @@ def ask(
     Returns
     -------
     Rows
-        Answers with their numbers: an ``Answer``, whose ``line`` is text, or several records of another question.
+        Answers with their numbers: an ``QuestionAnswer``, whose ``line`` is text, or several records of another
+        question.
 
     Raises
     ------
@@ -468,7 +469,7 @@ def sweep(
     steps: int = 8,
     timeout: float = 300.0,
     risk: float = FITS_RISK,
-) -> Rows[Row]:
+) -> Rows[SweepRow]:
     """Predict every combination of models, machines, ranks, layouts and jobs, one row each.
 
     Parameters

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fivefold.results.run_estimate import Offers
     from fivefold.results.run_folder import RunFolder
     from fivefold.results.search_result import SearchResult, Walk
-    from fivefold.results.sweep_row import Row
+    from fivefold.results.sweep_row import SweepRow
     from fivefold.step import Step
 
-    Answer = Step | Comparison | SearchResult | Walk | Offers | Playbook | Rows[Row]
+    Answer = Step | Comparison | SearchResult | Walk | Offers | Playbook | Rows[SweepRow]
     Loaded = Answer | RunFolder
 
 ROWS = (".jsonl", ".csv", ".parquet")
@@ -72,7 +72,7 @@ def _load_json(path: Path) -> Answer:
     from fivefold.results.playbook import Playbook
     from fivefold.results.run_estimate import Offers
     from fivefold.results.search_result import SearchResult, Walk
-    from fivefold.results.sweep_row import Row
+    from fivefold.results.sweep_row import SweepRow
     from fivefold.step import Step
 
     try:
@@ -82,7 +82,7 @@ def _load_json(path: Path) -> Answer:
             raise
         raise UserError(f"{path}: not valid JSON: {error}") from None
     if isinstance(data, list) and all(isinstance(row, dict) and "status" in row for row in data):
-        return Rows(Row.read(row, origin=str(path)) for row in data)
+        return Rows(SweepRow.read(row, origin=str(path)) for row in data)
     if isinstance(data, dict):
         data.pop("config", None)  # notes of --from on the keys of a config
         for field, record_type in (("run_file", Playbook), ("offers", Offers), ("path", Walk)):

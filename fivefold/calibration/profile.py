@@ -27,7 +27,7 @@ from fivefold.layout.stages import recomputed_layers, stage_layers
 from fivefold.machine.spec import CollectivePoint, Machine, UnitPoint, UpdatePoint
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, UnitGroup
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.traffic import messages
 from fivefold.planner.predict import Planner, planner
 from fivefold.planner.time.profiled import Profiled, ranks_per_host
@@ -82,7 +82,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
             points_by_key[key].append(_point(run, passes, key=key, curve=curve, ranks=ranks, layout=layout))
     units = {(p.key, p.ranks): p for p in calibration.units}
     units |= {(key, ranks): _mean(points) for key, points in points_by_key.items()}
-    memory_by_rank = memory(counts, layout)
+    memory_by_rank = count_rank_memory(counts, layout)
     updates = {(p.key, p.ranks): p for p in calibration.updates}
     update = UpdatePoint(
         key=keys.update_key(layout),
@@ -90,7 +90,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
         ranks=ranks,
         elements=round(
             statistics.fmean(
-                memory_by_rank[_stage_rank(layout, rank_profile.rank)].updated for rank_profile in profiles
+                memory_by_rank[_stage_rank(layout, rank_profile.rank)].updated_numel for rank_profile in profiles
             )
         ),
         seconds=statistics.fmean(rank_profile.timed["update"].seconds for rank_profile in profiles),

@@ -21,8 +21,8 @@ from fivefold.calibration.step_grid import GridRun, list_grid_runs
 from fivefold.calibration.unit_worker import RankProfile, RunOrder
 from fivefold.layout.mesh import group
 from fivefold.machine.spec import CollectivePoint, KernelKind, Machine, StepFactor
-from fivefold.planner.counts.counts import UnitGroup, run_part
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.counts import UnitGroup, get_group_degrees
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import stages_held
 from fivefold.planner.predict import Estimate, planner
@@ -41,7 +41,7 @@ KINDS: tuple[KernelKind, ...] = get_args(KernelKind)
 OWN_HOST: tuple[KernelKind, ...] = ("experts", "routing", "embedding", "loss", "message")
 
 
-class Work(NamedTuple):
+class UnitWork(NamedTuple):
     """The kernels of one pass through a unit: seconds by the curves and number, by kind."""
 
     seconds: dict[KernelKind, float]
@@ -55,9 +55,9 @@ class MeasuredUnit(NamedTuple):
     unit.
     """
 
-    forward: Work
-    backward: Work
-    recomputed: Work
+    forward: UnitWork
+    backward: UnitWork
+    recomputed: UnitWork
     forward_seconds: float
     backward_seconds: float
     longest_seconds: float
@@ -69,7 +69,7 @@ class Factors(NamedTuple):
     factor: dict[KernelKind, float]
     host: dict[KernelKind, float]
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: UnitWork) -> float:
         """Return the seconds of ``work``."""
         return sum(
             self.factor[kind] * seconds + self.host[kind] * work.kernels[kind] for kind, seconds in work.seconds.items()
@@ -155,10 +155,10 @@ def collect_units(
     return units_by_dtype
 
 
-def count_work(curves: Units, run: GridRun, unit: UnitGroup, *, ranks: int) -> tuple[Work, Work, Work]:
+def count_work(curves: Units, run: GridRun, unit: UnitGroup, *, ranks: int) -> tuple[UnitWork, UnitWork, UnitWork]:
     """Return the kernels of a unit: forward, backward, and the recomputed forward."""
-    part = run_part(get_local_degrees(run.layout), unit)
-    passes = tuple(Work(defaultdict(float), defaultdict(int)) for _ in range(3))
+    part = get_group_degrees(get_local_degrees(run.layout), unit)
+    passes = tuple(UnitWork(defaultdict(float), defaultdict(int)) for _ in range(3))
     times = curves.kernels(part, unit, ranks=ranks)
     for op, time in zip(curves.counts.list_ops(part, unit.name), times, strict=True):
         kind, kernels = kernel_kind(op), count_kernels(op)
@@ -195,7 +195,7 @@ def fit(units: Sequence[MeasuredUnit], *, counts_host: bool = True) -> tuple[Fac
     return forward, backward
 
 
-def _fit(passes: Sequence[tuple[Work, float, float]], *, counts_host: bool) -> Factors:
+def _fit(passes: Sequence[tuple[UnitWork, float, float]], *, counts_host: bool) -> Factors:
     """Return the factors of one direction, by least squares with a weak prior: of all kinds the same factor.
 
     ``passes``: kernels, seconds, and the seconds that an error is relative to.
@@ -278,7 +278,11 @@ def list_updates(
     rows: dict[Dtype, list[tuple[float, int, float]]] = defaultdict(list)
     for run, profiles in measured:
         counts = planner(run.model, machine, run.job).counts
-        units, memory_by_rank, held = Units(counts, machine), memory(counts, run.layout), stages_held(run.layout)
+        units, memory_by_rank, held = (
+            Units(counts, machine),
+            count_rank_memory(counts, run.layout),
+            stages_held(run.layout),
+        )
         for profile in profiles:
             stage = group(run.layout, "pp").place(profile.rank)
             chunks = tuple(held[stage])

@@ -143,10 +143,12 @@ def _norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
         yield Weight(f"{name}.bias", shape, "norm")
 
 
-def _linear(name: str, out: int, into: int, kind: Literal["column", "row"], *, bias: bool) -> Iterator[Weight]:
-    yield Weight(f"{name}.weight", (out, into), kind)
+def _linear(
+    name: str, out_features: int, in_features: int, kind: Literal["column", "row"], *, bias: bool
+) -> Iterator[Weight]:
+    yield Weight(f"{name}.weight", (out_features, in_features), kind)
     if bias:
-        yield Weight(f"{name}.bias", (out,), "bias")
+        yield Weight(f"{name}.bias", (out_features,), "bias")
 
 
 def _attention(model: ModelShape, shape: AttentionShape) -> Iterator[Weight]:

@@ -17,7 +17,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.questions import longest_sequence
 from fivefold.planner.search.layout_changes import change, list_changed_keywords
 from fivefold.record import UserError
-from fivefold.results.search_result import Answer, LengthCurve, LengthPoint, Lengths, NearMiss, SearchResult
+from fivefold.results.search_result import LengthCurve, LengthPoint, Lengths, NearMiss, QuestionAnswer, SearchResult
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
 
@@ -107,7 +107,7 @@ def _changes(
     machine: Machine,
     job: Job,
     layout: Layout,
-    answer: Answer,
+    answer: QuestionAnswer,
     *,
     search: Callable[[Job], SearchResult],
     target: int,

@@ -17,12 +17,12 @@ from fivefold.layout.validity import describe_idle, describe_uncounted, refuse
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts, run_part
+from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.allocator import AllocatorTotals, allocator_totals
 from fivefold.planner.counts.memory.host import host_bytes
 from fivefold.planner.counts.memory.liveness import kept_bytes
-from fivefold.planner.counts.memory.peak import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.time.constants import PUBLISHED, Constants
@@ -96,7 +96,7 @@ class Planner:
         Raises ``UserError`` if the layout is not legal for model and job.
         """
         refuse(layout, model=self.model, job=self.job)
-        return memory(self.counts, layout)
+        return count_rank_memory(self.counts, layout)
 
     def peak_bytes(self, layout: Layout) -> int:
         """Return the peak bytes per rank, without estimating time."""
@@ -127,11 +127,12 @@ class Planner:
     def estimate(self, layout: Layout, *, ranks: list[RankMemory] | None = None) -> Estimate:
         """Estimate memory and step time.
 
-        Raises ``UserError`` if the layout is not legal. ``ranks``: the result of ``memory`` for this layout, to reuse.
+        Raises ``UserError`` if the layout is not legal. ``ranks``: the result of ``count_rank_memory`` for this layout,
+        to reuse.
         """
         if ranks is None:
             refuse(layout, model=self.model, job=self.job, machine=self.machine)
-            ranks = memory(self.counts, layout)
+            ranks = count_rank_memory(self.counts, layout)
         return Estimate(layout, ranks, step_seconds(self.units, layout, ranks, straggler=self.straggler))
 
     def step(self, layout: Layout) -> Step:
@@ -186,7 +187,7 @@ class Planner:
         }
         for run, times in tally.items():
             local = self.counts.get_local(part)
-            unit = self.counts.unit(run_part(part, run), run.name)
+            unit = self.counts.unit(get_group_degrees(part, run), run.name)
             kept = kept_bytes(unit, sizes={"x": local.entry_bytes})
             for op, size in zip(unit.ops, kept, strict=True):
                 time = prices.operation(op)

@@ -29,7 +29,7 @@ from fivefold.planner.search.layout_changes import with_optimizer_offloaded, wit
 from fivefold.planner.search.neighbours import climb
 from fivefold.planner.time.ratio_errors import describe_run, expected_ratio
 from fivefold.record import UserError
-from fivefold.results.search_result import Answer, Batch, Change, FineTune
+from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk
 
@@ -37,7 +37,9 @@ NUMERICS_CHANGES = ("fp8", "adamw8bit")  # changes that alter the numerics of tr
 SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V3 (arXiv:2412.19437)
 
 
-def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
+def largest_micro_batch(
+    *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
+) -> QuestionAnswer:
     """Return the largest mbs with which ``layout`` fits, among divisors of a replica's batch.
 
     Raises ``UserError`` if none fits.
@@ -55,7 +57,9 @@ def largest_micro_batch(*, model: Model, machine: Machine, job: Job, layout: Lay
     raise UserError(_describe_shortage(planner, legal[-1]))
 
 
-def longest_sequence(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> Answer:
+def longest_sequence(
+    *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
+) -> QuestionAnswer:
     """Return the longest sequence in tokens with which ``layout`` fits.
 
     It is at most 2^24, and a multiple that cp and sp can split.
@@ -116,7 +120,7 @@ def _fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk
     )
 
 
-def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> Answer:
+def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> QuestionAnswer:
     """Return the smallest number of ranks of the machine on which a layout fits, with the fastest layout there.
 
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits.
@@ -149,7 +153,7 @@ def fewest_gpus(*, model: Model, machine: Machine, job: Job, risk: float = FITS_
         model=model, machine=with_ranks(machine, ranks), job=job, top=1, risk=risk, tight=False, using=planner
     )
     step = result.best[0].step
-    return Answer(
+    return QuestionAnswer(
         question="fewest GPUs",
         line=f"{ranks} of {machine.name}",
         value=ranks,
@@ -165,7 +169,7 @@ def _node_multiples(low: int, high: int, node: int) -> list[int]:
     return list(range((low // step + 1) * step, high, step))
 
 
-def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[Answer, Model]:
+def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK) -> tuple[QuestionAnswer, Model]:
     """Return the largest model that fits the machine.
 
     Layers and heads of ``model`` are scaled in eighths, up to 32 times. Its layout is the first that was found to fit,
@@ -188,7 +192,7 @@ def largest_model(*, model: Model, machine: Machine, job: Job, risk: float = FIT
     largest, estimate = planner.model, climb(planner, layout)
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
-    answer = Answer(
+    answer = QuestionAnswer(
         question="largest model",
         line=line,
         value=largest.parameters,
@@ -385,9 +389,9 @@ def _find_largest(fits: Callable[[int], bool], *, limit: int) -> int:
     return low
 
 
-def _answer(question: str, line: str, value: float, planner: Planner, layout: Layout) -> Answer:
+def _answer(question: str, line: str, value: float, planner: Planner, layout: Layout) -> QuestionAnswer:
     estimate = planner.estimate(layout)
-    return Answer(
+    return QuestionAnswer(
         question=question,
         line=line,
         value=value,

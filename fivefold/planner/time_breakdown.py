@@ -11,7 +11,7 @@ from collections import defaultdict
 
 from fivefold.layout.mesh import make_group
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Name, run_part
+from fivefold.planner.counts.counts import Name, get_group_degrees
 from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.traffic import messages, passes
@@ -54,7 +54,7 @@ class _OperationTimes:
         runs: dict[tuple[LocalDegrees, Name], int] = defaultdict(int)
         for stage in held:
             for run, times in self.work[stage]:
-                runs[run_part(self.part, run), run.name] += times * self.passes
+                runs[get_group_degrees(self.part, run), run.name] += times * self.passes
         return runs
 
     def parts(self, key: tuple[LocalDegrees, Name]) -> dict[str, float]:

@@ -8,15 +8,15 @@ from typing import Any
 from fivefold.rendering import lengths, run_estimate
 from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.search import ANSWERS, BATCHES, CHANGES, FINE_TUNES
-from fivefold.rendering.sections import Section
+from fivefold.rendering.sections import AnswerSection
 
 COLUMNS: dict[str, tuple[Column[Any], ...]] = {"batch": BATCHES, "changes": CHANGES, "finetune": FINE_TUNES}
 
 
-def list_sections(question: str, replies: Sequence[Any]) -> list[Section]:
+def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
     """Return the answers to ``question`` as sections."""
     if question == "run":
         return run_estimate.list_sections(replies[0])
     if question == "sequence":
         return lengths.list_sections(replies[0])
-    return [Section((make_grid(COLUMNS.get(question, ANSWERS), replies),))]
+    return [AnswerSection((make_grid(COLUMNS.get(question, ANSWERS), replies),))]

@@ -16,7 +16,7 @@ from fivefold.record import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, colour, heading
 from fivefold.rendering.step_view import MEMORY_PARTS, list_memory_parts
-from fivefold.results.step_comparison import Row
+from fivefold.results.step_comparison import QuantityComparison
 from fivefold.step import StageMemory, Step
 from fivefold.units import byte_unit, show_bytes
 
@@ -76,7 +76,7 @@ def stacked_bars(
     return _finish(filled + bar_labels, title=title, subtitle=subtitle, height=height * len(bars))
 
 
-def compare_bars(rows: Sequence[Row], *, subtitle: str = "") -> Chart:
+def compare_bars(rows: Sequence[QuantityComparison], *, subtitle: str = "") -> Chart:
     """Chart the relative error of every quantity; equal counts are labelled exact, wrong counts are red."""
     alt = _altair()
     if not rows:
@@ -181,7 +181,7 @@ def _memory_finding(fullest: StageMemory) -> str:
     return f"{name} {share:.0%} of the {show_bytes(fullest.peak_bytes)} peak"
 
 
-def _error_bar(row: Row) -> dict[str, Any]:
+def _error_bar(row: QuantityComparison) -> dict[str, Any]:
     kind = "wrong count" if row.is_wrong else "exact" if row.exact else "estimate"
     shown = "not measured" if row.error is None else f"{row.error:+.1%}"
     return {
@@ -192,7 +192,7 @@ def _error_bar(row: Row) -> dict[str, Any]:
     }
 
 
-def _compare_finding(rows: Sequence[Row]) -> str:
+def _compare_finding(rows: Sequence[QuantityComparison]) -> str:
     counts = [row for row in rows if row.exact]
     exact_count = sum(not row.is_wrong for row in counts)
     statements = [f"{exact_count} of {len(counts)} counts are exact"] if counts else []

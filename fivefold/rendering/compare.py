@@ -8,23 +8,23 @@ from operator import attrgetter
 from rich.text import Text
 
 from fivefold.rendering.grid import Column, Grid, make_grid
-from fivefold.results.step_comparison import Row
+from fivefold.results.step_comparison import QuantityComparison
 from fivefold.units import show_bytes, show_count, show_seconds
 
 
-def table(rows: Sequence[Row], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
+def table(rows: Sequence[QuantityComparison], *, headings: tuple[str, str] = ("predicted", "measured")) -> Grid:
     """Return the rows as a table; ``headings`` name the two steps, for example by their kinds."""
     first, second = headings
     columns = (
-        Column[Row]("quantity", attrgetter("quantity"), is_text=True),
-        Column[Row](first, lambda row: format_value(row, row.predicted)),
-        Column[Row](second, lambda row: format_value(row, row.measured)),
-        Column[Row]("difference", difference, lambda text: text),
+        Column[QuantityComparison]("quantity", attrgetter("quantity"), is_text=True),
+        Column[QuantityComparison](first, lambda row: format_value(row, row.predicted)),
+        Column[QuantityComparison](second, lambda row: format_value(row, row.measured)),
+        Column[QuantityComparison]("difference", difference, lambda text: text),
     )
     return make_grid(columns, rows)
 
 
-def format_value(row: Row, value: float) -> str:
+def format_value(row: QuantityComparison, value: float) -> str:
     """Return a value of a row in its unit."""
     if row.unit == "bytes":
         return show_bytes(value)
@@ -33,7 +33,7 @@ def format_value(row: Row, value: float) -> str:
     return show_count(value)
 
 
-def difference(row: Row) -> Text:
+def difference(row: QuantityComparison) -> Text:
     """Return the last cell of a row: exact, or the difference."""
     if row.is_wrong:
         relative = f" ({row.error:+.2%})" if row.error is not None else ""

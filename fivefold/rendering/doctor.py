@@ -16,7 +16,7 @@ from rich.text import Text
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.step_view import Parts, split_bytes
 from fivefold.rendering.table import heading, show_bars
-from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, Part, generalize_path
+from fivefold.results.diagnosis import CATEGORIES, Advice, Diagnosis, Fullest, ModuleCost, generalize_path
 from fivefold.units import show_bytes, show_count
 
 MAX_ROWS = 16  # maximum rows of the module table, which limit its depth
@@ -141,8 +141,8 @@ def _make_largest_grid(at: Fullest) -> Grid:
     return Grid(("size", "category", "of", "made by"), rows, words=("category", "of", "made by"))
 
 
-def _modules(parts: Sequence[Part]) -> Grid:
-    groups: dict[str, list[Part]] = defaultdict(list)
+def _modules(parts: Sequence[ModuleCost]) -> Grid:
+    groups: dict[str, list[ModuleCost]] = defaultdict(list)
     for part in parts[1:]:
         if part.kind not in LISTS and (part.parameters or part.forward_flops or part.kept_bytes):
             groups[generalize_path(part.module)].append(part)
@@ -163,5 +163,5 @@ def _modules(parts: Sequence[Part]) -> Grid:
     return Grid(headings, rows, words=("module", "kind"))
 
 
-def _counts(part: Part) -> tuple[int, int, int]:
+def _counts(part: ModuleCost) -> tuple[int, int, int]:
     return part.parameters, part.forward_flops, part.backward_flops + part.recomputed_flops

@@ -8,7 +8,7 @@ from fivefold.rendering.charts import Chart, _altair
 from fivefold.rendering.grid import Grid, make_grid
 from fivefold.rendering.palette import SERIES
 from fivefold.rendering.search import ANSWERS
-from fivefold.rendering.sections import Section
+from fivefold.rendering.sections import AnswerSection
 from fivefold.rendering.sweep.panels import Panel, stack_panels
 from fivefold.results.search_result import LengthCurve, Lengths
 from fivefold.units import byte_unit
@@ -17,7 +17,7 @@ KIB = 1024
 LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {KIB**2} + ' M'"
 
 
-def list_sections(lengths: Lengths) -> list[Section]:
+def list_sections(lengths: Lengths) -> list[AnswerSection]:
     """Return the longest sequence, a row for each cp and recomputation, and the changes needed for more."""
     rows = tuple(_row(lengths, curve) for curve in lengths.curves)
     longest = max(lengths.curves, key=lambda curve: curve.longest, default=None)
@@ -26,18 +26,18 @@ def list_sections(lengths: Lengths) -> list[Section]:
         longest_line = f"longest of the layouts below: {longest.longest:,} tokens with {longest.layout}"
     sizes = [_tokens(point) for point in _sizes(lengths)]
     return [
-        Section(
+        AnswerSection(
             (
                 make_grid(ANSWERS, [lengths.answer]),
                 *([Text(longest_line, overflow="fold")] if longest_line else []),
             )
         ),
-        Section(
+        AnswerSection(
             (Grid(("cp", "ac", "longest", *sizes), rows, words=("ac",)),),
             "By context parallelism and recomputation",
             f"{_unit(lengths)[1]} of the rank with the highest peak and MFU; –: does not fit",
         ),
-        Section(
+        AnswerSection(
             tuple(Text(f"· {line}", overflow="fold") for line in lengths.changes),
             f"What has to change for sequences of {lengths.target:,} tokens",
         ),

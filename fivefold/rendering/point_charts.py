@@ -15,7 +15,7 @@ from fivefold.units import byte_unit, show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.results.search_result import SearchResult
-    from fivefold.results.sweep_row import Row
+    from fivefold.results.sweep_row import SweepRow
 
 Page = Literal["report", "notebook"]
 MAX_POINTS = 1500
@@ -68,7 +68,7 @@ def draw_front_file(result: SearchResult, *, subtitle: str = "") -> PictureFile:
     return PictureFile(title, (subtitle,), draw_front(list_front(result, named=True)), HEIGHT, ())
 
 
-def cloud(rows: Sequence[Row], *, within: Page, level: int = 3) -> list[str]:
+def cloud(rows: Sequence[SweepRow], *, within: Page, level: int = 3) -> list[str]:
     """Draw throughput against memory of the rows that fit; return nothing for fewer than two."""
     fitting = [row for row in rows if row.status == "fits" and row.peak_bytes and row.tokens_per_second_per_gpu]
     if len(fitting) < 2:

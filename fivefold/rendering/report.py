@@ -25,7 +25,7 @@ from fivefold.rendering.sweep.table import WORDS, make_best_grid
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.search_result import SearchResult
 from fivefold.results.spans import Level
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.step import Step
 from fivefold.units import show_count
 
@@ -194,7 +194,7 @@ def report_search(result: SearchResult, drawing: Drawing | None = None) -> list[
     return [*parts, *(resources(choice.step, drawing) if choice else [])]
 
 
-def report_rows(rows: Sequence[Row]) -> list[str]:
+def report_rows(rows: Sequence[SweepRow]) -> list[str]:
     """Return the parts of a sweep: rows by outcome, the best of each setting, throughput against memory."""
     counts = {status: sum(row.status == status for row in rows) for status in WORDS}
     outcomes = ", ".join(f"{counts[status]:,} {word}" for status, word in WORDS.items() if counts[status])

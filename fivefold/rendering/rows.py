@@ -16,8 +16,8 @@ from fivefold.rendering.point_charts import cloud
 from fivefold.rendering.sections import render_sections
 from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.results.run_estimate import RunEstimate
-from fivefold.results.search_result import Answer, Batch, Change, FineTune, Lengths
-from fivefold.results.sweep_row import Row as SweepRow
+from fivefold.results.search_result import Batch, Change, FineTune, Lengths, QuestionAnswer
+from fivefold.results.sweep_row import SweepRow as SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 60  # maximum rows of a table
 QUESTIONS: Mapping[type, str] = {  # the question of ``ask`` whose answer is a record of this kind
-    Answer: "micro-batch",
+    QuestionAnswer: "micro-batch",
     Batch: "batch",
     Change: "changes",
     FineTune: "finetune",

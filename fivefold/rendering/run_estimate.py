@@ -12,14 +12,14 @@ from fivefold.machine.datacenter import SOURCES, Site
 from fivefold.rendering.charts import Chart, _altair, _finish
 from fivefold.rendering.grid import Column, Grid, make_grid, show_share
 from fivefold.rendering.palette import BLUE, ORANGE
-from fivefold.rendering.sections import Section
+from fivefold.rendering.sections import AnswerSection
 from fivefold.results.run_estimate import Offer, Offers, RunEstimate
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 DAY = 86400.0
 
 
-def list_sections(run: RunEstimate) -> list[Section]:
+def list_sections(run: RunEstimate) -> list[AnswerSection]:
     """Return what the run takes, where its time goes, goodput by interval, and what is assumed."""
     peak, verdict = show_bytes(run.peak_bytes), "is tight" if run.verdict == "tight" else run.verdict
     peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
@@ -33,10 +33,10 @@ def list_sections(run: RunEstimate) -> list[Section]:
     subject = Text(f"{run.model} on {run.ranks} {run.machine}, {show_count(run.tokens)} tokens", style="dim")
     layout = Text(run.layout, style="bold cyan", overflow="fold")
     return [
-        Section((subject, layout, duration, _figures(run))),
-        Section((_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),
-        Section((_intervals(run),), "Goodput by checkpoint interval", _interval_words(run)),
-        Section((_list_assumptions(run),), "Assumptions", "change one with --assume NAME=VALUE"),
+        AnswerSection((subject, layout, duration, _figures(run))),
+        AnswerSection((_times(run),), "Where the time goes", f"goodput {run.goodput:.1%}"),
+        AnswerSection((_intervals(run),), "Goodput by checkpoint interval", _interval_words(run)),
+        AnswerSection((_list_assumptions(run),), "Assumptions", "change one with --assume NAME=VALUE"),
     ]
 
 

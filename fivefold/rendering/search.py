@@ -12,13 +12,13 @@ from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_s
 from fivefold.rendering.interval import expectation, show_speed_interval
 from fivefold.rendering.robust import regrets, render_robustness, scenarios
 from fivefold.results.search_result import (
-    Answer,
     Batch,
     Change,
     Finalist,
     FineTune,
     Point,
     Proposal,
+    QuestionAnswer,
     Ranked,
     Reason,
     SearchResult,
@@ -257,7 +257,7 @@ FINE_TUNES: tuple[Column[FineTune], ...] = (
     Column("peak", attrgetter("memory_bytes"), show_bytes),
     Column("with driver", attrgetter("driver_bytes"), show_bytes),
 )
-ANSWERS: tuple[Column[Answer], ...] = (
+ANSWERS: tuple[Column[QuestionAnswer], ...] = (
     Column("question", attrgetter("question"), is_text=True),
     Column("answer", attrgetter("line"), is_text=True),
     Column("layout", lambda answer: answer.layout or None, is_text=True),

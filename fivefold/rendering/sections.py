@@ -12,7 +12,7 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.table import heading
 
 
-class Section(NamedTuple):
+class AnswerSection(NamedTuple):
     """Lines and tables under a title; the first section of an answer has none."""
 
     parts: tuple[Text | Grid, ...]
@@ -20,7 +20,7 @@ class Section(NamedTuple):
     remark: str = ""
 
 
-def render_sections(sections: Iterable[Section]) -> RenderableType:
+def render_sections(sections: Iterable[AnswerSection]) -> RenderableType:
     """Return the sections for the terminal, each under its heading."""
     parts: list[RenderableType] = []
     for section in sections:

@@ -21,7 +21,7 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED
 from fivefold.rendering.table import heading
 from fivefold.rendering.trace_advice import advise
-from fivefold.results.step_comparison import Row
+from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import Activity, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
@@ -47,7 +47,7 @@ class PathPiece(NamedTuple):
 
 
 def page(
-    report: TraceReport, *, rows: Sequence[Row] = (), predicted: str = "", step: Step | None = None
+    report: TraceReport, *, rows: Sequence[QuantityComparison] = (), predicted: str = "", step: Step | None = None
 ) -> RenderableType:
     """Return the page; ``rows``: the comparison with the predicted ``step``, which ``predicted`` describes."""
     ranks = _average_steps(report)

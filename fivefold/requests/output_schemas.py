@@ -38,12 +38,15 @@ OUTPUTS: Mapping[str, Output] = {
     "ratios": Output([f"{_RESULTS}.balance:Ratios"], version=2),
     "ask": Output(
         entries=[
-            *(f"{_RESULTS}.search_result:{name}" for name in ("Answer", "Batch", "Change", "FineTune", "Lengths")),
+            *(
+                f"{_RESULTS}.search_result:{name}"
+                for name in ("QuestionAnswer", "Batch", "Change", "FineTune", "Lengths")
+            ),
             f"{_RESULTS}.run_estimate:RunEstimate",
         ],
         version=2,
     ),
-    "sweep": Output([f"{_RESULTS}.outputs:SweepSize"], [f"{_RESULTS}.sweep_row:Row"], version=2),
+    "sweep": Output([f"{_RESULTS}.outputs:SweepSize"], [f"{_RESULTS}.sweep_row:SweepRow"], version=2),
     "dryrun": Output([f"{_RESULTS}.outputs:DryrunOutput"], version=2),
     "models": Output(entries=[f"{_RESULTS}.catalog:CatalogModel", f"{_RESULTS}.catalog:CatalogFamily"]),
     "machines": Output(entries=[f"{_RESULTS}.catalog:CatalogMachine"]),
@@ -54,7 +57,7 @@ OUTPUTS: Mapping[str, Output] = {
     "explain": Output([f"{_RESULTS}.outputs:ExplainOutput"], version=2),
     "train": Output([f"{_RESULTS}.outputs:StepPair"], version=2),
     "data": Output(["fivefold.trainer.data.shards:Index"]),
-    "show": Output(["fivefold.step:Step"], [f"{_RESULTS}.step_comparison:Row"], version=2),
+    "show": Output(["fivefold.step:Step"], [f"{_RESULTS}.step_comparison:QuantityComparison"], version=2),
     "doctor": Output([f"{_RESULTS}.diagnosis:Diagnosis", f"{_RESULTS}.explanation:Explanation"], version=2),
     "generate": Output([f"{_RESULTS}.outputs:GenerateOutput"]),
     "numerics": Output([f"{_RESULTS}.numerics:Numerics"]),

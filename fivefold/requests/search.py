@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.planner.search.work import Work
+    from fivefold.planner.search.work import SearchWork
     from fivefold.results.objectives import By
     from fivefold.results.search_result import Finalist, SearchResult, Walk
     from fivefold.stack.spec import Reduce
@@ -34,11 +34,11 @@ def resolve_tolerance(request: SearchRequest) -> float | None:
     return None if request.exact else UNRANKABLE_DIFFERENCE if request.within is None else request.within
 
 
-def choose_work(by: str, *, exact: bool) -> Work | None:
+def choose_work(by: str, *, exact: bool) -> SearchWork | None:
     """Return the work after which a search may leave a gap to the best possible; None: it is exact."""
-    from fivefold.planner.search.work import Work
+    from fivefold.planner.search.work import SearchWork
 
-    return None if exact or by == "robust" else Work()
+    return None if exact or by == "robust" else SearchWork()
 
 
 def limit_memory(machine: Machine, memory: str | None) -> Machine:

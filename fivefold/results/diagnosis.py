@@ -60,7 +60,7 @@ class Fullest(Record):
         return sum(getattr(self, f"{category}_bytes") for category in CATEGORIES)
 
 
-class Part(Record):
+class ModuleCost(Record):
     """FLOPs and saved activations of one module in one step, its submodules included."""
 
     module: str  # name as in named_modules; "": the full model
@@ -121,7 +121,7 @@ class Diagnosis(Record):
     forward_flops: NonNegativeInt
     backward_flops: NonNegativeInt
     recomputed_flops: NonNegativeInt
-    parts: tuple[Part, ...]
+    parts: tuple[ModuleCost, ...]
     remarks: tuple[str, ...]
     advice: Advice | None = None
     costs: tuple[Cost, ...] = ()  # sharded or recomputed variants; the first is the unchanged module

@@ -10,7 +10,7 @@ from fivefold.display import Rows, Shown
 from fivefold.record import UserError, read_file, read_lines
 from fivefold.results import trace_file
 from fivefold.results.spans import Span
-from fivefold.results.step_comparison import Row, compare, read_pair
+from fivefold.results.step_comparison import QuantityComparison, compare, read_pair
 from fivefold.step import Step
 
 PREDICTED = "predicted.json"  # `train` writes it at the start
@@ -43,7 +43,7 @@ class RunFolder(Shown):
         return read_lines(self.folder / "log.jsonl")
 
     @property
-    def comparison(self) -> Rows[Row]:
+    def comparison(self) -> Rows[QuantityComparison]:
         """Compare predicted and measured, quantity by quantity."""
         return Rows(compare(self.predicted, self.measured))
 

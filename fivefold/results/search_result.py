@@ -220,7 +220,7 @@ class SearchResult(Shown):
         return [flatten(ranked.model_dump(mode="json")) for ranked in self.best]
 
 
-class Answer(Record):
+class QuestionAnswer(Record):
     """The answer to one question as a number; ``layout``: the layout for which it holds."""
 
     question: str
@@ -316,7 +316,7 @@ class Lengths(Record):
 
     model: str
     machine: str
-    answer: Answer
+    answer: QuestionAnswer
     curves: tuple[LengthCurve, ...]
     target: PositiveInt
     changes: tuple[str, ...]  # what must change to reach it, a line each

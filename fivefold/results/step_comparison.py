@@ -21,7 +21,7 @@ from fivefold.step import StageMemory, Step
 Unit = Literal["parameters", "bytes", "FLOPs", "messages", "seconds", "tokens/s"]
 
 
-class Row(Record):
+class QuantityComparison(Record):
     """One quantity of two steps. ``error`` is relative to the measured value; None if that is 0."""
 
     quantity: str
@@ -47,7 +47,7 @@ def read_pair(path: Path) -> tuple[Step, Step]:
     return predicted, measured
 
 
-def compare(predicted: Step, measured: Step) -> list[Row]:
+def compare(predicted: Step, measured: Step) -> list[QuantityComparison]:
     """Return a row for every quantity; raises ``UserError`` if the two layouts differ."""
     if predicted.layout != measured.layout:
         raise UserError(
@@ -83,7 +83,7 @@ def describe_assumption(predicted: Step) -> str:
     return f"assumed: {rows}; activations, peak memory and time are those of a run whose routing is so (imbalance)"
 
 
-def compare_unfinished(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[Row]:
+def compare_unfinished(predicted: Step, log: Sequence[Mapping[str, Any]]) -> list[QuantityComparison]:
     """Compare what a run in progress has logged with its prediction: the first rank's peak, the typical step.
 
     ``log``: its lines. The step in which memory was measured and the steps before it take longer than the others.
@@ -108,14 +108,16 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < inf
 
 
-def _row(quantity: str, unit: Unit, predicted: float, measured: float, *, exact: bool = False) -> Row:
+def _row(quantity: str, unit: Unit, predicted: float, measured: float, *, exact: bool = False) -> QuantityComparison:
     error: float | None = 0.0
     if predicted != measured:
         error = predicted / measured - 1 if measured else None
-    return Row(quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=exact)
+    return QuantityComparison(
+        quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=exact
+    )
 
 
-def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory]) -> Iterator[Row]:
+def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory]) -> Iterator[QuantityComparison]:
     left, right = ({stage.stage: stage for stage in stages} for stages in (predicted, measured))
     numbers = sorted(left.keys() | right.keys())
     for number in numbers:
@@ -132,7 +134,7 @@ def _state_rows(predicted: Sequence[StageMemory], measured: Sequence[StageMemory
         yield _row(f"activations{where}", "bytes", *kept)
 
 
-def _traffic_rows(predicted: Step, measured: Step) -> Iterator[Row]:
+def _traffic_rows(predicted: Step, measured: Step) -> Iterator[QuantityComparison]:
     """Yield a row of messages and a row of bytes sent for each (axis, collective) of either step, in order."""
     left, right = (_sum_traffic(step) for step in (predicted, measured))
     for axis, collective in {**left, **right}:

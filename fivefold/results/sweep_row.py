@@ -15,7 +15,7 @@ Status = Literal["fits", "memory", "invalid"]
 Measured = Literal["", "measured", "invalid", "memory", "timeout", "failed", "waiting"]
 
 
-class Row(Record):
+class SweepRow(Record):
     """A row of a sweep. ``status``: fits, out of memory, or invalid. ``measured``: how the trial ended, if any."""
 
     model: str
@@ -80,7 +80,7 @@ class Row(Record):
             self.stack,
         )
 
-    def with_measured(self, step: Step) -> Row:
+    def with_measured(self, step: Step) -> SweepRow:
         """Return the row with its measured values."""
         return self.replace(
             measured="measured",

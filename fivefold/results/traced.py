@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fivefold.display import Shown
-from fivefold.results.step_comparison import Row
+from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import TraceReport
 from fivefold.step import Step
 
@@ -15,7 +15,7 @@ class Traced(TraceReport, Shown):
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:render_traced"
 
-    against: tuple[Row, ...] = ()
+    against: tuple[QuantityComparison, ...] = ()
     predicted: Step | None = None
 
     def line(self) -> str:

@@ -15,7 +15,7 @@ from fivefold.bounded_file import read_end
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.record import RunFailure, UserError
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.spec import SweepSetting
 from fivefold.sweeps.trial import Trial, outcome, prepare, trial
 from fivefold.trainer.run import Run
@@ -28,10 +28,10 @@ class PredictedRow(NamedTuple):
     """A predicted row and the setting it was predicted for."""
 
     setting: SweepSetting
-    row: Row
+    row: SweepRow
 
 
-def add_measurement(row: Row, result: Trial) -> Row:
+def add_measurement(row: SweepRow, result: Trial) -> SweepRow:
     """Return the row with the outcome of its trial."""
     if result.measured is not None:
         return row.with_measured(result.measured)

@@ -11,7 +11,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
 from fivefold.record import UserError
-from fivefold.results.sweep_row import Row, Status, columns_from_layout, columns_from_step
+from fivefold.results.sweep_row import Status, SweepRow, columns_from_layout, columns_from_step
 from fivefold.step import FITS_RISK, Step
 from fivefold.sweeps.spec import SweepSetting, parse_best
 from fivefold.units import show_bytes, show_risk
@@ -30,7 +30,7 @@ class Predictor:
         self._planner: Planner | None = None
         self._counts: tuple[object, Counts] | None = None
 
-    def rows(self, setting: SweepSetting, request: str) -> list[Row]:
+    def rows(self, setting: SweepSetting, request: str) -> list[SweepRow]:
         """Return the row of a layout (a text without an open degree), or the rows of ``best K``."""
         machine, job = setting.machine, setting.job
         if job is None:
@@ -92,7 +92,7 @@ def _setting_fields(setting: SweepSetting) -> dict[str, Any]:
     }
 
 
-def _row(setting: SweepSetting, step: Step, *, risk: float) -> Row:
+def _row(setting: SweepSetting, step: Step, *, risk: float) -> SweepRow:
     columns = _setting_fields(setting) | columns_from_layout(Layout.parse(step.layout)) | columns_from_step(step)
     capacity, peak, probability = (
         setting.machine.chip.memory_bytes,
@@ -101,18 +101,18 @@ def _row(setting: SweepSetting, step: Step, *, risk: float) -> Row:
     )
     status: Status = "fits" if probability <= risk else "memory"
     why = "" if status == "fits" else _describe_shortage(peak, capacity, probability)
-    return Row(**columns, capacity_bytes=capacity, status=status, why=why)
+    return SweepRow(**columns, capacity_bytes=capacity, status=status, why=why)
 
 
 def _describe_shortage(needs: int, has: int, risk: float) -> str:
     return f"needs {show_bytes(needs)} of {show_bytes(has)}: {show_risk(risk)} risk of running out"
 
 
-def _make_invalid_row(setting: SweepSetting, request: str, why: str, *, status: Status = "invalid") -> Row:
+def _make_invalid_row(setting: SweepSetting, request: str, why: str, *, status: Status = "invalid") -> SweepRow:
     """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
         columns = columns_from_layout(Layout.parse(request))
     except UserError:
         words = [word for word in request.split() if word.startswith("ac=")]
         columns = {"layout": request, "recomputation": words[0][3:] if words else "none"}
-    return Row(**_setting_fields(setting) | columns, status=status, why=why)
+    return SweepRow(**_setting_fields(setting) | columns, status=status, why=why)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import ROWS_BYTES
 from fivefold.record import UserError, read_lines, read_text
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 
@@ -27,7 +27,7 @@ def check(path: Path) -> None:
         _pyarrow()
 
 
-def write(rows: Sequence[Row], path: Path) -> None:
+def write(rows: Sequence[SweepRow], path: Path) -> None:
     """Write ``rows`` with one column per field; raises ``RunFailure`` if the disk is full."""
     values = [row.model_dump() for row in rows]
     with replace_file(path, contents="the table", advice="name another file with --out") as file:
@@ -42,7 +42,7 @@ def _jsonl(values: list[dict[str, Any]], path: Path) -> None:
 def _csv(values: list[dict[str, Any]], path: Path) -> None:
     """Write rows as CSV; None is an empty cell."""
     with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, fieldnames=list(Row.model_fields))
+        table = csv.DictWriter(file, fieldnames=list(SweepRow.model_fields))
         table.writeheader()
         table.writerows(values)
 
@@ -50,7 +50,7 @@ def _csv(values: list[dict[str, Any]], path: Path) -> None:
 def _parquet(values: list[dict[str, Any]], path: Path) -> None:
     """Write rows as Parquet; each column has its field's type, even if all of its values are None."""
     arrow, parquet = _pyarrow()
-    schema = arrow.schema([(name, _type(arrow, field.annotation)) for name, field in Row.model_fields.items()])
+    schema = arrow.schema([(name, _type(arrow, field.annotation)) for name, field in SweepRow.model_fields.items()])
     parquet.write_table(arrow.Table.from_pylist(values, schema=schema), path)
 
 
@@ -70,7 +70,7 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> list[SweepRow]:
     """Read the rows that ``write`` wrote; raises ``UserError`` if the file holds no rows."""
     values: list[Any]
     if path.suffix == ".jsonl":
@@ -84,7 +84,7 @@ def read(path: Path) -> list[Row]:
         values = _parquet_rows(path)
     if not all(isinstance(value, dict) for value in values):
         raise UserError(f"{path}: its lines are not rows of a sweep; name a file that `fivefold sweep --out` wrote")
-    return [Row.read(value, origin=f"{path}: row {place}") for place, value in enumerate(values, 1)]
+    return [SweepRow.read(value, origin=f"{path}: row {place}") for place, value in enumerate(values, 1)]
 
 
 def _parquet_rows(path: Path) -> list[Any]:

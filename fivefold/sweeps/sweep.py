@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.record import UserError
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.step import FITS_RISK
 from fivefold.sweeps.journal import Journal
 from fivefold.sweeps.measure import (
@@ -64,7 +64,7 @@ class SweepPlan(NamedTuple):
 
 def run(
     plan: SweepPlan, journal: Journal, *, trials: Trials | None, report: Report, risk: float = FITS_RISK
-) -> list[Row]:
+) -> list[SweepRow]:
     """Return all rows in the order of the sweep; work that is in the journal is not repeated.
 
     ``risk``: the highest probability of running out of memory at which a row counts as fitting.
@@ -84,7 +84,7 @@ def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: fl
         for request in requests:
             key = f"{setting_digest} {request}"
             values = journal.get("predicted", key)
-            rows = [Row(**value) for value in values] if values else predictor.rows(setting, request)
+            rows = [SweepRow(**value) for value in values] if values else predictor.rows(setting, request)
             if not values:
                 journal.put("predicted", key, [row.model_dump(exclude_defaults=True) for row in rows])
             done += 1
@@ -95,7 +95,7 @@ def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: fl
                     yield PredictedRow(setting, row)
 
 
-def _measure_rows(cases: list[PredictedRow], journal: Journal, trials: Trials, report: Report) -> Iterator[Row]:
+def _measure_rows(cases: list[PredictedRow], journal: Journal, trials: Trials, report: Report) -> Iterator[SweepRow]:
     if trials.submit is None:
         shutil.rmtree(trials.folder, ignore_errors=True)  # left by a sweep that was killed
     for number, case in enumerate(cases, 1):

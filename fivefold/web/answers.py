@@ -20,7 +20,7 @@ from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.offers import apply_prices, list_offers, refuse_of_one
 from fivefold.requests.search import choose_work, limit_memory, list_other_reduces, resolve_tolerance, walk
 from fivefold.results.run_estimate import Offers, RunEstimate
-from fivefold.results.search_result import Answer, Batch, Change, FineTune, Lengths, SearchResult, Walk
+from fivefold.results.search_result import Batch, Change, FineTune, Lengths, QuestionAnswer, SearchResult, Walk
 from fivefold.results.spans import Level
 from fivefold.step import Step
 from fivefold.web.folder import ServedFolder
@@ -30,7 +30,7 @@ DRAWN = 16  # largest number of micro-batches in a picture of a step
 Report = Callable[..., None]  # called with done, total, and what is being done
 Fitted = Callable[[EvaluatedLayout], None]
 Found = SearchResult | Walk | Offers
-Reply = Answer | Batch | Change | FineTune | Lengths | RunEstimate  # to ask
+Reply = QuestionAnswer | Batch | Change | FineTune | Lengths | RunEstimate  # to ask
 
 
 class Planned(NamedTuple):

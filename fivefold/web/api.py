@@ -19,7 +19,7 @@ from fivefold.results import run_folder
 from fivefold.results.balance import Ratios
 from fivefold.results.comparison import Comparison
 from fivefold.results.playbook import Playbook
-from fivefold.results.step_comparison import Row
+from fivefold.results.step_comparison import QuantityComparison
 from fivefold.step import Step
 from fivefold.web import answers, runs
 from fivefold.web.answers import Found, Reply
@@ -117,7 +117,7 @@ def _add_process_routes(api: APIRouter, site: WebServer) -> None:
         return await site.work.run_soon(lambda: runs.find(site.folder))
 
     @api.get("/show")
-    async def show(folder: Annotated[str, Query(max_length=1000)]) -> list[Row]:
+    async def show(folder: Annotated[str, Query(max_length=1000)]) -> list[QuantityComparison]:
         """Compare prediction and measurement of a finished run: ``fivefold show FOLDER --json``."""
         site.folder.path(f"{folder}/step.json")  # raises if it is a link out of the folder, or too large
         return await site.work.run_soon(lambda: list(run_folder.read(site.folder.path(folder)).comparison))

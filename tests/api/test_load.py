@@ -17,7 +17,7 @@ from fivefold import display
 from fivefold.display import Rows
 from fivefold.profiling.closed_loop import write_steps
 from fivefold.results.run_folder import RunFolder
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.step import Step
 from fivefold.sweeps import rows_file
 from fivefold.units import show_seconds
@@ -158,4 +158,4 @@ def test_frames(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
     assert step.to_frame().num_rows == 1
     monkeypatch.setattr(display, "import_module", hide_packages("pandas", "pyarrow"))
     with pytest.raises(ff.UserError, match=r"to_frame needs pandas: pip install 'fivefold\[pandas\]'"):
-        Rows[Row]().to_frame()
+        Rows[SweepRow]().to_frame()

@@ -24,8 +24,8 @@ from fivefold.calibration.unit_worker import Budget, RankProfile, RunOrder
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import KernelPoint, MatmulPoint, StepFactor
-from fivefold.planner.counts.counts import run_part
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.counts import get_group_degrees
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import planner
 from fivefold.planner.time.kernels_in_step import find_factors
@@ -96,7 +96,7 @@ def made_up_profiles(run, truth):
         seconds = units.unit(run.layout, find_unit(name, counts, run.layout))
         timed[f"F {name}"] = Timed(seconds=seconds.forward, spread=0.0)
         timed[f"BW {name}"] = Timed(seconds=seconds.backward + seconds.weight, spread=0.0)
-    update = elementwise_seconds(units, run.layout, memory(counts, run.layout)[0], (0,))
+    update = elementwise_seconds(units, run.layout, count_rank_memory(counts, run.layout)[0], (0,))
     timed["update"] = Timed(seconds=update, spread=0.0)
     return [RankProfile(place=rank, rank=rank, torch="", device="cpu", timed=timed) for rank in range(run.layout.world)]
 
@@ -145,7 +145,7 @@ def test_without_factors_a_prediction_is_that_of_the_curves():
     prices = Units(counts, factored).prices(layout)
     curve_prices = Units(counts, plain).prices(layout)
     for unit, _ in counts.stage_work(layout)[0]:
-        for op in counts.list_ops(run_part(get_local_degrees(layout), unit), unit.name):
+        for op in counts.list_ops(get_group_degrees(get_local_degrees(layout), unit), unit.name):
             assert prices.price_repeated(op) == curve_prices.operation(op)
 
 

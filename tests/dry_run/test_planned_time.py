@@ -14,7 +14,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.planner.counts.counts import run_part
+from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
 from tests.selection import mark_share
@@ -58,8 +58,8 @@ def test_planned_kernel_count_equals_executed_count(case: str) -> None:
             ran["matmul" if kernel.kind == "matmul" else tape.sites[kernel.site].line.rpartition(" ")[2]] += 1
     sums = products = 0
     for run, times in planner.counts.stage_work(layout)[0]:
-        for op in planner.counts.unit(run_part(get_local_degrees(layout), run), run.name).ops:
-            sums += times * len(op.gradient_widths)
+        for op in planner.counts.unit(get_group_degrees(get_local_degrees(layout), run), run.name).ops:
+            sums += times * len(op.wgrad_numels)
             if op.kind == "matmul":
                 time = planner.units.prices(layout).operation(op)
                 products += times * (time.kernels * (1 + op.recomputed) + time.backward_kernels - 1)  # less the sum

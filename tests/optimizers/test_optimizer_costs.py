@@ -14,7 +14,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.weights import weights
 from fivefold.optimizers import KINDS
 from fivefold.optimizers.cost import find_cost
-from fivefold.planner.counts.memory.states import updates_one
+from fivefold.planner.counts.memory.states import updates_flat_tensor
 from fivefold.record import UserError
 from fivefold.update import Optimizer
 
@@ -58,8 +58,8 @@ def test_facts_that_other_parts_ask_for(monkeypatch: pytest.MonkeyPatch) -> None
     model, layout = build_model("llama3-8b"), Layout.parse("dp2 tp2x2 zero1 mbs1")
     deepspeed = Job(stack={"name": "deepspeed"}, sequence=2048, global_batch=8)
     assert explain_unsupported_2d(layout, model=model, job=Job()) is None
-    assert updates_one(layout, deepspeed)
+    assert updates_flat_tensor(layout, deepspeed)
     monkeypatch.setattr(type(find_cost("adamw")), "counts_2d_tp", False)
     monkeypatch.setattr(type(find_cost("adamw")), "updates_flat_buffer", False)
     assert "optimizer adamw" in str(explain_unsupported_2d(layout, model=model, job=Job()))
-    assert not updates_one(layout, deepspeed)
+    assert not updates_flat_tensor(layout, deepspeed)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fivefold.machine.datacenter import Site
 from fivefold.planner import questions
-from fivefold.planner.counts.memory.peak import list_live_bytes, memory
+from fivefold.planner.counts.memory.peak import count_rank_memory, list_live_bytes
 from fivefold.planner.predict import planner, predict
 from fivefold.planner.ratios import ratios
 from fivefold.planner.run_estimate import predict_full_run
@@ -59,7 +59,7 @@ def check_pictures(case: Case) -> None:
     """The step drawn: it ends when the step does, and its fullest moment is the peak."""
     model, machine, layout, job = case
     plan = planner(model, machine, job)
-    ranks, result = memory(plan.counts, layout), plan.estimate(layout)
+    ranks, result = count_rank_memory(plan.counts, layout), plan.estimate(layout)
     count = layout.micro_batches(job)
     if count <= 64:  # the timeline plays the first rounds and continues them in a straight line
         end = max(row[-1].end for row in spans(plan, layout))

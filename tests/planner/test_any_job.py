@@ -18,7 +18,7 @@ from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import GradientSums
-from fivefold.planner.counts.memory.peak import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import changes
@@ -73,7 +73,9 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
     model, layout = build_model("llama3-8b").replace(layers=8), Layout.parse(f"dp2 pp2 {schedule} zero1")
 
     def count_memory(**fields: object) -> list[RankMemory]:
-        return memory(Counts(model, Job.read({"sequence": 1024, "global_batch": 32, **fields}, origin="test")), layout)
+        return count_rank_memory(
+            Counts(model, Job.read({"sequence": 1024, "global_batch": 32, **fields}, origin="test")), layout
+        )
 
     for apart, summed in zip(count_memory(), count_memory(wgrad_accumulation="fused"), strict=True):
         assert (apart.gradients_bytes, apart.activations_bytes) == (summed.gradients_bytes, summed.activations_bytes)
@@ -84,13 +86,15 @@ def test_weights_that_are_put_off_are_summed_where_they_are_made(schedule: str) 
 def test_deferred_wgrad_keeps_its_inputs() -> None:
     part, block = get_local_degrees(Layout.parse("tp2 pp2 zb1p")), Counts(build_model("llama3-8b"), Job()).kinds[0]
     apart, summed = (
-        Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": item}, origin="test")).split(part, block)
+        Counts(build_model("llama3-8b"), Job.read({"wgrad_accumulation": item}, origin="test")).profile_split(
+            part, block
+        )
         for item in ("separate", "fused")
     )
     D, F, kv = 4096, 14336, 1024
-    assert apart.late_bytes == summed.late_bytes > 0
-    assert (apart.made_bytes, summed.made_bytes) == (2 * (2 * D * D + 2 * kv * D + 3 * F * D) // 2, 0)
-    assert apart.weights_peak_bytes > summed.weights_peak_bytes == summed.late_bytes  # nothing is made in addition
+    assert apart.deferred_bytes == summed.deferred_bytes > 0
+    assert (apart.wgrad_bytes, summed.wgrad_bytes) == (2 * (2 * D * D + 2 * kv * D + 3 * F * D) // 2, 0)
+    assert apart.weights_peak_bytes > summed.weights_peak_bytes == summed.deferred_bytes  # nothing is made in addition
 
 
 def test_sums_live_before_a_matmul_adds_to_them() -> None:
@@ -107,8 +111,8 @@ def test_late_gradients_come_with_the_weights_that_are_put_off() -> None:
     layout, P = Layout.parse("pp2 zb1p"), 4 * build_model("llama3-8b").replace(layers=1).parameters
     job = Job(sequence=8, global_batch=8)
     for apart, late in zip(
-        memory(Counts(model, job.replace(wgrad_accumulation="fused")), layout),
-        memory(Counts(model, job.replace(wgrad_accumulation="deferred")), layout),
+        count_rank_memory(Counts(model, job.replace(wgrad_accumulation="fused")), layout),
+        count_rank_memory(Counts(model, job.replace(wgrad_accumulation="deferred")), layout),
         strict=True,
     ):
         assert "weights" in late.peak_cause
@@ -119,7 +123,7 @@ def test_an_offloaded_optimizer_leaves_the_shards_that_are_gathered() -> None:
     """ZeRO-3: two bytes of each weight over the ranks, though the master copy and the moments are elsewhere."""
     model = build_model("llama3-8b")
     for zero, item in ((3, 2 / 8), (1, 2)):
-        (rank,) = memory(Counts(model, Job(offload=("optimizer",))), Layout(dp=8, zero=zero))
+        (rank,) = count_rank_memory(Counts(model, Job(offload=("optimizer",))), Layout(dp=8, zero=zero))
         assert rank.parameters_bytes == pytest.approx(item * model.parameters, rel=1e-3)
         assert rank.optimizer_bytes == 0
 

@@ -6,12 +6,12 @@ import pytest
 
 from fivefold.record import UserError
 from fivefold.rendering.compare import table
-from fivefold.results.step_comparison import Row, compare, compare_unfinished, describe_assumption
+from fivefold.results.step_comparison import QuantityComparison, compare, compare_unfinished, describe_assumption
 from fivefold.step import Step, Traffic
 from tests.printed import to_text
 
 
-def map_by_name(rows: list[Row]) -> dict[str, Row]:
+def map_by_name(rows: list[QuantityComparison]) -> dict[str, QuantityComparison]:
     assert len({row.quantity for row in rows}) == len(rows)
     return {row.quantity: row for row in rows}
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fivefold.rendering.doctor import advice, page, ranges
-from fivefold.results.diagnosis import Advice, Diagnosis, Fullest, Holding, Part
+from fivefold.results.diagnosis import Advice, Diagnosis, Fullest, Holding, ModuleCost
 from fivefold.units import GIB, MIB
 
 HOLDING = Holding(
@@ -23,8 +23,8 @@ STEADY = Fullest(
 )
 
 
-def part(module: str, kind: str, flops: int) -> Part:
-    return Part(
+def part(module: str, kind: str, flops: int) -> ModuleCost:
+    return ModuleCost(
         module=module,
         kind=kind,
         parameters=1000,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.record import RunFailure, UserError
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.journal import Journal, open_journal
 from fivefold.sweeps.spec import Sweep
 from fivefold.sweeps.sweep import SweepPlan, run
@@ -90,7 +90,7 @@ def test_dropped_rows_are_removed(tmp_path: Path) -> None:
     assert not (tmp_path / "journal").exists()
 
 
-def run_all(journal: Journal) -> list[Row]:
+def run_all(journal: Journal) -> list[SweepRow]:
     return run(
         SweepPlan.from_sweep(SWEEP, local=Path("nowhere")), journal, trials=None, report=lambda what, done, total: None
     )

@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.toml import write
 from fivefold.planner.predict import predict
 from fivefold.record import RunFailure, UserError
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps import sweep as module
 from fivefold.sweeps.journal import open_journal
 from fivefold.sweeps.measure import PredictedRow, Submit
@@ -29,7 +29,7 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local.toml"
 
 
-def run_sweep(local: Path, *, submit: Submit | None = None, **values: Any) -> list[Row]:
+def run_sweep(local: Path, *, submit: Submit | None = None, **values: Any) -> list[SweepRow]:
     least = {
         "models": ["nano"],
         "machines": ["local"],

@@ -14,7 +14,7 @@ from fivefold.machine.catalog import resolve as find_machine
 from fivefold.model.catalog import build_model
 from fivefold.planner.search import search
 from fivefold.record import UserError
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.step import Step
 from fivefold.sweeps.journal import open_journal
 from fivefold.sweeps.predict import Predictor, digest
@@ -36,7 +36,7 @@ def plan_of(**values: Any) -> list[tuple[SweepSetting, list[str]]]:
     return SweepPlan.from_sweep(Sweep.read(least | values, origin="test"), local=Path("nowhere")).parts
 
 
-def predict_by_names(row: Row) -> Step:
+def predict_by_names(row: SweepRow) -> Step:
     return fivefold.predict(
         row.model,
         f"{row.machine}:{row.ranks}",

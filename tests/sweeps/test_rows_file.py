@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fivefold.record import RunFailure, UserError
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.rows_file import check, write
 
 LEAST = {
@@ -25,11 +25,11 @@ LEAST = {
     "stack": "fivefold",
 }
 ROWS = [
-    Row(
+    SweepRow(
         **LEAST, layout="dp8 zero3 mbs1", status="fits", dp=8, step_seconds=0.1 + 0.2, peak_bytes=2**62 + 1,
         mfu_full=1e-300,
     ),
-    Row(**LEAST, layout='dp8, "zero"\nα', status="invalid", why="a, b\n'c' \"d\"; é 2²"),
+    SweepRow(**LEAST, layout='dp8, "zero"\nα', status="invalid", why="a, b\n'c' \"d\"; é 2²"),
 ]  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def test_csv(tmp_path: Path) -> None:
 def test_json_lines(tmp_path: Path) -> None:
     write(ROWS, tmp_path / "rows.jsonl")
     results: list[Any] = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [Row(**result) for result in results] == ROWS
+    assert [SweepRow(**result) for result in results] == ROWS
 
 
 def test_unwritable_rows_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import fivefold
 from fivefold.layout.spec import Layout
-from fivefold.results.sweep_row import Row, columns_from_layout, columns_from_step
+from fivefold.results.sweep_row import SweepRow, columns_from_layout, columns_from_step
 from fivefold.sweeps.rows_file import write
 from fivefold.units import show_seconds
 from fivefold.web.app import create
@@ -19,25 +19,25 @@ from tests.selection import mark_share
 JOB = {"machine": "h100", "ranks": 8, "sequence": 4096, "batch": 16, "precision": "bf16", "stack": "fivefold"}
 
 
-def row(model: str, text: str) -> Row:
+def row(model: str, text: str) -> SweepRow:
     """A predicted row, as a sweep writes it."""
     step, layout = fivefold.predict(model, "h100:8", text, gbs=16), Layout.parse(text)
     status = "fits" if step.memory.fits else "memory"
-    return Row.model_validate(
+    return SweepRow.model_validate(
         {"model": model, **JOB, "status": status, **columns_from_layout(layout), **columns_from_step(step)}
     )
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> list[SweepRow]:
     results = [row("llama3-8b", text) for text in ("dp8", "dp4 tp2", "dp2 tp4", "dp4 pp2", "tp2 pp4")]
     invalid = {"status": "invalid", "why": "no", "layout": "dp3", "recomputation": "none"}
-    return [*results, Row.model_validate({"model": "llama3-8b", **JOB, **invalid})]
+    return [*results, SweepRow.model_validate({"model": "llama3-8b", **JOB, **invalid})]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mark_share(3, ["rows.csv", "rows.jsonl", "rows.parquet"]))
-def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[Row], name: str) -> None:
+def test_a_sweep_is_shown_and_leads_to_its_plans(tmp_path: Path, rows: list[SweepRow], name: str) -> None:
     write(rows, tmp_path / name)
     with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:
         assert f"file={name}" in client.get("/sweep").text

@@ -94,7 +94,7 @@ def read_recipe_recomputation(model: Model, *, chip: str, precision: str, pp: in
     return "up+rope" if model.mla else "none"  # ["mla_up_proj"]
 
 
-class Experts(NamedTuple):
+class ExpertSettings(NamedTuple):
     """The dispatch and kernels of a run's experts, as fields of a stack."""
 
     cuda_graphs: Literal["none", "router", "partial", "full"]
@@ -102,7 +102,7 @@ class Experts(NamedTuple):
     pairs: bool = False
 
 
-def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, release: str) -> Experts:
+def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, release: str) -> ExpertSettings:
     """Return ``cuda_graph_impl``, ``moe_flex_dispatcher_backend`` and ``moe_a2a_overlap`` of a recipe.
 
     Our inference: 25.11 ran as 26.02 (its files at 0fa501a ask for full graphs, which dropless experts do not allow),
@@ -114,23 +114,25 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
     racks, mx = chip.startswith("gb"), precision == "mxfp8"
     if model.name == "gpt-oss-120b":
         if mx:  # of B300 the line with the full graph is commented out
-            return Experts("full" if racks else "partial", "fused", pairs=True)
+            return ExpertSettings("full" if racks else "partial", "fused", pairs=True)
         if chip in ("gb300", "b300"):
-            return Experts("partial", "fused" if (chip, layout.ep) == ("b300", 8) else "all_to_all")
-        return Experts("none", pairs=chip == "gb200")
+            return ExpertSettings("partial", "fused" if (chip, layout.ep) == ("b300", 8) else "all_to_all")
+        return ExpertSettings("none", pairs=chip == "gb200")
     if model.moe.capacity is not None:  # 25.09: full graphs of the shapes that dropping makes static
-        return Experts("full" if model.name == "qwen3-30b-a3b" and chip != "h100" else "none")
+        return ExpertSettings("full" if model.name == "qwen3-30b-a3b" and chip != "h100" else "none")
     if model.mtp and chip == "b200":
-        return Experts("partial", "fused", pairs=True) if layout.pp == 8 else Experts("none", "fused")
+        return ExpertSettings("partial", "fused", pairs=True) if layout.pp == 8 else ExpertSettings("none", "fused")
     if racks:
         if mx and release >= "26.06":
-            return Experts("full", "fused", pairs=True)
-        return Experts("router" if mx and model.name == "qwen3-30b-a3b" else "partial", "fused")
+            return ExpertSettings("full", "fused", pairs=True)
+        return ExpertSettings("router" if mx and model.name == "qwen3-30b-a3b" else "partial", "fused")
     if model.name == "qwen3-235b-a22b":
-        return Experts("none", pairs=chip == "h100")
+        return ExpertSettings("none", pairs=chip == "h100")
     if chip == "h100":
-        return Experts("router" if precision == "bf16" else "none", "fused" if layout.ep == 16 else "all_to_all")
-    return Experts("partial", "fused") if layout.mbs > 1 else Experts("none")  # B200: one sequence until 26.02
+        return ExpertSettings("router" if precision == "bf16" else "none", "fused" if layout.ep == 16 else "all_to_all")
+    return (
+        ExpertSettings("partial", "fused") if layout.mbs > 1 else ExpertSettings("none")
+    )  # B200: one sequence until 26.02
 
 
 def stack_of(model: Model, layout: Layout, *, precision: str, chip: str, release: str = "26.06") -> Stack:

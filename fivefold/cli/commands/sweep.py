@@ -16,7 +16,7 @@ from fivefold.requests.sweep import default_path, trials
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
     from fivefold.machine.spec import Machine
-    from fivefold.results.sweep_row import Row
+    from fivefold.results.sweep_row import SweepRow
     from fivefold.trainer.run import Run
 
 
@@ -62,7 +62,7 @@ def _submit(run: Run, file: Path, layout: Layout, machine: Machine) -> str:
     return submit(run, path=file, layout=layout, machine=machine)
 
 
-def _draw(rows: list[Row], folder: Path) -> None:
+def _draw(rows: list[SweepRow], folder: Path) -> None:
     from fivefold.rendering import charts
     from fivefold.rendering.sweep.charts import PICTURES
 

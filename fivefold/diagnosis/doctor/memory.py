@@ -17,7 +17,7 @@ from torch import nn
 from fivefold.diagnosis.doctor.watch import HERE, Role, shorten_path
 from fivefold.dry_run.record.call_sites import ROOT
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, CodeSite, Scope, Tape
-from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, Part, generalize_path
+from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, ModuleCost, generalize_path
 
 PACKAGE_FOLDER = HERE.removeprefix(ROOT)
 MAX_TENSOR_GROUPS = 12  # groups of equal tensors that are listed at the peak
@@ -167,7 +167,7 @@ def flops(lifetimes: StepLifetimes) -> dict[str, Counter[str]]:
     return flops_by_module
 
 
-def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
+def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[ModuleCost, ...]:
     """Return a row for every module: parameters, FLOPs and kept bytes, its submodules included."""
     flops_by_module: dict[str, Counter[str]] = defaultdict(Counter)
     kept_bytes: Counter[str] = Counter()
@@ -178,7 +178,7 @@ def parts(model: nn.Module, lifetimes: StepLifetimes) -> tuple[Part, ...]:
         for path in list_ancestors(module):
             kept_bytes[path] += size
     return tuple(
-        Part(
+        ModuleCost(
             module=path,
             kind=type(part).__name__,
             parameters=sum(p.numel() for p in part.parameters()),

@@ -1,7 +1,7 @@
 """Caches of everything counted for one model and job: operations, live bytes, states and stages of each layout.
 
 Layers of one kind share their operations, profile and states. A stage is a sequence of groups of consecutive layers
-that are equal in memory (``stage_runs``), or a number of layers of each kind of work (``stage_work``).
+that are equal in memory (``stage_groups``), or a number of layers of each kind of work (``stage_work``).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fivefold.model.weights import Weight, block_weights, embedding_weights, hea
 from fivefold.planner.counts.cache import Cache, Caches
 from fivefold.planner.counts.memory.liveness import (
     NO_SUMS,
-    NO_WAITS,
-    EnteredUnit,
+    NO_WAITING,
     GradientSums,
-    Profile,
-    SplitProfile,
-    Waits,
-    play,
-    play_graph,
-    play_split,
+    SimulatedUnit,
+    SplitUnitProfile,
+    UnitProfile,
+    WaitingGradients,
+    simulate_graph_backward,
+    simulate_split_backward,
+    simulate_unit,
 )
 from fivefold.planner.counts.memory.states import UnitStates, local_units, part_states, shard_unit
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
@@ -44,19 +44,19 @@ Name = Kind | str  # a kind of block, or "embed" or "head"
 class UnitGroup(NamedTuple):
     """Consecutive equal units of a stage, counted once and multiplied: ``times`` of them, the first at layer ``first``.
 
-    ``recomputed`` says that they are recomputed; ``further`` that a head holds MTP modules with experts.
+    ``recomputed`` says that they are recomputed; ``has_moe_mtp`` that a head holds MTP modules with experts.
     """
 
     name: Name
     first: int
     times: int
     recomputed: bool = False
-    further: bool = False
+    has_moe_mtp: bool = False
 
     @property
     def routes(self) -> bool:
         """Return True if the unit holds routed experts."""
-        return self.name.moe if isinstance(self.name, Kind) else self.further
+        return self.name.moe if isinstance(self.name, Kind) else self.has_moe_mtp
 
     def unit_name(self, index: int) -> str:
         """Return the name for reports of the unit at ``index`` in the group: ``embed``, ``head``, or ``block N``."""
@@ -74,80 +74,86 @@ class Counts:
         self._shapes: Cache[tuple[LocalDegrees, Name], frozenset[tuple[int, int]]] = Cache()
         self._largest: Cache[tuple[LocalDegrees, Name], list[int]] = Cache()
         self._logits: Cache[LocalDegrees, int] = Cache()
-        self._profiles: Cache[tuple[LocalDegrees, Name, GradientSums], Profile] = Cache(PROFILES)
-        self._entered: Cache[tuple[LocalDegrees, Name], EnteredUnit] = Cache()
-        self._splits: Cache[tuple[LocalDegrees, Name, GradientSums, Waits], SplitProfile] = Cache(PROFILES)
+        self._profiles: Cache[tuple[LocalDegrees, Name, GradientSums], UnitProfile] = Cache(PROFILES)
+        self._simulated: Cache[tuple[LocalDegrees, Name], SimulatedUnit] = Cache()
+        self._splits: Cache[tuple[LocalDegrees, Name, GradientSums, WaitingGradients], SplitUnitProfile] = Cache(
+            PROFILES
+        )
         self._states: dict[tuple[object, ...], tuple[UnitStates, tuple[UnitStates, ...]]] = {}
         self._parts: dict[tuple[object, ...], UnitStates] = {}
         self._local: dict[tuple[object, ...], tuple[Sharded, ...]] = {}
         self._work: dict[tuple[object, ...], tuple[tuple[tuple[UnitGroup, int], ...], ...]] = {}
         self._first_equal_stages: dict[tuple[object, ...], tuple[int, ...]] = {}
         self.caches = Caches()  # of the modules that count from these counts
-        self._runs: dict[tuple[object, ...], tuple[tuple[UnitGroup, ...], ...]] = {}
+        self._groups: dict[tuple[object, ...], tuple[tuple[UnitGroup, ...], ...]] = {}
         kinds = [get_kind(model, layer) for layer in range(model.layers)]
         if job.adapter is not None:
             kinds[0] = kinds[0]._replace(leads=True)
         self.kinds = tuple(kinds)
         self.name_by_representative = {kind.representative: kind for kind in reversed(kinds)}
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
-        self._built = UnitCache(model, job, self.example)
+        self._units = UnitCache(model, job, self.example)
 
     def get_local(self, part: LocalDegrees) -> Local:
         """Return the model's local sizes on one rank."""
-        return self._built.get_local(part)
+        return self._units.get_local(part)
 
     def unit(self, part: LocalDegrees, name: Name) -> UnitOperations:
         """Return the operations of a unit."""
-        return self._built.unit(part, name)
+        return self._units.unit(part, name)
 
     def list_ops(self, part: LocalDegrees, name: Name) -> tuple[Op, ...]:
         """Return the operations of a unit without its own tensor names.
 
         Equal operations of two units may be one object.
         """
-        return self._built.list_ops(part, name)
+        return self._units.list_ops(part, name)
 
-    def profile(self, part: LocalDegrees, name: Name, sums: GradientSums = NO_SUMS) -> Profile:
-        """Return the live bytes of a unit's forward and backward; ``sums`` as in ``liveness.play``."""
+    def profile(self, part: LocalDegrees, name: Name, sums: GradientSums = NO_SUMS) -> UnitProfile:
+        """Return the live bytes of a unit's forward and backward; ``sums`` as in ``liveness.simulate_unit``."""
         key = part, name, sums
         profile = self._profiles.get(key)
         if profile is None:
-            profile = self._profiles[key] = play(self._entered_unit(part, name), sums=sums)
+            profile = self._profiles[key] = simulate_unit(self._get_simulated_unit(part, name), sums=sums)
         return profile
 
-    def split(
-        self, part: LocalDegrees, name: Name, sums: GradientSums = NO_SUMS, *, waits: Waits = NO_WAITS
-    ) -> SplitProfile:
+    def profile_split(
+        self, part: LocalDegrees, name: Name, sums: GradientSums = NO_SUMS, *, waiting: WaitingGradients = NO_WAITING
+    ) -> SplitUnitProfile:
         """Return the live bytes of a unit whose weight gradients (W) are deferred.
 
-        ``waits`` as in ``liveness.play_split``.
+        ``waiting`` as in ``liveness.simulate_split_backward``.
         """
-        key = part, name, sums, waits
+        key = part, name, sums, waiting
         split_profile = self._splits.get(key)
         if split_profile is None:
-            unit = self._entered_unit(part, name)
+            unit = self._get_simulated_unit(part, name)
             graph = self.job.stack.deferred_wgrad == "graph"
-            split_profile = play_graph(unit, sums=sums) if graph else play_split(unit, sums=sums, waits=waits)
+            split_profile = (
+                simulate_graph_backward(unit, sums=sums)
+                if graph
+                else simulate_split_backward(unit, sums=sums, waiting=waiting)
+            )
             self._splits[key] = split_profile
         return split_profile
 
-    def _entered_unit(self, part: LocalDegrees, name: Name) -> EnteredUnit:
+    def _get_simulated_unit(self, part: LocalDegrees, name: Name) -> SimulatedUnit:
         """Return the operations of a unit as one pass runs them, with what enters it."""
         key = part, name
-        entered = self._entered.get(key)
-        if entered is None:
-            entered = self._entered[key] = self._enter_unit(part, name)
-        return entered
+        simulated = self._simulated.get(key)
+        if simulated is None:
+            simulated = self._simulated[key] = self._make_simulated_unit(part, name)
+        return simulated
 
-    def _enter_unit(self, part: LocalDegrees, name: Name) -> EnteredUnit:
+    def _make_simulated_unit(self, part: LocalDegrees, name: Name) -> SimulatedUnit:
         local, width = self.get_local(part), self.job.precision.gradients_bytes
-        entry, size = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
+        input_name, input_bytes = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
         fuses = self.job.stack.kernel_facts.fuses_linears and (self.job.adapter is None or name == "head")
         unit = fuse_linears(unit, width=width) if fuses else unit
-        return EnteredUnit(unit, entry=entry, entry_bytes=size, gradient_width=width)
+        return SimulatedUnit(unit, input_name=input_name, input_bytes=input_bytes, wgrad_element_bytes=width)
 
-    def shapes(self, part: LocalDegrees, name: Name) -> frozenset[tuple[int, int]]:
+    def fused_wgrad_shapes(self, part: LocalDegrees, name: Name) -> frozenset[tuple[int, int]]:
         """Return the (out, in) shapes of a block's weights whose matmul fuses the gradient's accumulation."""
         key = part, name
         if key not in self._shapes:
@@ -163,7 +169,7 @@ class Counts:
             sizes = [
                 size
                 for op in self.unit(part, name).ops
-                for size in (*op.writes.values(), *(width * n for n in op.gradient_widths), scratch_tensor(op))
+                for size in (*op.writes.values(), *(width * n for n in op.wgrad_numels), scratch_tensor(op))
             ]
             self._largest[key] = sorted(sizes, reverse=True)[:2]
         return self._largest[key]
@@ -219,7 +225,7 @@ class Counts:
         key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1, layout.offload
         part_states_bytes = self._parts.get(key)
         if part_states_bytes is None:
-            part_states_bytes = part_states(unit, uncut=weights, shards=shards, layout=layout, job=self.job)
+            part_states_bytes = part_states(unit, unsharded=weights, shards=shards, layout=layout, job=self.job)
             self._parts[key] = part_states_bytes
         return part_states_bytes
 
@@ -274,19 +280,19 @@ class Counts:
         block = block_weights(self.model, self.example[name])
         return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))
 
-    def stage_runs(self, layout: Layout) -> tuple[tuple[UnitGroup, ...], ...]:
+    def stage_groups(self, layout: Layout) -> tuple[tuple[UnitGroup, ...], ...]:
         """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""
         key = self.stage_key(layout)
-        if key not in self._runs:
+        if key not in self._groups:
             stages, recomputed_flags = (
                 stage_layers(self.model.layers, layout),
                 recomputed_layers(self.model.layers, layout),
             )
-            self._runs[key] = tuple(
+            self._groups[key] = tuple(
                 self._stage(layers, layout, recomputed_flags, first=index == 0, last=index == len(stages) - 1)
                 for index, layers in enumerate(stages)
             )
-        return self._runs[key]
+        return self._groups[key]
 
     def stage_work(self, layout: Layout) -> tuple[tuple[tuple[UnitGroup, int], ...], ...]:
         """Return the distinct units of each stage and their number; layers with and without a window are distinct."""
@@ -320,16 +326,16 @@ class Counts:
         return self._first_equal_stages[key]
 
     def _stage(
-        self, layers: range, layout: Layout, again: tuple[bool, ...], *, first: bool, last: bool
+        self, layers: range, layout: Layout, is_recomputed: tuple[bool, ...], *, first: bool, last: bool
     ) -> tuple[UnitGroup, ...]:
-        runs = [UnitGroup("embed", 0, 1)] if first else []
+        groups = [UnitGroup("embed", 0, 1)] if first else []
         for layer in layers:
             kind = self.name_by_representative[self.kinds[layer].representative]
-            if runs and runs[-1].name == kind and runs[-1].recomputed == again[layer]:
-                runs[-1] = runs[-1]._replace(times=runs[-1].times + 1)
+            if groups and groups[-1].name == kind and groups[-1].recomputed == is_recomputed[layer]:
+                groups[-1] = groups[-1]._replace(times=groups[-1].times + 1)
             else:
-                runs.append(UnitGroup(kind, layer, 1, again[layer]))
-        return (*runs, self.head(layout)._replace(first=self.model.layers)) if last else tuple(runs)
+                groups.append(UnitGroup(kind, layer, 1, is_recomputed[layer]))
+        return (*groups, self.head(layout)._replace(first=self.model.layers)) if last else tuple(groups)
 
     def head(self, layout: Layout) -> UnitGroup:
         """Return the head as a group of one unit; its multi-token prediction blocks are recomputed if its stage is."""
@@ -349,23 +355,23 @@ def ends_on_different_ranks(layout: Layout) -> bool:
     return layout.pp > 1 and not layout.pipeline.joins_ends
 
 
-def run_part(part: LocalDegrees, run: UnitGroup) -> LocalDegrees:
+def get_group_degrees(degrees: LocalDegrees, group: UnitGroup) -> LocalDegrees:
     """Return the degrees that matter to a group of units.
 
     Recomputation counts only if the group is recomputed, expert degrees only if it holds experts, a pipeline only for
     the head.
     """
-    ep, etp = (part.ep, part.etp) if run.routes else (1, 1)
-    recomputed_groups: frozenset[str] = part.recomputed if run.recomputed else frozenset()
+    ep, etp = (degrees.ep, degrees.etp) if group.routes else (1, 1)
+    recomputed_groups: frozenset[str] = degrees.recomputed if group.recomputed else frozenset()
     return LocalDegrees(
-        part.sequences,
-        part.cp,
-        part.ulysses,
-        part.tp,
-        part.tp_inner,
-        part.sp,
+        degrees.sequences,
+        degrees.cp,
+        degrees.ulysses,
+        degrees.tp,
+        degrees.tp_inner,
+        degrees.sp,
         ep,
         etp,
         recomputed_groups,
-        part.piped and run.name == "head",
+        degrees.piped and group.name == "head",
     )

@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
-from fivefold.planner.counts.counts import Counts, Name, run_part
+from fivefold.planner.counts.counts import Counts, Name, get_group_degrees
 from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
@@ -43,7 +43,7 @@ def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
         times * (_extra_backward(op) + (_count_passes(op, job) + op.recomputed) * _count_executed(op, part))
         for stage in counts.stage_work(layout)
         for run, times in stage
-        for op in counts.unit(run_part(part, run), run.name).ops
+        for op in counts.unit(get_group_degrees(part, run), run.name).ops
     )
     return rank_flops * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
 

@@ -83,7 +83,7 @@ def fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
     vocab, unit_index = padded_vocab(counts.model, counts.job, tp=layout.tp), 0
     units: list[list[tuple[str, int]]] = []
     recomputed: list[bool] = []
-    for run in counts.stage_runs(layout)[chunk]:
+    for run in counts.stage_groups(layout)[chunk]:
         for _ in range(run.times):
             unit = []
             for weight in counts.weights(layout, run.name):
@@ -160,7 +160,7 @@ def _unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) 
 @lru_cache(maxsize=256)
 def _fetches(calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits) -> Fetches:
     """Simulate the calls as the coordinator handles them once it knows their order."""
-    coordinator = _Player(calls, sizes, shards, limits)
+    coordinator = _Coordinator(calls, sizes, shards, limits)
     max_live: dict[bool, list[int]] = {False: [0] * units, True: [0] * units}
     for step, call in enumerate(calls):
         pass_live = max_live[call.backward]
@@ -170,7 +170,7 @@ def _fetches(calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, 
     return Fetches(tuple(coordinator.gathers), tuple(max_live[False]), tuple(max_live[True]), small)
 
 
-class _Player:
+class _Coordinator:
     """The state of DeepSpeed's coordinator."""
 
     def __init__(self, calls: Sequence[ModuleCall], sizes: Sequence[int], shards: int, limits: Limits) -> None:

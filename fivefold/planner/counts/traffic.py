@@ -26,7 +26,7 @@ from fivefold.layout.sharding import (
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
 from fivefold.planner.counts.memory.states import count_scales, gathered_bytes
 from fivefold.planner.counts.message import RepeatedMessage
@@ -52,7 +52,7 @@ def messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...] = (0,)) 
             ]
             unit_messages_once += copy_messages(counts, layout, run.name)
             rank_messages += [message._replace(times=message.times * times) for message in unit_messages_once]
-            ops = counts.unit(run_part(get_local_degrees(layout), run), run.name).ops
+            ops = counts.unit(get_group_degrees(get_local_degrees(layout), run), run.name).ops
             for op in ops:
                 if op.message is not None:
                     reference = runs_in_reference(op, counts.job)
@@ -160,7 +160,7 @@ def routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, times: i
     They carry token counts, routing weights and the dispatch's fp8 scales; for the balance loss and capacity, counts
     per expert and sequence, if sequences span several ranks.
     """
-    part, moe = run_part(get_local_degrees(layout), run), counts.model.moe
+    part, moe = get_group_degrees(get_local_degrees(layout), run), counts.model.moe
     assert moe is not None
     local = counts.get_local(part)
     plan_times = times * (

@@ -36,7 +36,7 @@ from fivefold.planner.search.simplest import Evaluated, Simplest, alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import even_out
 from fivefold.planner.search.warm_start import sweep_from_likely
-from fivefold.planner.search.work import Work
+from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
 from fivefold.results.objectives import Aim, By
@@ -66,7 +66,7 @@ def search(
     risk: float = FITS_RISK,
     tight: bool = True,
     using: Planner | None = None,
-    work: Work | None = None,
+    work: SearchWork | None = None,
     **narrowed: Any,
 ) -> SearchResult:
     """Search for the ``top`` layouts by time, cost, memory or regret.
@@ -318,7 +318,7 @@ def _search_spaces(
     machine: Machine,
     risk: float,
 ) -> dict[Job, Planner]:
-    """Search each space; return the planners by job, which reuse the counts of those ``known``."""
+    """Search each space; return the planners by job, which reuse the counts of those ``is_exact``."""
     planners: dict[Job, Planner] = {}
     bounds: Bounds | None = None
     for job, space in spaces:

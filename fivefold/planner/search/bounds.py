@@ -29,7 +29,7 @@ from fivefold.planner.search.shapes import (
     sum_units,
 )
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import Work
+from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.unit_overlap import overlaps_next_forward
 from fivefold.planner.time.update_time import elementwise_seconds
 
@@ -47,7 +47,7 @@ class Bounds:
         partials: PartialLayouts,
         *,
         like: Bounds | None = None,
-        work: Work | None = None,
+        work: SearchWork | None = None,
     ) -> None:
         """Initialize the bounds of ``partials``; ``like`` and ``work`` have the same meaning as in ``Estimates``."""
         self.planner, self.space = planner, space
@@ -331,5 +331,7 @@ def _update_slope(planner: Planner) -> float:
     if planner.machine.calibration is not None:
         return 0.0
     sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)
-    small, large = (elementwise_seconds(planner.units, Layout(), empty._replace(updated=size), ()) for size in sizes)
+    small, large = (
+        elementwise_seconds(planner.units, Layout(), empty._replace(updated_numel=size), ()) for size in sizes
+    )
     return (large - small) / (sizes[1] - sizes[0]) * (1 - 1e-6)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fivefold.layout.sharding import gathers_for_backward, policy
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, run_part
+from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, get_group_degrees
 from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
@@ -23,7 +23,7 @@ from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, Part
 from fivefold.planner.search.optimistic_times import adjacent_figures, figures, kernels
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
-from fivefold.planner.search.work import Work
+from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.stage_time import stage_message_seconds
 from fivefold.planner.time.unit_time import AXES
 
@@ -50,14 +50,14 @@ class Estimates(Tables):
         partials: PartialLayouts,
         *,
         like: Estimates | None = None,
-        work: Work | None = None,
+        work: SearchWork | None = None,
     ) -> None:
         """Initialize the tables of ``partials``.
 
         ``like``: estimates to reuse, of a job that differs only in how often gradients are reduced. ``work``: counts
         what is computed.
         """
-        super().__init__(planner, space, partials, known=like._tables if like else {}, work=work or Work())
+        super().__init__(planner, space, partials, known=like._tables if like else {}, work=work or SearchWork())
         example = self.counts.example
         self.runs = [UnitGroup("embed", 0, 1), self.counts.head(Layout(ac="full"))]
         self.runs += [UnitGroup(kind, first, 1, again) for kind, first in example.items() for again in (False, True)]
@@ -96,12 +96,12 @@ class Estimates(Tables):
         """
 
         def make(part: LocalDegrees, name: Name) -> tuple[int, int]:
-            kept, split = self.counts.profile(part, name).kept_bytes, self.counts.split(part, name)
-            return split.backward_peak_bytes - kept, split.late_bytes
+            kept, split = self.counts.profile(part, name).kept_bytes, self.counts.profile_split(part, name)
+            return split.backward_peak_bytes - kept, split.deferred_bytes
 
         return self._bytes("splits", candidates, make, limit=limit, bare=bare)
 
-    def births(self, candidates: CandidateLayouts, birth: AllocatedGradients) -> Floats:
+    def backward_with_gradients(self, candidates: CandidateLayouts, allocation: AllocatedGradients) -> Floats:
         """Return a lower bound in bytes [n, units] of a backward that allocates gradients.
 
         Gradients of experts that are already reduced are not counted.
@@ -118,19 +118,19 @@ class Estimates(Tables):
                 parts = self.counts.parts(layout.replace(zero=0, shard_group=None), name)
                 experts = parts[-1].sums if self.counts.count_moe_layers(name) else 0
                 dense = sum(entry.sums for entry in parts) - experts
-                if birth == AllocatedGradients.HELD:
+                if allocation == AllocatedGradients.HELD:
                     sums = GradientSums(
-                        held=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings
+                        keeps_gradients=True, tied=name == "head" and predicted and self.counts.model.tied_embeddings
                     )
                 elif name == "embed" or (name == "head" and (self.counts.model.shares_table or experts or predicted)):
                     sums = GradientSums()  # a table's gradients have rules of their own
                 else:
-                    made = experts if birth == AllocatedGradients.ALL else 0
-                    sums = GradientSums(dense, made, gone=made if at_once else 0)
-                columns.append(self.counts.profile(run_part(part, run), name, sums).backward_peak_bytes)
+                    made = experts if allocation == AllocatedGradients.ALL else 0
+                    sums = GradientSums(dense, made, freed_bytes=made if at_once else 0)
+                columns.append(self.counts.profile(get_group_degrees(part, run), name, sums).backward_peak_bytes)
             return np.array([columns], float)
 
-        return self._table(f"births {birth}", candidates, [s.mbs, *self._part(candidates)[1:]], make)[:, 0]
+        return self._table(f"births {allocation}", candidates, [s.mbs, *self._part(candidates)[1:]], make)[:, 0]
 
     def _bytes(
         self,
@@ -164,7 +164,8 @@ class Estimates(Tables):
                 part = part._replace(cp=min(part.cp, FEW_RANKS), ep=few)
             parts = [part._replace(recomputed=groups) for groups in self._groups] if bare else [part]
             rows = [
-                [count(run_part(part, run), self._representative_unit(run.name)) for run in self.runs] for part in parts
+                [count(get_group_degrees(part, run), self._representative_unit(run.name)) for run in self.runs]
+                for part in parts
             ]
             least: Floats = np.array(rows, float).min(axis=0).T
             if bare:
@@ -238,7 +239,7 @@ class Estimates(Tables):
         for name in dict.fromkeys(names):
             state = self.counts.states(layout, name)
             ends = state.sums if keeps.gradients_stay else state.reduced
-            rest = (state.gathered if keeps.weights_stay else 0) + state.apart + state.moments
+            rest = (state.gathered if keeps.weights_stay else 0) + state.separate + state.moments
             during = ends if often or keeps.gradients_stay else state.sums
             by_weights = self.counts.job.stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
             gathered = 0 if keeps.weights_stay or by_weights else state.gathered
@@ -247,7 +248,7 @@ class Estimates(Tables):
                 during,
                 ends,
                 gathered,
-                state.updated,
+                state.updated_numel,
                 self._prefetched_bytes(layout, name),
                 self._reduced_bytes(layout, name),
                 self._min_gradient_bytes(layout, name),
@@ -266,7 +267,7 @@ class Estimates(Tables):
         if stack.comm_buffers == "retained":
             return sum(part.gathered for part in parts)
         return (
-            parts[-1].travel + parts[-1].gathered
+            parts[-1].gather_buffers + parts[-1].gathered
             if "dp" in stack.overlap and stack.param_all_gather == "overlapped"
             else 0
         )
@@ -380,7 +381,10 @@ class Estimates(Tables):
             for run in self.runs:
                 row: list[float] = []
                 unit = units.unit(layout, run)
-                ahead, behind = (unit.forward_exposed, unit.forward_apart), (unit.backward_exposed, unit.backward_apart)
+                ahead, behind = (
+                    (unit.forward_exposed, unit.forward_unoverlapped),
+                    (unit.backward_exposed, unit.backward_unoverlapped),
+                )
                 for shown, unoverlapped in (ahead, behind):
                     both = list(zip(shown, unoverlapped, overlaps, strict=True))
                     row.append(sum(some for some, _, hides in both if not hides))

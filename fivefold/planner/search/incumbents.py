@@ -18,7 +18,7 @@ from fivefold.planner.predict import Estimate, Planner, max_peak_bytes
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import Work
+from fivefold.planner.search.work import SearchWork
 from fivefold.results.objectives import By
 from fivefold.step import TIGHT_RISK
 
@@ -62,7 +62,7 @@ class Incumbents:
         improved: Callable[[str, float], None] | None = None,
         fitted: Callable[[EvaluatedLayout], None] | None = None,
         largest_tight: int = 0,
-        work: Work | None = None,
+        work: SearchWork | None = None,
     ) -> None:
         self.by, self.top, self.any_will_do, self.best_only = by, top, any_will_do, best_only
         self.improved, self.fitted = improved, fitted

@@ -29,27 +29,29 @@ LARGE = 3  # rounds of micro-batches after which more of them change nothing
 class LiveUnits(NamedTuple):
     """Numbers of units [4, units] and facts [4] of four ranks of a pipeline; for n candidates [n, 4, units] and [n, 4].
 
-    ``live`` and ``later`` are summed over micro-batches: units whose activations are live when the first backward of
-    the rank begins, and when one begins after all gradient sums are allocated.
+    ``live`` and ``live_later`` are summed over micro-batches: units whose activations are live when the first backward
+    of the rank begins, and when one begins after all gradient sums are allocated.
     """
 
-    held: NDArray[np.float64]
+    unit_counts: NDArray[np.float64]
     live: NDArray[np.float64]
-    later: NDArray[np.float64]
-    block: Ints  # index of the last block of the stage whose backward is first
-    next: Ints  # index of the block before it, whose backward follows; HEAD if there is none
-    front: NDArray[np.bool_]  # that stage is the first of the model
-    known: NDArray[np.bool_]  # ``later`` is at the backward of that stage
-    deep: NDArray[np.bool_]  # as many micro-batches are live then as at the first backward
-    made: NDArray[np.bool_]  # there is such a backward
-    done: Ints  # backwards of each stage before all gradient sums are allocated, where W is separate
-    one: NDArray[np.bool_]  # the rank has one stage
+    live_later: NDArray[np.float64]
+    last_block: Ints  # index of the last block of the stage whose backward is first
+    next_block: Ints  # index of the block before it, whose backward follows; HEAD if there is none
+    is_first_stage: NDArray[np.bool_]  # that stage is the first of the model
+    is_exact: NDArray[np.bool_]  # ``live_later`` is at the backward of that stage
+    is_full: NDArray[np.bool_]  # as many micro-batches are live then as at the first backward
+    is_reached: NDArray[np.bool_]  # there is such a backward
+    backwards_before: Ints  # backwards of each stage before all gradient sums are allocated, where W is separate
+    has_one_stage: NDArray[np.bool_]  # the rank has one stage
     schedule: Ints
     pp: Ints
-    closing: Ints  # [4, 2] indices of the first block, and the first with experts, of the stage whose backward is last
-    pending: NDArray[np.float64]  # [4, 2, units] of that stage before each of these
-    lead: NDArray[np.float64]  # [4, units] of that stage
-    before: Ints  # [4, 2] index of the block before each of these; HEAD if there is none
+    closing_blocks: (
+        Ints  # [4, 2] indices of the first block, and the first with experts, of the stage whose backward is last
+    )
+    units_before: NDArray[np.float64]  # [4, 2, units] of that stage before each of these
+    closing_units: NDArray[np.float64]  # [4, units] of that stage
+    blocks_before: Ints  # [4, 2] index of the block before each of these; HEAD if there is none
 
 
 def live_units(
@@ -58,31 +60,31 @@ def live_units(
     """Return the live units of a pipeline of n micro-batches in which one of ``every`` layers is recomputed."""
     table, _ = stage_units(counts, shape, every=every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
-    held = np.array([table[list(mine)].sum(axis=0) for mine in stages])
+    unit_counts = np.array([table[list(rank_stages)].sum(axis=0) for rank_stages in stages])
     blocks, following = _last_blocks(counts, shape, every=every, runs=runs)
     ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
-    ranks = [0, int(held[:, BLOCKS:].sum(axis=1).argmax()), int(held[:, blocks[-1]].argmax()), ends]
+    ranks = [0, int(unit_counts[:, BLOCKS:].sum(axis=1).argmax()), int(unit_counts[:, blocks[-1]].argmax()), ends]
     rows = [_rank_units(shape, rank, table[list(stages[rank])], m=micro_batches) for rank in ranks]
-    live, later, known, deep, made = zip(*rows, strict=True)
-    closing = [[*_closing_blocks(counts, shape, stages[rank][0], every=every, runs=runs)] for rank in ranks]
+    live, live_later, is_exact, is_full, is_reached = zip(*rows, strict=True)
+    closing_blocks = [[*_closing_blocks(counts, shape, stages[rank][0], every=every, runs=runs)] for rank in ranks]
     return LiveUnits(
-        held=held[ranks],
+        unit_counts=unit_counts[ranks],
         live=np.array(live),
-        later=np.array(later),
-        block=np.array([blocks[stages[rank][-1]] for rank in ranks]),
-        made=np.array(made),
-        next=np.array([following[stages[rank][-1]] for rank in ranks]),
-        front=np.array([stages[rank][-1] == 0 for rank in ranks]),
-        known=np.array(known),
-        deep=np.array(deep),
-        one=np.full(4, len(stages[0]) == 1),
+        live_later=np.array(live_later),
+        last_block=np.array([blocks[stages[rank][-1]] for rank in ranks]),
+        is_reached=np.array(is_reached),
+        next_block=np.array([following[stages[rank][-1]] for rank in ranks]),
+        is_first_stage=np.array([stages[rank][-1] == 0 for rank in ranks]),
+        is_exact=np.array(is_exact),
+        is_full=np.array(is_full),
+        has_one_stage=np.full(4, len(stages[0]) == 1),
         schedule=np.full(4, SCHEDULES.index(shape.schedule)),
         pp=np.full(4, shape.pp),
-        closing=np.array([[at for at, _, _ in rank] for rank in closing]),
-        done=np.array([1 + shape.pipeline.weight_lag * rank for rank in ranks]),
-        lead=table[[stages[rank][0] for rank in ranks]],
-        pending=np.array([[units for _, units, _ in rank] for rank in closing]),
-        before=np.array([[block for _, _, block in rank] for rank in closing]),
+        closing_blocks=np.array([[at for at, _, _ in rank] for rank in closing_blocks]),
+        backwards_before=np.array([1 + shape.pipeline.weight_lag * rank for rank in ranks]),
+        closing_units=table[[stages[rank][0] for rank in ranks]],
+        units_before=np.array([[units for _, units, _ in rank] for rank in closing_blocks]),
+        blocks_before=np.array([[block for _, _, block in rank] for rank in closing_blocks]),
     )
 
 
@@ -91,8 +93,11 @@ def _last_blocks(
 ) -> tuple[list[int], list[int]]:
     """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
     layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
-    again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
-    places = [[place[counts.kinds[layer], again[layer]] for layer in stage] for stage in stage_layers(layers, layout)]
+    is_recomputed, block_index = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
+    places = [
+        [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in stage]
+        for stage in stage_layers(layers, layout)
+    ]
     return [stage[-1] for stage in places], [stage[-2] if len(stage) > 1 else HEAD for stage in places]
 
 
@@ -105,10 +110,10 @@ def _closing_blocks(
     before it.
     """
     layers, layout = counts.model.layers, pipeline_layout(shape, every=every)
-    again, place = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
-    mine = stage_layers(layers, layout)[stage]
-    blocks = [place[counts.kinds[layer], again[layer]] for layer in mine]
-    routed = next((at for at, layer in enumerate(mine) if counts.count_moe_layers(counts.kinds[layer])), 0)
+    is_recomputed, block_index = recomputed_layers(layers, layout), {column_key(run): at for at, run in enumerate(runs)}
+    own_layers = stage_layers(layers, layout)[stage]
+    blocks = [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in own_layers]
+    routed = next((at for at, layer in enumerate(own_layers) if counts.count_moe_layers(counts.kinds[layer])), 0)
     for at in (0, routed):
         units = np.bincount(blocks[:at], minlength=len(runs)).astype(float)
         units[EMBED] = stage == 0
@@ -116,7 +121,7 @@ def _closing_blocks(
 
 
 def _rank_units(shape: PipelineShape, rank: int, table: Floats, *, m: int) -> tuple[Floats, Floats, bool, bool, bool]:
-    """Return ``live``, ``later``, ``known``, ``deep`` and ``made`` of one rank, whose stages are the rows of ``table``.
+    """Return five fields of ``LiveUnits`` (``live``, …, ``is_reached``) of a rank with the stages in rows of ``table``.
 
     A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the first
     backward of each stage, or the first W; else fewer with one stage, and at least one with several.
@@ -125,18 +130,24 @@ def _rank_units(shape: PipelineShape, rank: int, table: Floats, *, m: int) -> tu
     number = np.array(pipeline.live_stages(m, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])
     live, count, split = number @ table, int(number.sum()), pipeline.splits_backward
     if len(table) == 1:
-        done = 1 + pipeline.weight_lag * rank if split else 1  # backwards before all sums are there
-        deep, made = pp == 1 or m - done >= count, m > done or not split
-        return live, (count if deep else max(int(made), min(m - done, count))) * table[0], True, deep, made
-    deep = pipeline.pairs_passes or m > 2 * pp
+        backwards_before = 1 + pipeline.weight_lag * rank if split else 1  # backwards before all sums are there
+        is_full, is_reached = pp == 1 or m - backwards_before >= count, m > backwards_before or not split
+        return (
+            live,
+            (count if is_full else max(int(is_reached), min(m - backwards_before, count))) * table[0],
+            True,
+            is_full,
+            is_reached,
+        )
+    is_full = pipeline.pairs_passes or m > 2 * pp
     if pipeline.is_interleaved:  # as many forwards follow as backwards come until the last stage has its sums
         group = -(-m // max(1, m // pp))
-        deep = shape.v * m - (shape.v - 1) * group - 1 >= count
+        is_full = shape.v * m - (shape.v - 1) * group - 1 >= count
     if pipeline.is_interleaved and m % pp == 0 and m >= LARGE * pp:  # after one round of backwards
-        return live, live, True, deep, True
-    least = (count if deep else 1) * table.min(axis=0)
+        return live, live, True, is_full, True
+    least = (count if is_full else 1) * table.min(axis=0)
     least[HEAD] = 0
-    return live, least, False, deep, True
+    return live, least, False, is_full, True
 
 
 class MemoryBounds:
@@ -145,9 +156,11 @@ class MemoryBounds:
     def __init__(self, counts: Counts, shapes: list[PipelineShape]) -> None:
         self.counts, self.shapes = counts, shapes
         stack, recipe = counts.job.stack, counts.job.precision
-        apart = stack.wgrad_accumulation in ("separate", "ddp_buckets")
-        self._lasting = not apart  # gradients that stay live from the start
-        self._become = recipe.gradients_bytes == recipe.summed_bytes and apart and not stack.kernel_facts.allocates_sums
+        are_separate = stack.wgrad_accumulation in ("separate", "ddp_buckets")
+        self._are_persistent = not are_separate  # gradients that stay live from the start
+        self._become_sums = (
+            recipe.gradients_bytes == recipe.summed_bytes and are_separate and not stack.kernel_facts.allocates_sums
+        )
         self._known: dict[tuple[int, int, int], LiveUnits] = {}
 
     def peak(
@@ -167,65 +180,78 @@ class MemoryBounds:
         ``limit`` and ``bare`` as in ``Estimates``.
         """
         pipe, m = self._units(candidates, micro_batches, every, runs=estimates.runs), micro_batches[:, None]
-        kept, above = np.moveaxis(estimates.profiles(candidates, limit=limit, bare=bare), 1, 0)
+        kept, above_kept = np.moveaxis(estimates.profiles(candidates, limit=limit, bare=bare), 1, 0)
         state_bytes = estimates.states(candidates) if states is None else states
-        rest, during, ends, gathered, _, ahead, fresh, _ = np.moveaxis(state_bytes, 1, 0)
+        resident, during, at_end, gathered, _, prefetched, new_gradients, _ = np.moveaxis(state_bytes, 1, 0)
         split = np.flatnonzero(np.isin(pipe.schedule[:, 0], SPLIT))
         deferred = np.zeros_like(kept)
         if len(split):  # what a B needs grows with the micro-batch by fits and starts
-            above = above.copy()
+            above_kept = above_kept.copy()
             needed, deferred[split] = np.moveaxis(
                 estimates.splits(candidates.take(split), limit=limit, bare=bare), 1, 0
             )
-            above[split] = 0 if limit else np.maximum(0.0, needed)
-        base, last, alone = sum_units(pipe.held, rest), sum_units(pipe.held, ends), pipe.pp == 1
+            above_kept[split] = 0 if limit else np.maximum(0.0, needed)
+        base, last, is_unpipelined = (
+            sum_units(pipe.unit_counts, resident),
+            sum_units(pipe.unit_counts, at_end),
+            pipe.pp == 1,
+        )
         if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
-            body = later = own = np.zeros(alone.shape)
+            body = later = own = np.zeros(is_unpipelined.shape)
         else:
-            body, later = sum_units(pipe.live, kept), sum_units(pipe.later, kept)
-            own = pipe.held[:, :, HEAD] * kept[:, None, HEAD]
-        peak, splitting = above + gathered, np.isin(pipe.schedule, SPLITTING)
-        first, least = np.take_along_axis(peak, pipe.block, axis=1), _min_over_blocks(pipe.held, peak)
-        first = first + np.take_along_axis(ahead, pipe.next, axis=1)
-        stays = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
+            body, later = sum_units(pipe.live, kept), sum_units(pipe.live_later, kept)
+            own = pipe.unit_counts[:, :, HEAD] * kept[:, None, HEAD]
+        peak, splitting = above_kept + gathered, np.isin(pipe.schedule, SPLITTING)
+        first, least = np.take_along_axis(peak, pipe.last_block, axis=1), _min_over_blocks(pipe.unit_counts, peak)
+        first = first + np.take_along_axis(prefetched, pipe.next_block, axis=1)
+        keeps_unsharded = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
         opening = peak
         if states is None and not limit:
             opening = self._first_backward_bytes(candidates, estimates, m[:, 0], peak=peak, above=gathered - kept)
-        begins = np.take_along_axis(opening, pipe.block, axis=1) + np.take_along_axis(ahead, pipe.next, axis=1)
-        of_head = np.where(m > 1, during, ends)[:, None, HEAD] * (pipe.held[:, :, HEAD] > 0)
-        begins = np.where(splitting, first, begins + of_head)
+        first_backward = np.take_along_axis(opening, pipe.last_block, axis=1) + np.take_along_axis(
+            prefetched, pipe.next_block, axis=1
+        )
+        head_gradients = np.where(m > 1, during, at_end)[:, None, HEAD] * (pipe.unit_counts[:, :, HEAD] > 0)
+        first_backward = np.where(splitting, first, first_backward + head_gradients)
         if self.counts.job.stack.deferred_wgrad == "graph":  # the backward of the first stage waits for its W
-            waits = pipe.front & np.isin(pipe.schedule, SPLIT)
-            first, least, begins = (np.where(waits, 0.0, bound) for bound in (first, least, begins))
-        there, coming = pipe.held[:, :, HEAD] > 0, np.take_along_axis(ahead, pipe.block, axis=1)
-        coming = coming * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
-        loss = np.where(there, peak[:, None, HEAD] + coming, 0.0)
-        opens = np.where(there & ~splitting, opening[:, None, HEAD] + coming, loss)
+            waits = pipe.is_first_stage & np.isin(pipe.schedule, SPLIT)
+            first, least, first_backward = (np.where(waits, 0.0, bound) for bound in (first, least, first_backward))
+        has_head, head_prefetched = (
+            pipe.unit_counts[:, :, HEAD] > 0,
+            np.take_along_axis(prefetched, pipe.last_block, axis=1),
+        )
+        head_prefetched = head_prefetched * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
+        loss = np.where(has_head, peak[:, None, HEAD] + head_prefetched, 0.0)
+        head_backward = np.where(has_head & ~splitting, opening[:, None, HEAD] + head_prefetched, loss)
         # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
-        gone = np.where(alone & (m == 2), np.maximum(0.0, during - ends)[:, None, HEAD], 0.0)
+        head_reduced = np.where(is_unpipelined & (m == 2), np.maximum(0.0, during - at_end)[:, None, HEAD], 0.0)
         # No gradient is reduced before all sums are allocated, except where a rank has several stages.
-        sure = alone | pipe.deep | ((stays | pipe.one) & pipe.made & (m > 2))
-        sums_bytes = np.where(sure & ~(alone & (m == 1)), sum_units(pipe.held, during), 0.0)
+        all_allocated = (
+            is_unpipelined | pipe.is_full | ((keeps_unsharded | pipe.has_one_stage) & pipe.is_reached & (m > 2))
+        )
+        sums_bytes = np.where(all_allocated & ~(is_unpipelined & (m == 1)), sum_units(pipe.unit_counts, during), 0.0)
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
-        reducing = np.take_along_axis(fresh - kept, pipe.block, axis=1)
-        reducing = np.where(sure & ~splitting, reducing, 0.0)
-        blocks = np.where(pipe.known, np.maximum(first, reducing) - own, least) - gone
-        late = np.where(pipe.deep | pipe.one, np.maximum(blocks, loss), blocks) + sums_bytes + later
-        full = base + np.maximum(late, np.maximum(begins - own, opens) + body)
+        reducing = np.take_along_axis(new_gradients - kept, pipe.last_block, axis=1)
+        reducing = np.where(all_allocated & ~splitting, reducing, 0.0)
+        blocks = np.where(pipe.is_exact, np.maximum(first, reducing) - own, least) - head_reduced
+        later_backward = (
+            np.where(pipe.is_full | pipe.has_one_stage, np.maximum(blocks, loss), blocks) + sums_bytes + later
+        )
+        full = base + np.maximum(later_backward, np.maximum(first_backward - own, head_backward) + body)
         if len(split) and self.counts.job.stack.deferred_wgrad != "graph":  # all units but one wait for W as a B ends
-            block = pipe.closing[:, :, 0]
-            waits = sum_units(pipe.lead, deferred) - np.take_along_axis(deferred, block, axis=1)
+            block = pipe.closing_blocks[:, :, 0]
+            waits = sum_units(pipe.closing_units, deferred) - np.take_along_axis(deferred, block, axis=1)
             waits += np.take_along_axis(kept + peak, block, axis=1) + np.where(
-                sure,
-                sum_units(pipe.held, during),
-                np.where(m > pipe.done, sum_units(pipe.held, np.minimum(during, ends)), 0.0),
+                all_allocated,
+                sum_units(pipe.unit_counts, during),
+                np.where(m > pipe.backwards_before, sum_units(pipe.unit_counts, np.minimum(during, at_end)), 0.0),
             )
             full = np.where(np.isin(pipe.schedule, SPLIT), np.maximum(full, base + waits), full)
         if not self.counts.job.stack.reduce_bucket:
-            own = kept + above
+            own = kept + above_kept
             if states is None and not limit:
                 own = self._backward_bytes(candidates, estimates, own, micro_batches)
-            allocated = (m > 1) | (stays & self._lasting & (states is None))
+            allocated = (m > 1) | (keeps_unsharded & self._are_persistent & (states is None))
             closing = self._last_backward_bytes(pipe, states=state_bytes, own=own + gathered, allocated=allocated)
             last = np.maximum(last, closing)
         return np.asarray(np.maximum(full, base + last).max(axis=1))
@@ -238,17 +264,17 @@ class MemoryBounds:
         They include the gradients that it allocates; ``peak``: without them; ``above``: bytes [n, units] added to those
         of the unit.
         """
-        stack, stays = self.counts.job.stack, (candidates.zero < 2) | (candidates.shards == 1)
+        stack, keeps_unsharded = self.counts.job.stack, (candidates.zero < 2) | (candidates.shards == 1)
         if stack.reduce_bucket:
             return peak
-        born = ~(stays & self._lasting)
-        reduces = ~stays & ((m == 1) | estimates.reduces_often(candidates))  # in the first backward
-        held = born & (self._become | (reduces & (stack.comm_buffers == "retained")))
+        allocates = ~(keeps_unsharded & self._are_persistent)
+        reduces = ~keeps_unsharded & ((m == 1) | estimates.reduces_often(candidates))  # in the first backward
+        keeps = allocates & (self._become_sums | (reduces & (stack.comm_buffers == "retained")))
         opening = peak.copy()
-        for birth, rows in ((AllocatedGradients.HELD, held), (AllocatedGradients.ALL, born & ~held)):
+        for allocation, rows in ((AllocatedGradients.HELD, keeps), (AllocatedGradients.ALL, allocates & ~keeps)):
             at = np.flatnonzero(rows)
             if len(at):
-                opening[at] = estimates.births(candidates.take(at), birth) + above[at]
+                opening[at] = estimates.backward_with_gradients(candidates.take(at), allocation) + above[at]
         return opening
 
     def _last_backward_bytes(
@@ -256,21 +282,25 @@ class MemoryBounds:
     ) -> Floats:
         """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
 
-        0 of schedules that split backwards. ``own``: of a block's backward; ``allocated``: whether gradient sums are
-        allocated before the last backward begins, [n, 1].
+        0 of schedules that split backwards. ``own``: bytes of a block's backward; ``allocated``: whether gradient sums
+        are allocated before the last backward begins, [n, 1].
         """
-        during, ends, ahead, fresh, made = (states[:, at] for at in (1, 2, 5, 6, 7))
-        reduced = np.where(allocated & (np.arange(made.shape[1]) != EMBED), fresh, made)
+        during, at_end, prefetched, new_gradients, with_gradients = (states[:, at] for at in (1, 2, 5, 6, 7))
+        reduced = np.where(allocated & (np.arange(with_gradients.shape[1]) != EMBED), new_gradients, with_gradients)
         split = np.isin(pipe.schedule, SPLITTING)
-        most = sum_units(pipe.held, ends) + pipe.held[:, :, EMBED] * (reduced - ends)[:, None, EMBED]
-        for at in range(pipe.closing.shape[2]):
-            block, pending = pipe.closing[:, :, at], pipe.pending[:, :, at]
-            mine = sum_units(pending, during) + np.take_along_axis(during, block, axis=1)
-            done = sum_units(pipe.held - pending, ends) - np.take_along_axis(ends, block, axis=1)
-            needs = np.take_along_axis(own, block, axis=1) + np.take_along_axis(ahead, pipe.before[:, :, at], axis=1)
-            needs = np.maximum(needs, np.take_along_axis(reduced, block, axis=1))
-            most = np.maximum(most, done + np.where(allocated, mine, 0.0) + needs)
-        return np.where(split, 0.0, most)
+        highest = (
+            sum_units(pipe.unit_counts, at_end) + pipe.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]
+        )
+        for at in range(pipe.closing_blocks.shape[2]):
+            block, pending = pipe.closing_blocks[:, :, at], pipe.units_before[:, :, at]
+            own_allocated = sum_units(pending, during) + np.take_along_axis(during, block, axis=1)
+            others_reduced = sum_units(pipe.unit_counts - pending, at_end) - np.take_along_axis(at_end, block, axis=1)
+            own_backward = np.take_along_axis(own, block, axis=1) + np.take_along_axis(
+                prefetched, pipe.blocks_before[:, :, at], axis=1
+            )
+            own_backward = np.maximum(own_backward, np.take_along_axis(reduced, block, axis=1))
+            highest = np.maximum(highest, others_reduced + np.where(allocated, own_allocated, 0.0) + own_backward)
+        return np.where(split, 0.0, highest)
 
     def _backward_bytes(
         self, candidates: CandidateLayouts, estimates: Estimates, activation_bytes: Floats, m: Ints
@@ -279,19 +309,19 @@ class MemoryBounds:
 
         They differ from ``activation_bytes``, those of the other backwards.
         """
-        job, stays = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
-        holds = ~stays & (job.stack.comm_buffers == "retained")
-        births = np.full(len(m), AllocatedGradients.NONE)
-        births[estimates.reduces_often(candidates)] = AllocatedGradients.DENSE
-        births[(m == 1) & ~(stays & self._lasting)] = AllocatedGradients.ALL
-        births[(births == AllocatedGradients.ALL) & self._become] = AllocatedGradients.HELD
-        births[(births != AllocatedGradients.NONE) & holds] = AllocatedGradients.HELD
+        job, keeps_unsharded = self.counts.job, (candidates.zero < 2) | (candidates.shards == 1)
+        holds = ~keeps_unsharded & (job.stack.comm_buffers == "retained")
+        allocations = np.full(len(m), AllocatedGradients.NONE)
+        allocations[estimates.reduces_often(candidates)] = AllocatedGradients.DENSE
+        allocations[(m == 1) & ~(keeps_unsharded & self._are_persistent)] = AllocatedGradients.ALL
+        allocations[(allocations == AllocatedGradients.ALL) & self._become_sums] = AllocatedGradients.HELD
+        allocations[(allocations != AllocatedGradients.NONE) & holds] = AllocatedGradients.HELD
         total = activation_bytes
-        for birth in (AllocatedGradients.DENSE, AllocatedGradients.ALL, AllocatedGradients.HELD):
-            rows = np.flatnonzero(births == birth)
+        for allocation in (AllocatedGradients.DENSE, AllocatedGradients.ALL, AllocatedGradients.HELD):
+            rows = np.flatnonzero(allocations == allocation)
             if len(rows):
                 total = total.copy() if total is activation_bytes else total
-                total[rows] = estimates.births(candidates.take(rows), birth)
+                total[rows] = estimates.backward_with_gradients(candidates.take(rows), allocation)
         return total
 
     def _units(
@@ -316,6 +346,6 @@ class MemoryBounds:
 
 
 def _min_over_blocks(held: Floats, unit_bytes: Floats) -> Floats:
-    """Return the least of ``each`` [n, units] among the blocks of each rank, [n, ranks]; 0 on a rank without any."""
+    """Return the least ``unit_bytes`` [n, units] of the blocks of each rank, [n, ranks]; 0 on a rank without any."""
     smallest = np.where(held[:, :, BLOCKS:] > 0, unit_bytes[:, None, BLOCKS:], np.inf).min(axis=2)
     return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))

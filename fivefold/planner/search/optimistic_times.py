@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fivefold.planner.counts.counts import Name, UnitGroup, run_part
+from fivefold.planner.counts.counts import Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.search.columns import Floats
 from fivefold.planner.time.unit_time import AXES, UnitTime
@@ -34,8 +34,11 @@ def adjacent_figures(
     known: dict[tuple[LocalDegrees, Name], list[float]] = {}  # units of which nothing is recomputed come twice
     for run in runs:
         timer = units.adjacent_unit(part, run) if complete or not run.routes else optimistic_unit(units, part, run)
-        known[run_part(part, run), run.name] = [*figures(timer.time), *(_halves(units, timer) if pairs else [0.0] * 4)]
-    return np.array([known[run_part(part, run), run.name] for run in runs]).T
+        known[get_group_degrees(part, run), run.name] = [
+            *figures(timer.time),
+            *(_halves(units, timer) if pairs else [0.0] * 4),
+        ]
+    return np.array([known[get_group_degrees(part, run), run.name] for run in runs]).T
 
 
 def _halves(units: Units, unit_time: OptimisticUnitTime) -> list[float]:
@@ -85,6 +88,6 @@ def optimistic_unit(units: Units, part: LocalDegrees, run: UnitGroup) -> Optimis
 def _seconds(units: Units, part: LocalDegrees, run: UnitGroup, *, ranks: int) -> tuple[float, float, float]:
     """Return the seconds of a unit's kernels: forward, backward and weight gradient."""
     times = units.kernels(part, run, ranks=ranks)
-    ops = units.counts.list_ops(run_part(part, run), run.name)
+    ops = units.counts.list_ops(get_group_degrees(part, run), run.name)
     again = sum(time.forward for op, time in zip(ops, times, strict=True) if op.recomputed)
     return sum(t.forward for t in times), sum(t.backward for t in times) + again, sum(t.weight for t in times)

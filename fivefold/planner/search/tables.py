@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout, divisors
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize, map_distinct
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import Work
+from fivefold.planner.search.work import SearchWork
 
 LARGE_MICRO_BATCH = 2**20  # sequences of a micro-batch so large that rounding per sequence vanishes
 SMALL_MICRO_BATCH = 6
@@ -35,7 +35,7 @@ class Tables:
     """Tables by name for the layouts of one space under one planner."""
 
     def __init__(
-        self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table], work: Work
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table], work: SearchWork
     ) -> None:
         """Initialize the tables of ``partials``.
 

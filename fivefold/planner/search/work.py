@@ -13,7 +13,7 @@ DOUBLING_UNITS = 300_000
 FIRST_GAP = 0.01  # allowed first, as a share of the optimum: less than the error of a prediction
 
 
-class Work:
+class SearchWork:
     """Units of work that a search has spent; the tables of its bounds share one and count into it."""
 
     def __init__(self, *, exact_units: int = EXACT_UNITS, doubling_units: int = DOUBLING_UNITS) -> None:

@@ -19,12 +19,14 @@ class PassTime(NamedTuple):
     """Seconds of one micro-batch through one stage in one direction, for a half of an FB."""
 
     compute: float
-    stays: dict[str, float]  # exposed messages of axes that do not overlap, by axis
-    with_expert_ranks: dict[str, float]  # all messages of axes that overlap, overlapped or not, by axis
-    hidden: float  # the part of ``overlapped`` that overlaps the pass itself, for which ``compute`` is slowed already
+    exposed: dict[str, float]  # exposed messages of axes that do not overlap, by axis
+    overlapping: dict[str, float]  # all messages of axes that overlap, overlapped or not, by axis
+    overlapped_by_pass: (
+        float  # the part of ``overlapped`` that overlaps the pass itself, for which ``compute`` is slowed already
+    )
     gathers: float  # ZeRO-3's gathers, and reductions if they follow every backward
-    gathered: float  # Σ over units max(work, those messages)
-    meanwhile: float  # Σ over units min(work, those messages)
+    max_with_gathers: float  # Σ over units max(work, those messages)
+    min_with_gathers: float  # Σ over units min(work, those messages)
 
 
 def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, ActionCost]:
@@ -34,7 +36,7 @@ def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Acti
 
     def time_pass(stage: int, *, back: bool) -> PassTime:
         if (stage, back) not in passes:
-            passes[stage, back] = pass_seconds(stages, stage, back=back)
+            passes[stage, back] = pass_seconds(stages, stage, backward=back)
         return passes[stage, back]
 
     def cost(task: Task) -> ActionCost:
@@ -61,49 +63,56 @@ def action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[Task, Acti
 
 
 def _with_sends(stages: StageSeconds, cost: ActionCost, hops: int = 1) -> ActionCost:
-    return cost._replace(exposed={**cost.exposed, "pp": hops * stages.sending}) if stages.sending else cost
+    return (
+        cost._replace(exposed={**cost.exposed, "pp": hops * stages.p2p_send_seconds})
+        if stages.p2p_send_seconds
+        else cost
+    )
 
 
-def pass_seconds(stages: StageSeconds, stage: int, *, back: bool) -> PassTime:
+def pass_seconds(stages: StageSeconds, stage: int, *, backward: bool) -> PassTime:
     """Return the seconds of one direction of a stage, as a half of an FB."""
-    compute = hidden = gathers = gathered = meanwhile = 0.0
+    compute = overlapped_by_pass = gathers = max_with_gathers = min_with_gathers = 0.0
     unoverlapped, overlapped = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
     overlap = stages.units.job.stack.overlap
-    for run, times in stages.work[stage]:
-        unit, unit_messages = stages.unit_seconds[stage][run].time, stages.unit_seconds[stage][run].messages
-        unit_compute = unit.backward + unit.weight if back else unit.forward
-        exposed, unoverlapped_exposed = unit.backward_exposed, unit.backward_apart
-        if not back:
-            exposed, unoverlapped_exposed = unit.forward_exposed, unit.forward_apart
+    for unit_group, times in stages.work[stage]:
+        unit, unit_messages = (
+            stages.unit_seconds[stage][unit_group].time,
+            stages.unit_seconds[stage][unit_group].messages,
+        )
+        unit_compute = unit.backward + unit.weight if backward else unit.forward
+        exposed, unoverlapped_exposed = unit.backward_exposed, unit.backward_unoverlapped
+        if not backward:
+            exposed, unoverlapped_exposed = unit.forward_exposed, unit.forward_unoverlapped
         work = unit_compute
         for axis, exposed_seconds, message_seconds in zip(AXES, exposed, unoverlapped_exposed, strict=True):
             if axis in overlap:
                 overlapped[axis] += times * message_seconds
-                hidden += times * max(0.0, message_seconds - exposed_seconds)
+                overlapped_by_pass += times * max(0.0, message_seconds - exposed_seconds)
             else:
                 unoverlapped[axis] += times * exposed_seconds
                 work += exposed_seconds
-        message = (unit_messages.backward if back else unit_messages.forward).seconds
+        message = (unit_messages.backward if backward else unit_messages.forward).seconds
         compute += times * unit_compute
         gathers += times * message
-        gathered += times * max(work, message)
-        meanwhile += times * min(work, message)
-    return PassTime(compute, unoverlapped, overlapped, hidden, gathers, gathered, meanwhile)
+        max_with_gathers += times * max(work, message)
+        min_with_gathers += times * min(work, message)
+    return PassTime(compute, unoverlapped, overlapped, overlapped_by_pass, gathers, max_with_gathers, min_with_gathers)
 
 
-def _pair_cost(stages: StageSeconds, one: PassTime, other: PassTime) -> ActionCost:
+def _pair_cost(stages: StageSeconds, forward: PassTime, backward: PassTime) -> ActionCost:
     """Return the cost of an FB: a forward of one stage overlapped with a backward of another."""
-    compute = one.compute + other.compute
-    exposed = {axis: one.stays[axis] + other.stays[axis] for axis in AXES}
-    overlapping = {axis: one.with_expert_ranks[axis] + other.with_expert_ranks[axis] for axis in AXES}
+    compute = forward.compute + backward.compute
+    exposed = {axis: forward.exposed[axis] + backward.exposed[axis] for axis in AXES}
+    overlapping = {axis: forward.overlapping[axis] + backward.overlapping[axis] for axis in AXES}
     messages = sum(overlapping.values())
     work = max(compute, messages) + sum(exposed.values())
-    slowed_seconds = max(0.0, min(compute, messages) - one.hidden - other.hidden)
+    slowed_seconds = max(0.0, min(compute, messages) - forward.overlapped_by_pass - backward.overlapped_by_pass)
     if messages > compute:
         exposed = {axis: exposed[axis] + overlapping[axis] * (1 - compute / messages) for axis in AXES}
     if stages.units.overlaps:
-        exposed["dp"] = max(0.0, one.gathered + other.gathered - work)
-        slowed_seconds += one.meanwhile + other.meanwhile
+        exposed["dp"] = max(0.0, forward.max_with_gathers + backward.max_with_gathers - work)
+        slowed_seconds += forward.min_with_gathers + backward.min_with_gathers
     else:
-        exposed["dp"] = one.gathers + other.gathers
+        exposed["dp"] = forward.gathers + backward.gathers
     return ActionCost(compute + stages.units.constants.hidden_message_slowdown * slowed_seconds, exposed)

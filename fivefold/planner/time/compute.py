@@ -259,17 +259,17 @@ class Prices:
             wgrad += self._accumulation_seconds(numel)
         if op.differentiates == ():  # no layer below is trained
             dgrad = 0.0
-        if not op.gradient_widths:  # the weight is frozen
+        if not op.wgrad_numels:  # the weight is frozen
             wgrad = 0.0
         if op.batch > 1 and not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None:
             launch_overhead = self.constants.smallest_kernel_seconds * (
                 op.batch * kernels_per_expert - 1
             )  # full CUDA graphs hold fused kernels
             forward, dgrad, wgrad = forward + launch_overhead, dgrad + launch_overhead, wgrad + launch_overhead
-            if len(op.gradient_widths) > 1 and op.name == "moe.experts.down":
+            if len(op.wgrad_numels) > 1 and op.name == "moe.experts.down":
                 forward += self.memory_bound_seconds(self.constants.expert_bias_bytes[0] * m * n * op.batch)
                 dgrad += self.memory_bound_seconds(self.constants.expert_bias_bytes[1] * m * n * op.batch)
-        if any(op.moved_by_casts):
+        if any(op.moved_cast_bytes):
             casts = self._cast_seconds(op)
             forward, dgrad, wgrad = (a + b for a, b in zip((forward, dgrad, wgrad), casts, strict=True))
         elif low_precision:  # the gradient of the output is cast before dx and dW
@@ -298,7 +298,7 @@ class Prices:
         torchao's casts with a scale for each column (those for dW, and the weight's for dx) read the tensor twice: for
         the scales, and across its rows.
         """
-        recipe, (forward, dgrad, wgrad) = self.job.precision, op.moved_by_casts
+        recipe, (forward, dgrad, wgrad) = self.job.precision, op.moved_cast_bytes
         is_torchao = recipe.scaling == "rowwise" and not self.job.stack.kernel_facts.fuses_linears
         if is_torchao and not recipe.wide_gradients and self.measured is None:
             _, n, k = op.shape

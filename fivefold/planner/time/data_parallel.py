@@ -24,15 +24,15 @@ from fivefold.planner.time.units import Units
 
 Value = TypeVar("Value")
 
-Alike = list[tuple[Value, int]]  # values in order, each with the number of equal ones
+Repeated = list[tuple[Value, int]]  # values in order, each with the number of equal ones
 
 
 class UnitEnds(NamedTuple):
     """A unit at the ends of a step.
 
     ``gather`` and ``reduce``: its messages after all backwards; ``last``: the last reduction if there is one after
-    every backward. ``copies``: seconds of replica all-reduces. ``ahead`` and ``behind``: seconds that other messages
-    can overlap, in a forward and in a backward.
+    every backward. ``copies``: seconds of replica all-reduces. ``forward_overlap`` and ``backward_overlap``: seconds
+    that other messages can overlap, in a forward and in a backward.
     """
 
     gather: MessageTime
@@ -40,15 +40,15 @@ class UnitEnds(NamedTuple):
     last: MessageTime
     copies: float
     every_micro_batch: bool
-    ahead: float
-    behind: float
+    forward_overlap: float
+    backward_overlap: float
 
 
 class StepEnds(NamedTuple):
     """Seconds before the first and after the last micro-batch: exposed messages, and the slowdown of compute."""
 
     exposed: float
-    slowed: float
+    slowdown: float
 
 
 def end_seconds(
@@ -61,10 +61,10 @@ def end_seconds(
     if layout.dp * layout.cp * layout.tp == 1 and not layout.pipeline.enters_both_ends:
         return StepEnds(0.0, 0.0)
     copies = 0.0
-    gathers: Alike[MessageTime] = []  # in the order of the units
-    reduces: Alike[MessageTime] = []
-    forward: Alike[float] = []  # compute of the first stage's units
-    backward: Alike[float] = []
+    gathers: Repeated[MessageTime] = []  # in the order of the units
+    reduces: Repeated[MessageTime] = []
+    forward: Repeated[float] = []  # compute of the first stage's units
+    backward: Repeated[float] = []
     stays_gathered, stage_work = policy(layout, units.job).weights_stay, units.counts.stage_work(layout)
     equal_stages = units.counts.equal_stages(layout)  # the order of stages matters only to the first message
     stage_counts = Counter(map(equal_stages.__getitem__, chunks)) if len(chunks) > 1 else {equal_stages[chunks[0]]: 1}
@@ -80,8 +80,8 @@ def end_seconds(
             elif not reduces and units.overlaps:
                 reduces.append((unit.last, 1))
             if chunk == equal_stages[chunks[0]]:
-                forward.append((unit.ahead, n_units))
-                backward.append((unit.behind, n_units))
+                forward.append((unit.forward_overlap, n_units))
+                backward.append((unit.backward_overlap, n_units))
     gather, reduce = (sum([times * message.seconds for message, times in messages]) for messages in (gathers, reduces))
     if stays_gathered and units.job.stack.param_all_gather == "broadcast":
         gather = _broadcast_seconds(units, layout, chunks)
@@ -100,10 +100,10 @@ def end_seconds(
 
 def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds) -> UnitEnds:
     """Return a unit at the ends of a step."""
-    messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free
-    time, behind = messages.time, unit_time.backward + unit_time.weight + backward_free
+    messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free_seconds
+    time, backward_overlap = messages.time, unit_time.backward + unit_time.weight + backward_free
     # ``backward`` counts a reduction after every backward as overlapped by it, but the last one follows it
-    last_overlap = time.reduce if overlaps_next_forward(name, units.job) else behind
+    last_overlap = time.reduce if overlaps_next_forward(name, units.job) else backward_overlap
     return UnitEnds(
         MessageTime(time.gather, time.gather_busy),
         MessageTime(time.reduce, time.reduce_busy),
@@ -111,7 +111,7 @@ def _unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds) -> Unit
         time.copies,
         messages.every_micro_batch,
         unit_time.forward + forward_free,
-        max(0.0, behind - messages.backward.seconds),
+        max(0.0, backward_overlap - messages.backward.seconds),
     )
 
 
@@ -130,33 +130,33 @@ def _broadcast_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) ->
     )
 
 
-def _overlapped_seconds(messages: Alike[MessageTime], rooms: Alike[float], *, chunks: int) -> float:
+def _overlapped_seconds(messages: Repeated[MessageTime], compute: Repeated[float], *, chunks: int) -> float:
     """Return the overlapped seconds of all but the first message.
 
     Each overlaps the previous unit, one message at a time.
 
-    ``rooms``: compute of the first stage's units. The messages of the rank's other stages are fully overlapped.
+    ``compute``: compute of the first stage's units. The messages of the rank's other stages are fully overlapped.
     """
     if not messages:
         return 0.0
     (first, times), *rest = messages
     later_messages = [(first, times - 1), *rest]
     if chunks == 1:
-        return _side_by_side(later_messages, rooms)
+        return _overlap_in_order(later_messages, compute)
     waiting_seconds = sum([times * message.overlappable_seconds for message, times in later_messages])
     return (1 - 1 / chunks) * waiting_seconds + min(
-        waiting_seconds / chunks, sum([times * room for room, times in rooms])
+        waiting_seconds / chunks, sum([times * room for room, times in compute])
     )
 
 
-def _side_by_side(messages: Alike[MessageTime], rooms: Alike[float]) -> float:
-    """Return the overlapped seconds of messages, each overlapping one element of ``rooms``."""
-    overlapped, rooms_left, room, rooms_iterator = 0.0, 0, 0.0, iter(rooms)
+def _overlap_in_order(messages: Repeated[MessageTime], compute: Repeated[float]) -> float:
+    """Return the overlapped seconds of messages, each overlapping one element of ``compute``."""
+    overlapped, n_left, available, remaining = 0.0, 0, 0.0, iter(compute)
     for message, times in messages:
         while times:
-            if not rooms_left:
-                room, rooms_left = next(rooms_iterator, (0.0, times))
-            n_together = min(times, rooms_left)
-            overlapped += n_together * min(message.overlappable_seconds, room)
-            times, rooms_left = times - n_together, rooms_left - n_together
+            if not n_left:
+                available, n_left = next(remaining, (0.0, times))
+            n_overlapped = min(times, n_left)
+            overlapped += n_overlapped * min(message.overlappable_seconds, available)
+            times, n_left = times - n_overlapped, n_left - n_overlapped
     return overlapped

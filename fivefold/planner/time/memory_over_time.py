@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.memory.peak import PassMoments, PeakMoment, list_live_bytes, passes
+from fivefold.planner.counts.memory.peak import PassMoments, PeakMoment, iterate_pass_moments, list_live_bytes
 from fivefold.planner.time.spans import Rows, count_simulated, spans
 from fivefold.results.spans import Level, Span
 
@@ -44,16 +44,16 @@ class _Filler:
     def __init__(self, planner: Planner, layout: Layout, rank: int) -> None:
         self.planner, self.layout, self.rank = planner, layout, rank
         self.counts = planner.counts
-        self.runs = self.counts.stage_runs(layout)
+        self.runs = self.counts.stage_groups(layout)
         self.shares: dict[int, dict[str, float]] = {}
         self.update = list_live_bytes(self.counts, layout, rank=rank)[-1]
 
     def fill_without_pipeline(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
         """Yield the levels without a pipeline.
 
-        ``passes`` has the first micro-batch, one for all in the middle, and the last.
+        ``iterate_pass_moments`` has the first micro-batch, one for all in the middle, and the last.
         """
-        pass_list = list(passes(self.counts, self.layout))
+        pass_list = list(iterate_pass_moments(self.counts, self.layout))
         for span in row:
             if span.kind in ("F", "BW"):
                 last = span.micro_batch == micro_batches - 1
@@ -63,7 +63,7 @@ class _Filler:
 
     def fill_pipeline(self, row: tuple[Span, ...], micro_batches: int) -> Iterator[Level]:
         """Yield the levels with a pipeline: each action on top of what other micro-batches hold at that time."""
-        pass_iterator = passes(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
+        pass_iterator = iterate_pass_moments(self.counts, self.layout, rank=self.rank, micro_batches=micro_batches)
         for span in row:
             if span.kind == "FB":
                 middle = (span.start + span.end) / 2

@@ -16,7 +16,7 @@ import statistics
 
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Calibration, Machine, UnitPoint, UpdatePoint
-from fivefold.planner.counts.counts import Counts, UnitGroup, run_part
+from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 
 # Properties of a stack that change the work of a unit but not its list of operations.
@@ -60,7 +60,7 @@ class Profiled:
 
     def unit_key(self, layout: Layout, run: UnitGroup) -> str:
         """Return ``compute/held``: a hash of the unit's operations and number formats, and its sharding in words."""
-        part, job = run_part(get_local_degrees(layout), run), self.counts.job
+        part, job = get_group_degrees(get_local_degrees(layout), run), self.counts.job
         if (part, run.name) not in self._hashes:
             model = self.counts.model.model_dump(exclude={"name", "layers"})
             facts = [getattr(job.stack, name) for name in FACTS]

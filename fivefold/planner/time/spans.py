@@ -16,10 +16,10 @@ from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.memory.peak import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.time.action_time import action_costs
 from fivefold.planner.time.stage_time import ActionCost, stage_seconds
-from fivefold.planner.time.timeline import price_after_passes
+from fivefold.planner.time.timeline import price_step_end
 from fivefold.results.spans import Span
 
 if TYPE_CHECKING:
@@ -42,22 +42,22 @@ def count_simulated(layout: Layout, *, micro_batches: int, limit: int | None) ->
 def spans(planner: Planner, layout: Layout, *, limit: int | None = None) -> Rows:
     """Return each pipeline rank's spans in order of time, for ``count_simulated`` micro-batches; no ``limit``: all."""
     count = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
-    ranks = memory(planner.counts, layout)
+    ranks = count_rank_memory(planner.counts, layout)
     if layout.pp == 1:
-        player = _Player(planner, layout, (Task("F", 0, -1), Task("BW", 0, -1)))
-        return (player.play_without_pipeline(count, ranks[0]),)
+        builder = _SpanBuilder(planner, layout, (Task("F", 0, -1), Task("BW", 0, -1)))
+        return (builder.build_without_pipeline(count, ranks[0]),)
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
-    player = _Player(planner, layout, table.order.tasks)
-    hop_delay, seconds = player.stages.late, player.seconds
+    builder = _SpanBuilder(planner, layout, table.order.tasks)
+    hop_delay, seconds = builder.stages.p2p_delay, builder.seconds
     simulated = play(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: hop_delay, queues=True)
     rows = []
     for rank_stages, row, rank in zip(table.rank_stages, simulated.spans, ranks, strict=True):
-        actions = [player.span(action, start, end) for action, start, end in row]
-        rows.append(player.append_end(actions, rank_stages, rank))
+        actions = [builder.span(action, start, end) for action, start, end in row]
+        rows.append(builder.append_end(actions, rank_stages, rank))
     return tuple(rows)
 
 
-class _Player:
+class _SpanBuilder:
     """The spans of one layout's actions, from their seconds."""
 
     def __init__(self, planner: Planner, layout: Layout, tasks: Sequence[Task]) -> None:
@@ -72,17 +72,17 @@ class _Player:
         kind, stage, _, back, _ = action
         return Span(kind, str(action), start, end, *self.exposed[Task(kind, stage, back)], *action[1:])
 
-    def play_without_pipeline(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
+    def build_without_pipeline(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
         """Return the row of a layout without a pipeline: F and BW of one micro-batch after another."""
         row: list[Span] = []
-        now = 0.0
+        end = 0.0
         passes = [(task, micro_batch, "") for micro_batch in range(count) for task in self.seconds]
         if self.units.job.objective == "dpo":
             forward = next(task for task in self.seconds if task.kind == "F")
             passes = [*((forward, micro_batch, "reference ") for micro_batch in range(count)), *passes]
         for task, micro_batch, prefix in passes:
-            start, now = now, now + self.seconds[task]
-            span = self.span(Action(task.kind, 0, micro_batch), start, now)
+            start, end = end, end + self.seconds[task]
+            span = self.span(Action(task.kind, 0, micro_batch), start, end)
             row.append(span._replace(name=f"{prefix}{span.name}"))
         return self.append_end(row, (0,), rank)
 
@@ -92,8 +92,8 @@ class _Player:
         Exposed ones and the update follow it.
         """
         units = self.stages.unit_seconds[chunks[0]]
-        ends, small_seconds, update, _ = price_after_passes(self.units, self.layout, rank, chunks, units)
-        row[-1] = row[-1]._replace(end=row[-1].end + ends.slowed)
+        ends, small_seconds, update, _ = price_step_end(self.units, self.layout, rank, chunks, units)
+        row[-1] = row[-1]._replace(end=row[-1].end + ends.slowdown)
         start = row[-1].end
         reduce_end = start + ends.exposed + sum(small_seconds.values())
         gathers_weights = self.layout.zero in (1, 2) and self.layout.shards > 1  # gathers of the updated weights

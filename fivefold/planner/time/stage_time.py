@@ -47,8 +47,8 @@ class StageTime(NamedTuple):
 class StageSeconds(NamedTuple):
     """The stages of one layout; ``action_time.py`` computes the seconds of their actions.
 
-    ``first_equal_stages``: for each stage, the first one with equal units and equal speed. ``late``: seconds by which a
-    message between stages delays its receiver; ``sending``: seconds that it takes from its sender.
+    ``first_equal_stages``: for each stage, the first one with equal units and equal speed. ``p2p_delay``: seconds by
+    which a message between stages delays its receiver; ``p2p_send_seconds``: seconds that it takes from its sender.
     """
 
     units: Units
@@ -57,27 +57,27 @@ class StageSeconds(NamedTuple):
     unit_seconds: tuple[dict[UnitGroup, OverlappedUnitSeconds], ...]  # by stage
     times: tuple[StageTime, ...]
     first_equal_stages: tuple[int, ...]
-    late: float
-    sending: float
+    p2p_delay: float
+    p2p_send_seconds: float
 
 
 def stage_seconds(
-    units: Units, layout: Layout, *, straggler: Units | None = None, slow: Collection[int] = ()
+    units: Units, layout: Layout, *, straggler: Units | None = None, straggling: Collection[int] = ()
 ) -> StageSeconds:
     """Return the seconds of one micro-batch through each stage.
 
-    The stages in ``slow`` take the ``straggler``'s seconds.
+    The stages in ``straggling`` take the ``straggler``'s seconds.
     """
     work, equal_stages = units.counts.stage_work(layout), units.counts.equal_stages(layout)
     usual_seconds = unit_seconds(units, layout)
     units_of_stage, seconds = [units] * len(work), [usual_seconds] * len(work)
-    if straggler is not None and slow:
+    if straggler is not None and straggling:
         straggler_seconds, first_stages = unit_seconds(straggler, layout), dict[tuple[int, bool], int]()
-        for stage in slow:
+        for stage in straggling:
             units_of_stage[stage], seconds[stage] = straggler, straggler_seconds
         equal_stages = tuple(
             [
-                first_stages.setdefault((equal_stage, stage in slow), stage)
+                first_stages.setdefault((equal_stage, stage in straggling), stage)
                 for stage, equal_stage in enumerate(equal_stages)
             ]
         )
@@ -92,20 +92,23 @@ def stage_seconds(
 
 def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, OverlappedUnitSeconds]) -> StageTime:
     """Return the seconds of one micro-batch through one stage, without overlap with another micro-batch."""
-    forward = backward = full_backward = weight = late = spare = (
+    forward = backward = full_backward = weight = full_dp_exposed = spare_seconds = (
         0.0  # spare: seconds of the next forward that are free for messages
     )
     forward_exposed, backward_exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
-    longest, after = (0.0, ""), MessageTime(0.0, 0.0)  # after: the reduction that overlaps the next forward
-    for run, times in work:
-        unit = seconds[run]
-        for axis, exposed in unit.fronts:
+    longest, next_forward_reduce = (
+        (0.0, ""),
+        MessageTime(0.0, 0.0),
+    )  # after: the reduction that overlaps the next forward
+    for unit_group, times in work:
+        unit = seconds[unit_group]
+        for axis, exposed in unit.forward_exposed:
             forward_exposed[axis] = forward_exposed.get(axis, 0.0) + times * exposed
-        for axis, exposed in unit.backs:
+        for axis, exposed in unit.backward_exposed:
             backward_exposed[axis] = backward_exposed.get(axis, 0.0) + times * exposed
-        late += times * unit.late
-        spare += times * unit.spare
-        after = unit.after or after
+        full_dp_exposed += times * unit.full_backward_exposed
+        spare_seconds += times * unit.forward_spare
+        next_forward_reduce = unit.next_forward_reduce or next_forward_reduce
         forward += times * unit.forward
         backward += times * unit.backward
         full_backward += times * unit.full_backward
@@ -113,11 +116,14 @@ def add_units(units: Units, work: Work, seconds: Mapping[UnitGroup, OverlappedUn
         span = times * (unit.forward + unit.full_backward)
         if span > longest[0]:
             longest = span, unit.time.longest
-    if after.seconds:
-        exposed_after, slowdown = overlap_message(units, after, spare)
-        backward_exposed["dp"], late = backward_exposed["dp"] + exposed_after, late + exposed_after
+    if next_forward_reduce.seconds:
+        exposed_after, slowdown = overlap_message(units, next_forward_reduce, spare_seconds)
+        backward_exposed["dp"], full_dp_exposed = (
+            backward_exposed["dp"] + exposed_after,
+            full_dp_exposed + exposed_after,
+        )
         backward, full_backward = backward + slowdown, full_backward + slowdown
-    full_exposed = backward_exposed | {"dp": late}
+    full_exposed = backward_exposed | {"dp": full_dp_exposed}
     return StageTime(
         ActionCost(forward, forward_exposed),
         ActionCost(backward, backward_exposed),

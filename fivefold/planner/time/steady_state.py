@@ -25,34 +25,35 @@ class Extrapolated(NamedTuple):
     """The extrapolated times and work of each pipeline rank.
 
     They are its end in seconds, its busy seconds, how often it runs each of ``distinct_tasks`` (by index), the stages
-    it holds, and the first rank with equal stages (``like``).
+    it holds, and the first rank with equal stages (``first_equal_ranks``).
     """
 
     ends: list[float]
     busy: list[float]
-    tasks: tuple[tuple[tuple[int, int], ...], ...]
-    held: tuple[tuple[int, ...], ...]
-    like: tuple[int, ...]
+    task_counts: tuple[tuple[tuple[int, int], ...], ...]
+    rank_stages: tuple[tuple[int, ...], ...]
+    first_equal_ranks: tuple[int, ...]
 
 
 class DistinctTasks(NamedTuple):
     """The tasks of ``Rounds`` with equal tasks joined, if some stages are equal.
 
-    ``some``: one task of each group that takes equally long; ``place``: for each of ``Rounds.tasks`` its index among
-    them; ``task_counts``: ``Rounds.task_counts`` in these indices; ``like``: the first rank with equal stages.
+    ``tasks``: one task of each group that takes equally long; ``task_index``: for each of ``Rounds.tasks`` its index
+    among them; ``task_counts``: ``Rounds.task_counts`` in these indices; ``first_equal_ranks``: the first rank with
+    equal stages.
     """
 
-    some: tuple[Task, ...]
-    place: tuple[int, ...]
+    tasks: tuple[Task, ...]
+    task_index: tuple[int, ...]
     task_counts: tuple[tuple[tuple[int, int], ...], ...]
-    like: tuple[int, ...]
+    first_equal_ranks: tuple[int, ...]
 
 
 class Rounds(NamedTuple):
     """The part of ``extrapolate`` that depends only on the schedule.
 
     ``tables``: those to simulate, with how often each rank runs each task in them; ``rounds``: further rounds of pp
-    micro-batches; ``tasks``: all distinct ones; ``task_counts``: how often each rank runs each task in a step.
+    micro-batches; ``task_counts``: all distinct ones; ``task_counts``: how often each rank runs each task in a step.
     """
 
     tables: list[tuple[Table, tuple[Mapping[Task, int], ...]]]
@@ -66,20 +67,25 @@ def distinct_tasks(layout: Layout, micro_batches: int, first_equal_stages: tuple
 
     ``first_equal_stages``: for each stage the first one of equal speed.
     """
-    return join_equal_tasks(layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages).some
+    return join_equal_tasks(layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages).tasks
 
 
 def extrapolate(
-    layout: Layout, micro_batches: int, *, seconds: Sequence[float], hop: float, first_equal_stages: tuple[int, ...]
+    layout: Layout,
+    micro_batches: int,
+    *,
+    seconds: Sequence[float],
+    hop_seconds: float,
+    first_equal_stages: tuple[int, ...],
 ) -> Extrapolated:
     """Return ends and work of the layout's schedule.
 
-    ``seconds``: those of its ``distinct_tasks``; ``hop``: seconds per message.
+    ``seconds``: those of its ``distinct_tasks``; ``hop_seconds``: seconds per message.
     """
     schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages
     distinct, tables = join_equal_tasks(*schedule_key), rounds_of(*schedule_key[:4]).tables
-    ends, busy = _simulate(*schedule_key, tuple(seconds), hop)
-    return Extrapolated(ends, busy, distinct.task_counts, tables[0][0].rank_stages, distinct.like)
+    ends, busy = _simulate(*schedule_key, tuple(seconds), hop_seconds)
+    return Extrapolated(ends, busy, distinct.task_counts, tables[0][0].rank_stages, distinct.first_equal_ranks)
 
 
 @lru_cache(maxsize=1024)
@@ -125,7 +131,7 @@ def _simulate(
     """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``join_equal_tasks``."""
     tables, rounds, tasks, _ = rounds_of(name, pp, v, micro_batches)
     distinct = join_equal_tasks(name, pp, v, micro_batches, first_equal_stages)
-    seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.place, strict=True)}
+    seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.task_index, strict=True)}
 
     def sum_busy_seconds(tasks: Mapping[Task, int]) -> float:
         return sum([times * seconds_by_task[task] for task, times in tasks.items()])

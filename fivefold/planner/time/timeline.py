@@ -40,7 +40,7 @@ class StepTime(NamedTuple):
         return {"compute": self.compute, **messages, "bubble": self.bubble, "update": self.optimizer}
 
 
-class AfterPasses(NamedTuple):
+class StepEndCosts(NamedTuple):
     """The costs of a rank after its passes: data parallelism's ends, small messages by axis, update.
 
     ``seconds``: the sum.
@@ -64,19 +64,19 @@ def step_seconds(
     step_time, busiest = _time_pipeline(layout, memory, stage_seconds(units, layout))
     if straggler is None:
         return step_time
-    stages = stage_seconds(units, layout, straggler=straggler, slow=stages_held(layout)[busiest])
-    return _time_pipeline(layout, memory, stages, straggler=straggler, slow=busiest)[0]
+    stages = stage_seconds(units, layout, straggler=straggler, straggling=stages_held(layout)[busiest])
+    return _time_pipeline(layout, memory, stages, straggler=straggler, straggler_rank=busiest)[0]
 
 
 def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> StepTime:
     """Return the seconds of a step without a pipeline."""
     stages, micro_batches = stage_seconds(units, layout), layout.micro_batches(units.job)
-    (stage,), costs_after = stages.times, price_after_passes(units, layout, memory, (0,), stages.unit_seconds[0])
+    (stage,), end_costs = stages.times, price_step_end(units, layout, memory, (0,), stages.unit_seconds[0])
     forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
     compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.full_backward, micro_batches)])
-    _add(exposed, costs_after.small)
+    _add(exposed, end_costs.small)
     return _step_time(
-        compute + costs_after.ends.slowed, exposed, costs_after.ends.exposed, costs_after.update, stages.times
+        compute + end_costs.ends.slowdown, exposed, end_costs.ends.exposed, end_costs.update, stages.times
     )
 
 
@@ -86,9 +86,9 @@ def _time_pipeline(
     stages: StageSeconds,
     *,
     straggler: Units | None = None,
-    slow: int | None = None,
+    straggler_rank: int | None = None,
 ) -> tuple[StepTime, int]:
-    """Return the seconds of a step in a pipeline, and its critical rank; ``slow``: the rank that straggles."""
+    """Return the seconds of a step in a pipeline, and its critical rank; ``straggler_rank``: the slower rank."""
     units, equal_stages, micro_batches = stages.units, stages.first_equal_stages, layout.micro_batches(stages.units.job)
     tasks = distinct_tasks(layout, micro_batches, equal_stages)
     cost_of_task = action_costs(stages, tasks)
@@ -97,18 +97,18 @@ def _time_pipeline(
         layout,
         micro_batches,
         seconds=[cost.seconds for cost in costs],
-        hop=stages.late,
+        hop_seconds=stages.p2p_delay,
         first_equal_stages=equal_stages,
     )
-    after: dict[tuple[int, bool], AfterPasses] = {}  # shared by ranks with equal stages and speed
-    keys = [(first_equal, rank == slow) for rank, first_equal in enumerate(extrapolated.like)]
+    after: dict[tuple[int, bool], StepEndCosts] = {}  # shared by ranks with equal stages and speed
+    keys = [(first_equal, rank == straggler_rank) for rank, first_equal in enumerate(extrapolated.first_equal_ranks)]
     for rank, key in enumerate(keys):
         if key not in after:
             rank_stages, own_units = (
-                extrapolated.held[rank],
-                straggler if straggler is not None and rank == slow else units,
+                extrapolated.rank_stages[rank],
+                straggler if straggler is not None and rank == straggler_rank else units,
             )
-            after[key] = price_after_passes(
+            after[key] = price_step_end(
                 own_units, layout, memory[rank], rank_stages, stages.unit_seconds[rank_stages[0]]
             )
     seconds_after = [after[key].seconds for key in keys]
@@ -116,31 +116,37 @@ def _time_pipeline(
     busiest = list(map(add, extrapolated.busy, seconds_after))
     critical = busiest.index(max(busiest))
     ends, small_seconds, update, _ = after[keys[critical]]
-    compute, exposed = add_up([(costs[task], times) for task, times in extrapolated.tasks[critical]])
+    compute, exposed = add_up([(costs[task], times) for task, times in extrapolated.task_counts[critical]])
     _add(exposed, small_seconds)
-    held_times = [stages.times[stage] for stage in {equal_stages[stage]: None for stage in extrapolated.held[critical]}]
-    step_time = _step_time(compute + ends.slowed, exposed, ends.exposed, update, held_times, total=total)
+    held_times = [
+        stages.times[stage] for stage in {equal_stages[stage]: None for stage in extrapolated.rank_stages[critical]}
+    ]
+    step_time = _step_time(compute + ends.slowdown, exposed, ends.exposed, update, held_times, total=total)
     return step_time, critical
 
 
-def price_after_passes(
+def price_step_end(
     units: Units,
     layout: Layout,
     memory: RankMemory,
-    held: tuple[int, ...],
+    rank_stages: tuple[int, ...],
     seconds: Mapping[UnitGroup, OverlappedUnitSeconds],
-) -> AfterPasses:
+) -> StepEndCosts:
     """Return the costs of a rank after its passes, or between them.
 
-    ``held``: its stages; ``seconds``: those of its units. NCCL's small messages are among the launches of their
+    ``rank_stages``: its stages; ``seconds``: those of its units. NCCL's small messages are among the launches of their
     operations.
     """
-    ends = end_seconds(units, layout, held, seconds)
+    ends = end_seconds(units, layout, rank_stages, seconds)
     small_seconds = (
-        {} if units.machine.backend == "nccl" else small_messages(units.counts, units.network, layout, chunks=held)
+        {}
+        if units.machine.backend == "nccl"
+        else small_messages(units.counts, units.network, layout, chunks=rank_stages)
     )
-    update = update_seconds(units, layout, memory, held)
-    return AfterPasses(ends, small_seconds, update, ends.slowed + ends.exposed + sum(small_seconds.values()) + update)
+    update = update_seconds(units, layout, memory, rank_stages)
+    return StepEndCosts(
+        ends, small_seconds, update, ends.slowdown + ends.exposed + sum(small_seconds.values()) + update
+    )
 
 
 def _add(exposed: dict[str, float], more: dict[str, float]) -> None:

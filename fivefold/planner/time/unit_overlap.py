@@ -23,36 +23,37 @@ class UnitMessages(NamedTuple):
     """A unit's data-parallel messages in one layout.
 
     They are those of every forward and of every backward, and a reduction that overlaps the next forward
-    (``following``). ``each``: gradients are reduced after every backward.
+    (``next_forward``). ``every_micro_batch``: gradients are reduced after every backward.
     """
 
     time: GatherReduceTime
     forward: MessageTime
     backward: MessageTime
-    following: MessageTime
+    next_forward: MessageTime
     every_micro_batch: bool
 
 
 class OverlappedUnitSeconds(NamedTuple):
     """Seconds of a micro-batch through one unit, overlapped with data parallelism's messages; exposed ones by axis.
 
-    ``time``: without those messages. ``free``: the part of its exposed messages, forward and backward, in which data
-    parallelism's link between nodes is free. ``late``: exposed data parallelism of a full backward; ``spare``: the part
-    of its forward in which the link is free; ``after``: the reduction that overlaps the next forward.
+    ``time``: without those messages. ``free_seconds``: the part of its exposed messages, forward and backward, in which
+    data parallelism's link between nodes is free. ``full_backward_exposed``: exposed data parallelism of a full
+    backward; ``forward_spare``: the part of its forward in which the link is free; ``next_forward_reduce``: the
+    reduction that overlaps the next forward.
     """
 
     time: UnitTime
     messages: UnitMessages
-    free: tuple[float, float]
+    free_seconds: tuple[float, float]
     forward: float
     backward: float
     full_backward: float
     weight: float
-    fronts: list[tuple[str, float]]
-    backs: list[tuple[str, float]]
-    late: float = 0.0
-    spare: float = 0.0
-    after: MessageTime | None = None
+    forward_exposed: list[tuple[str, float]]
+    backward_exposed: list[tuple[str, float]]
+    full_backward_exposed: float = 0.0
+    forward_spare: float = 0.0
+    next_forward_reduce: MessageTime | None = None
 
 
 def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnitSeconds]:
@@ -66,8 +67,11 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnit
             free_axes[axis] = leaves_link_free(units, layout, axis)
         return free_axes[axis]
 
-    def overlap_unit(run: UnitGroup) -> OverlappedUnitSeconds:
-        time, messages = units.unit(layout, run), unit_messages(units, layout, run.name, stays=stays_gathered)
+    def overlap_unit(unit_group: UnitGroup) -> OverlappedUnitSeconds:
+        time, messages = (
+            units.unit(layout, unit_group),
+            unit_messages(units, layout, unit_group.name, stays=stays_gathered),
+        )
         forward_free = backward_free = 0.0
         for axis, forward_seconds, backward_seconds in zip(
             AXES, time.forward_exposed, time.backward_exposed, strict=True
@@ -87,7 +91,7 @@ def unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, OverlappedUnit
             forward_exposed,
             backward_exposed,
         )
-        return _with_messages(units, run.name, without_messages) if sends else without_messages
+        return _with_messages(units, unit_group.name, without_messages) if sends else without_messages
 
     distinct = {run for stage in dict.fromkeys(counts.equal_stages(layout)) for run, _ in stage_work[stage]}
     return {run: overlap_unit(run) for run in distinct}
@@ -105,8 +109,8 @@ def unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> U
     backward_gather = backward_gather if needs_backward_gather(name, layout, units.job) else no_message
     if reduces_every_backward and not reduces_in_forward:
         backward_gather = MessageTime(backward_gather.seconds + reduce.seconds, backward_gather.busy + reduce.busy)
-    following = reduce if reduces_every_backward and reduces_in_forward else no_message
-    return UnitMessages(time, no_message if stays else gather, backward_gather, following, reduces_every_backward)
+    next_forward = reduce if reduces_every_backward and reduces_in_forward else no_message
+    return UnitMessages(time, no_message if stays else gather, backward_gather, next_forward, reduces_every_backward)
 
 
 def overlaps_next_forward(name: Name, job: Job) -> bool:
@@ -120,28 +124,28 @@ def leaves_link_free(units: Units, layout: Layout, axis: str) -> bool:
     return nodes(group(layout, axis)) == 1 or (nodes(group(layout, "shard")) == nodes(group(layout, "replica")) == 1)
 
 
-def overlap_message(units: Units, message: MessageTime, room: float) -> tuple[float, float]:
-    """Return the exposed seconds of a message during ``room`` seconds of compute, and the slowdown of compute."""
-    overlapped = min(message.overlappable_seconds, room) if units.overlaps else 0.0
+def overlap_message(units: Units, message: MessageTime, compute_seconds: float) -> tuple[float, float]:
+    """Return the exposed seconds of a message during ``compute_seconds`` of compute, and the slowdown of compute."""
+    overlapped = min(message.overlappable_seconds, compute_seconds) if units.overlaps else 0.0
     return message.seconds - overlapped, units.contention * overlapped
 
 
-def _with_messages(units: Units, name: Name, alone: OverlappedUnitSeconds) -> OverlappedUnitSeconds:
+def _with_messages(units: Units, name: Name, unit: OverlappedUnitSeconds) -> OverlappedUnitSeconds:
     """Return a unit whose weights are gathered, or gradients reduced, during its passes."""
-    sent_messages, (forward_free, backward_free) = alone.messages, alone.free
-    forward_compute = alone.forward + forward_free
+    sent_messages, (forward_free, backward_free) = unit.messages, unit.free_seconds
+    forward_compute = unit.forward + forward_free
     forward_exposed, forward_slowdown = overlap_message(units, sent_messages.forward, forward_compute)
-    backward_exposed, backward_slowdown = overlap_message(units, sent_messages.backward, alone.backward + backward_free)
-    full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, alone.full_backward + backward_free)
-    return alone._replace(
-        forward=alone.forward + forward_slowdown,
-        backward=alone.backward + backward_slowdown,
-        full_backward=alone.full_backward + full_slowdown,
-        fronts=[*alone.fronts, ("dp", forward_exposed)],
-        backs=[*alone.backs, ("dp", backward_exposed)],
-        late=full_exposed,
-        spare=max(0.0, forward_compute - sent_messages.forward.seconds),
-        after=sent_messages.following if overlaps_next_forward(name, units.job) else None,
+    backward_exposed, backward_slowdown = overlap_message(units, sent_messages.backward, unit.backward + backward_free)
+    full_exposed, full_slowdown = overlap_message(units, sent_messages.backward, unit.full_backward + backward_free)
+    return unit._replace(
+        forward=unit.forward + forward_slowdown,
+        backward=unit.backward + backward_slowdown,
+        full_backward=unit.full_backward + full_slowdown,
+        forward_exposed=[*unit.forward_exposed, ("dp", forward_exposed)],
+        backward_exposed=[*unit.backward_exposed, ("dp", backward_exposed)],
+        full_backward_exposed=full_exposed,
+        forward_spare=max(0.0, forward_compute - sent_messages.forward.seconds),
+        next_forward_reduce=sent_messages.next_forward if overlaps_next_forward(name, units.job) else None,
     )
 
 

@@ -34,8 +34,10 @@ class UnitTime(NamedTuple):
     weight: float  # gradient of the weights
     forward_exposed: tuple[float, ...]
     backward_exposed: tuple[float, ...]
-    forward_apart: tuple[float, ...]  # exposed seconds if no message of an axis in ``Stack.overlap`` were overlapped
-    backward_apart: tuple[float, ...]
+    forward_unoverlapped: tuple[
+        float, ...
+    ]  # exposed seconds if no message of an axis in ``Stack.overlap`` were overlapped
+    backward_unoverlapped: tuple[float, ...]
     longest: str  # the operation or message that takes most
 
 
@@ -47,17 +49,17 @@ class UnitKernels(NamedTuple):
     messages: tuple[int, ...]  # operations that send messages
     seconds: tuple[float, float, float]  # forward, backward with recomputation, weight gradient
     launches: list[tuple[float, float]]  # kernels that the host launches for each, forward and backward
-    graphed: frozenset[int]  # operations in a CUDA graph: the host launches neither them nor their messages
-    room: tuple[float, float]  # compute that ep messages overlap, forward and backward
+    in_graph: frozenset[int]  # operations in a CUDA graph: the host launches neither them nor their messages
+    overlap_seconds: tuple[float, float]  # compute that ep messages overlap, forward and backward
     longest: tuple[str, float]  # longest operation and its seconds
 
 
 def unit_kernels(
-    ops: tuple[Op, ...], times: list[OpTime], stack: Stack, *, further: tuple[int, int] = (0, 0)
+    ops: tuple[Op, ...], times: list[OpTime], stack: Stack, *, extra_launches: tuple[int, int] = (0, 0)
 ) -> UnitKernels:
     """Return the kernels of a unit.
 
-    ``further``: kernels launched in addition to those of ``ops``, forward and backward.
+    ``extra_launches``: kernels launched in addition to those of ``ops``, forward and backward.
     """
     ops_and_times, seconds_by_name = list(zip(ops, times, strict=True)), dict[str, float]()
     for op, time in ops_and_times:
@@ -67,16 +69,16 @@ def unit_kernels(
     # ep messages overlap the shared experts, or all compute of the other micro-batch, which runs in the
     # other direction
     shared = times if stack.pairs else [time for op, time in ops_and_times if op.name.startswith("moe.shared.")]
-    overlap_room = sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)
+    overlap_seconds = sum(t.forward for t in shared), sum(t.backward + t.weight for t in shared)
     recomputed_seconds = sum([time.forward for op, time in ops_and_times if op.recomputed])
     forward, backward, weight = (sum(column) for column in list(zip(*times, strict=True))[:3])
-    graphed = frozenset(index for index, op in enumerate(ops) if _is_in_graph(op, stack))
+    in_graph = frozenset(index for index, op in enumerate(ops) if _is_in_graph(op, stack))
     launches = [
-        (0, 0) if index in graphed else (time.kernels, time.backward_kernels + (time.kernels if op.recomputed else 0))
+        (0, 0) if index in in_graph else (time.kernels, time.backward_kernels + (time.kernels if op.recomputed else 0))
         for index, (op, time) in enumerate(ops_and_times)
     ]
     if stack.cuda_graphs == "none":
-        (forward_launches, backward_launches), (more_forward, more_backward) = launches[0], further
+        (forward_launches, backward_launches), (more_forward, more_backward) = launches[0], extra_launches
         launches[0] = (
             forward_launches + more_forward,
             backward_launches + more_backward + (more_forward if ops[0].recomputed else 0),
@@ -87,8 +89,8 @@ def unit_kernels(
         tuple(index for index, op in enumerate(ops) if op.message is not None),
         (forward, backward + recomputed_seconds, weight),
         launches,
-        graphed,
-        overlap_room[::-1] if stack.pairs else overlap_room,
+        in_graph,
+        overlap_seconds[::-1] if stack.pairs else overlap_seconds,
         (longest, seconds_by_name[longest]),
     )
 
@@ -109,24 +111,24 @@ class UnitTimer:
         machine: Machine,
         network: Network,
         job: Job,
-        place: Callable[[str], RankGroup],
+        get_rank_group: Callable[[str], RankGroup],
         unit: UnitKernels,
         constants: Constants,
     ) -> None:
         self.model, self.machine, self.network, self.job = model, machine, network, job
-        self.place, self.unit, self.ops, self.times = place, unit, unit.ops, unit.times
+        self.get_rank_group, self.unit, self.ops, self.times = get_rank_group, unit, unit.ops, unit.times
         self.constants = constants
-        self.nccl, self.with_expert_ranks = machine.backend == "nccl", machine.can_overlap
+        self.nccl, self.can_overlap = machine.backend == "nccl", machine.can_overlap
         # without NCCL, the seconds in which messages keep a core busy are exposed instead
         self.contention = constants.hidden_message_slowdown if self.nccl else 0.0
         self.exposed = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # forward, backward
-        self.apart = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
+        self.unoverlapped = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
         self.sent = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)  # overlapped or not
-        self.hidden = [0.0, 0.0]
+        self.overlapped = [0.0, 0.0]
         self.launched: dict[int, tuple[float, float]] = {}  # messages that the host issues, by operation
-        self.awaited: dict[int, float] = {}  # exposed seconds of ep messages, forward, by operation
+        self.ep_exposed: dict[int, float] = {}  # exposed seconds of ep messages, forward, by operation
         self.longest = unit.longest
-        self.room = list(unit.room)
+        self.overlap_seconds = list(unit.overlap_seconds)
         for index in unit.messages:
             self._add(index)
 
@@ -135,16 +137,16 @@ class UnitTimer:
         op = self.ops[index]
         assert op.message is not None
         message = op.message.uncast if op.recomputed else op.message
-        place = self.place(message.axis)
-        if place.ranks == 1:
+        rank_group = self.get_rank_group(message.axis)
+        if rank_group.ranks == 1:
             return
-        forward, backward, resent = self._time_messages(message, place, recomputed=op.recomputed)
-        if index not in self.unit.graphed:
+        forward, backward, resent = self._time_messages(message, rank_group, recomputed=op.recomputed)
+        if index not in self.unit.in_graph:
             self.launched[index] = bool(forward.seconds), bool(backward.seconds) + bool(resent.seconds)
         total = forward.seconds + backward.seconds + resent.seconds
         if total > self.longest[1]:
             self.longest = f"{message.axis} {op.name}", total
-        overlapped_compute = self._compute_beside(index)
+        overlapped_compute = self._find_overlapped_compute(index)
         exposed = self._exposed_seconds(index, forward, side=0, compute_seconds=overlapped_compute.forward)
         backward_exposed = self._exposed_seconds(
             index, backward, side=1, compute_seconds=overlapped_compute.backward + overlapped_compute.weight
@@ -152,32 +154,32 @@ class UnitTimer:
         axis = message.axis.partition("_")[0]  # both of 2D tensor parallelism count as tp
         self.sent[0][axis] += forward.seconds
         self.sent[1][axis] += backward.seconds + resent.seconds
-        is_ring = not self.nccl and _rings(message)  # its hops are always overlapped
+        is_ring = not self.nccl and _is_ring(message)  # its hops are always overlapped
         forward_alone, backward_alone, resent_alone = (
             (exposed, backward_exposed, resent) if is_ring else (forward.seconds, backward.seconds, resent)
         )
-        if axis == "tp" and message.regather and not op.recomputed and self.with_expert_ranks:
+        if axis == "tp" and message.regather and not op.recomputed and self.can_overlap:
             gather, reduce = self._overlap_products(index, resent, backward)
             can_overlap = "tp" not in self.job.stack.overlap or self.job.stack.kernel_facts.fuses_linears
             resent_alone = resent_alone._replace(seconds=resent_alone.seconds - (gather if can_overlap else 0.0))
             backward_alone -= self._overlap_wgrad(index, backward)
             resent = resent._replace(seconds=resent.seconds - gather)
             backward_exposed -= reduce
-            self.hidden[1] += gather + reduce
+            self.overlapped[1] += gather + reduce
         resent_exposed = self._exposed_seconds(index, resent, side=1, compute_seconds=overlapped_compute.forward)
         backward_exposed, backward_alone = (
             backward_exposed + resent_exposed,
             backward_alone + (resent_exposed if is_ring else resent_alone.seconds),
         )
         if message.axis == "ep":
-            self.awaited[index] = exposed
+            self.ep_exposed[index] = exposed
         self.exposed[0][axis] += exposed
         self.exposed[1][axis] += backward_exposed
-        self.apart[0][axis] += forward_alone
-        self.apart[1][axis] += backward_alone
+        self.unoverlapped[0][axis] += forward_alone
+        self.unoverlapped[1][axis] += backward_alone
 
     def _time_messages(
-        self, message: OpMessage, place: RankGroup, *, recomputed: bool
+        self, message: OpMessage, rank_group: RankGroup, *, recomputed: bool
     ) -> tuple[MessageTime, MessageTime, MessageTime]:
         """Return the seconds of an operation's messages by pass.
 
@@ -186,14 +188,18 @@ class UnitTimer:
         moe = self.model.moe
         copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
         back_payload = message.payload if message.backward_payload is None else message.backward_payload
-        forward = self._message_time(message, message.forward, message.payload, place=place, copies=copies)
-        resent = self._message_time(message, message.regather, message.uncast.payload, place=place, copies=copies)
+        forward = self._message_time(message, message.forward, message.payload, rank_group=rank_group, copies=copies)
+        resent = self._message_time(
+            message, message.regather, message.uncast.payload, rank_group=rank_group, copies=copies
+        )
         parts = message.backward_parts
-        backward = self._message_time(message, message.backward, back_payload, place=place, copies=copies, parts=parts)
+        backward = self._message_time(
+            message, message.backward, back_payload, rank_group=rank_group, copies=copies, parts=parts
+        )
         if recomputed:
             resent = forward
         for collective, payload in message.scales:
-            scales = self._message_time(message, collective, payload, place=place, copies=copies)
+            scales = self._message_time(message, collective, payload, rank_group=rank_group, copies=copies)
             forward = forward._replace(seconds=forward.seconds + scales.seconds)
         return forward, backward, resent
 
@@ -208,22 +214,24 @@ class UnitTimer:
         stack = self.job.stack
         if not stack.kernel_facts.fuses_linears:
             return min(
-                gather.overlappable_seconds, self._compute_beside(index).backward
+                gather.overlappable_seconds, self._find_overlapped_compute(index).backward
             ) if stack.async_tp else 0.0, 0.0
-        gather_overlapped = min(gather.overlappable_seconds, sum(self.times[at].backward for at in self._fan(index)))
+        gather_overlapped = min(
+            gather.overlappable_seconds, sum(self.times[at].backward for at in self._list_readers(index))
+        )
         return gather_overlapped, self._overlap_wgrad(index, reduce) if "tp" not in stack.overlap else 0.0
 
     def _overlap_wgrad(self, index: int, reduce: MessageTime) -> float:
         if not self.job.stack.kernel_facts.fuses_linears:
             return 0.0
-        return min(reduce.overlappable_seconds, sum(self.times[at].weight for at in self._fan(index)))
+        return min(reduce.overlappable_seconds, sum(self.times[at].weight for at in self._list_readers(index)))
 
-    def _fan(self, index: int) -> list[int]:
+    def _list_readers(self, index: int) -> list[int]:
         """Return the linear layers that read the output of a gather."""
         return [*takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops)))]
 
     def _message_time(
-        self, message: OpMessage, collective: str, payload: int, *, place: RankGroup, copies: int, parts: int = 1
+        self, message: OpMessage, collective: str, payload: int, *, rank_group: RankGroup, copies: int, parts: int = 1
     ) -> MessageTime:
         """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``.
 
@@ -232,10 +240,10 @@ class UnitTimer:
         if not collective:
             return MessageTime(0.0, 0.0)
         network, times, size = self.network, message.times * parts, payload // parts
-        seconds = network.seconds(collective, size, place, copies=copies)
-        return MessageTime(times * seconds, times * network.busy_seconds(collective, size, place))
+        seconds = network.seconds(collective, size, rank_group, copies=copies)
+        return MessageTime(times * seconds, times * network.busy_seconds(collective, size, rank_group))
 
-    def _compute_beside(self, index: int) -> OpTime:
+    def _find_overlapped_compute(self, index: int) -> OpTime:
         """Return the compute that overlaps a message: the matmul after it, else the one before.
 
         For a ring its attention.
@@ -258,11 +266,11 @@ class UnitTimer:
         message, seconds = self.ops[index].message, sent.overlappable_seconds
         assert message is not None
         axis, times = message.axis.partition("_")[0], max(1, message.times)
-        is_ring = _rings(message)
-        if not (self.with_expert_ranks and axis in self.job.stack.overlap) and not (is_ring and not self.nccl):
+        is_ring = _is_ring(message)
+        if not (self.can_overlap and axis in self.job.stack.overlap) and not (is_ring and not self.nccl):
             return sent.seconds  # also with gloo, the hops of a ring overlap attention
         if axis == "tp":
-            parts = self.place(message.axis).ranks
+            parts = self.get_rank_group(message.axis).ranks
             exposed = seconds / parts + max(0.0, seconds * (1 - 1 / parts) - compute_seconds)
         elif is_ring:
             # in our backward, gradients follow keys and values around the ring, and the last hop returns them
@@ -270,11 +278,11 @@ class UnitTimer:
             return_seconds = seconds / (times * message.backward_parts) if returns_gradients else 0.0
             exposed = return_seconds + max(0.0, seconds - return_seconds - compute_seconds * times / (times + 1))
         elif axis in ("ep", "etp"):
-            exposed = max(0.0, seconds - self.room[side])
-            self.room[side] = max(0.0, self.room[side] - seconds)
+            exposed = max(0.0, seconds - self.overlap_seconds[side])
+            self.overlap_seconds[side] = max(0.0, self.overlap_seconds[side] - seconds)
         else:
             exposed = seconds
-        self.hidden[side] += seconds - exposed
+        self.overlapped[side] += seconds - exposed
         return sent.busy + exposed
 
     def _forward_with_host(self, host: float) -> float:
@@ -296,7 +304,7 @@ class UnitTimer:
                 if waits_for_counts and op.name == "moe.dispatch":
                     launched = device
                 launched += launches[index] * host
-                device = max(device + time.forward, launched) + self.awaited.get(index, 0.0)
+                device = max(device + time.forward, launched) + self.ep_exposed.get(index, 0.0)
         return device - start
 
     def _launches(self) -> tuple[float, float]:
@@ -304,10 +312,13 @@ class UnitTimer:
         all_launches = *self.unit.launches, *self.launched.values()
         return sum([ahead for ahead, _ in all_launches]), sum([back for _, back in all_launches])
 
-    def read(self) -> UnitTime:
+    def to_unit_time(self) -> UnitTime:
         """Return the totals of all operations added."""
         forward, backward, weight = self.unit.seconds
-        forward, backward = forward + self.contention * self.hidden[0], backward + self.contention * self.hidden[1]
+        forward, backward = (
+            forward + self.contention * self.overlapped[0],
+            backward + self.contention * self.overlapped[1],
+        )
         if self.nccl:
             per_launch = self.constants.compiled_launch_share if self.job.stack.is_compiled else 1
             host = self.machine.chip.launch_seconds * per_launch
@@ -327,14 +338,14 @@ class UnitTimer:
                 slowdown = both / device if device else 1.0
                 backward, weight = backward * slowdown, weight * slowdown
         forward_by_axis, backward_by_axis, forward_alone, backward_alone = (
-            tuple(side.values()) for side in (*self.exposed, *self.apart)
+            tuple(side.values()) for side in (*self.exposed, *self.unoverlapped)
         )
         return UnitTime(
             forward, backward, weight, forward_by_axis, backward_by_axis, forward_alone, backward_alone, self.longest[0]
         )
 
 
-def _rings(message: OpMessage) -> bool:
+def _is_ring(message: OpMessage) -> bool:
     """Return True if messages go around a ring, each overlapping the attention on the keys already present."""
     return message.axis == "cp" and message.forward == "p2p"
 

@@ -13,7 +13,7 @@ from fivefold.layout.mesh import RankGroup, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.cache import Cache
-from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.time.compute import OpTime, Prices
@@ -100,12 +100,12 @@ class Units:
     def unit(self, layout: Layout, run: UnitGroup) -> UnitTime:
         """Return the seconds of one unit of a group."""
         place = self._placement(layout)
-        part = run_part(place.part, run)
+        part = get_group_degrees(place.part, run)
         measured = "" if self.profiled is None else self.profiled.unit_key(layout, run)
         key = part, run.name, places_of(run, place.groups), place.ranks, measured
         time = self._units.get(key)
         if time is None:
-            time = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).read()
+            time = self._timer(part, run, lambda axis: group(layout, axis), ranks=place.ranks).to_unit_time()
             time = self._units[key] = time if self.profiled is None else self._apply_measurement(time, layout, run)
         return time
 
@@ -120,12 +120,12 @@ class Units:
 
     def adjacent_unit(self, part: LocalDegrees, run: UnitGroup) -> OptimisticUnitTime:
         """Return ``unit`` for adjacent ranks in each group, a lower bound: no order of the mesh makes it faster."""
-        key = run_part(part, run), run.name
+        key = get_group_degrees(part, run), run.name
         time = self._nearest.get(key)
         if time is None:
             timer = self._timer(key[0], run, _make_adjacent_groups(key[0]), ranks=1)
             sent_seconds = (tuple(side.values()) for side in timer.sent)
-            time = self._nearest[key] = OptimisticUnitTime(timer.read(), timer.unit.seconds, *sent_seconds)
+            time = self._nearest[key] = OptimisticUnitTime(timer.to_unit_time(), timer.unit.seconds, *sent_seconds)
         return time
 
     def with_expert_ranks(self, part: LocalDegrees, run: UnitGroup, *, ep: int) -> UnitTimer:
@@ -133,12 +133,12 @@ class Units:
 
         It serves any number of experts per rank of ``part``.
         """
-        part = run_part(part, run)
+        part = get_group_degrees(part, run)
         return self._timer(part, run, _make_adjacent_groups(part._replace(ep=ep)), ranks=1)
 
     def kernels(self, part: LocalDegrees, run: UnitGroup, *, ranks: int = 1) -> list[OpTime]:
         """Return the seconds of each operation of a unit, without recomputation; ``ranks`` share a machine."""
-        part = run_part(part, run)._replace(recomputed=frozenset())
+        part = get_group_degrees(part, run)._replace(recomputed=frozenset())
         key = part, run.name, ranks
         times = self._kernels.get(key)
         if times is None:
@@ -160,7 +160,7 @@ class Units:
         if unit is None:
             times, ops = self.kernels(part, run, ranks=ranks), self.counts.list_ops(part, run.name)
             further = (0, 0) if isinstance(run.name, str) else self.job.stack.extra_kernels
-            unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, further=further)
+            unit = self._anywhere[key] = unit_kernels(ops, times, self.job.stack, extra_launches=further)
         return UnitTimer(self.counts.model, self.machine, self.network, self.job, place, unit, self.constants)
 
     def _apply_measurement(self, time: UnitTime, layout: Layout, run: UnitGroup) -> UnitTime:

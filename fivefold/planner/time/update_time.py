@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import find_cost
-from fivefold.planner.counts.counts import run_part
+from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import update_messages, update_products
@@ -45,7 +45,7 @@ def elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: 
     calibrated machine each weight and each step take time of the host as well.
     """
     job = units.job
-    recipe, prices, numel = job.precision, units.prices(layout), rank.updated
+    recipe, prices, numel = job.precision, units.prices(layout), rank.updated_numel
     measured = units.profiled.update(layout) if units.profiled is not None else None
     if measured is not None:
         return measured.seconds * numel / measured.elements
@@ -73,7 +73,7 @@ def count_weights(units: Units, layout: Layout, chunks: tuple[int, ...]) -> int:
     """Return the number of weight tensors of a rank that holds the stages ``chunks``."""
     part, stage_work = get_local_degrees(layout), units.counts.stage_work(layout)
     return sum(
-        times * sum(len(op.gradient_widths) for op in units.counts.list_ops(run_part(part, run), run.name))
+        times * sum(len(op.wgrad_numels) for op in units.counts.list_ops(get_group_degrees(part, run), run.name))
         for chunk in chunks
         for run, times in stage_work[chunk]
     )

@@ -33,7 +33,7 @@ class TraceGroup(NamedTuple):
     members: tuple[int, ...]
 
 
-class _Key(NamedTuple):
+class _MessageKey(NamedTuple):
     group: str
     members: tuple[int, ...]  # for a pair: sender, receiver
     collective: str
@@ -63,7 +63,9 @@ class Matched:
 def match(job: JobTraces) -> Matched:
     """Match the messages of all ranks, and align the clocks of ranks on other hosts by them."""
     matched = Matched()
-    rows: dict[_Key, dict[int, list[MessagePart]]] = {}  # messages with equal keys, which only their order tells apart
+    rows: dict[
+        _MessageKey, dict[int, list[MessagePart]]
+    ] = {}  # messages with equal keys, which only their order tells apart
     unmatched: Counter[str] = Counter()
     for trace in job.ranks:
         group_of = lru_cache(maxsize=None)(partial(_group, rank=trace.rank, listed=read_groups(trace), world=job.world))
@@ -120,7 +122,7 @@ def _group(
     return TraceGroup(name, about, ranks, members)
 
 
-def _key(message: RecordedMessage, group: TraceGroup, rank: int, *, step: int) -> _Key | None:
+def _key(message: RecordedMessage, group: TraceGroup, rank: int, *, step: int) -> _MessageKey | None:
     """Return what the parts of one message have in common besides their order; None if the trace does not say."""
     if message.collective in ("send", "recv"):
         sends = message.collective == "send"
@@ -129,13 +131,13 @@ def _key(message: RecordedMessage, group: TraceGroup, rank: int, *, step: int) -
         if peer < 0 and len(other_members) == 1:
             peer = other_members[0]
         pair = (rank, peer) if sends else (peer, rank)
-        return _Key(group.name, pair, "p2p", None, step) if peer >= 0 else None
+        return _MessageKey(group.name, pair, "p2p", None, step) if peer >= 0 else None
     if message.collective == "coalesced" or not group.members:
         return None
     size = payload(message, group) if message.collective in SIZED else None
     if message.sequence >= 0:
-        return _Key(group.name, group.members, message.collective, size, -1, message.sequence)
-    return _Key(group.name, group.members, message.collective, size, step)
+        return _MessageKey(group.name, group.members, message.collective, size, -1, message.sequence)
+    return _MessageKey(group.name, group.members, message.collective, size, step)
 
 
 def payload(message: RecordedMessage, group: TraceGroup) -> int | None:

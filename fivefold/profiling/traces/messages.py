@@ -19,7 +19,7 @@ from fivefold.results.trace_report import MessageLine
 from fivefold.step import sent_bytes
 
 
-class _Sum:
+class _LineSums:
     """The sums over the messages of one line."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Sum:
         self.sent = None if sent is None or self.sent is None else self.sent + sent
 
 
-class _Key(NamedTuple):
+class _LineKey(NamedTuple):
     group: str
     axis: str
     ranks: int | None
@@ -59,7 +59,7 @@ def lines(
 
     ``axes``: the axes of a layout, by the members of their groups.
     """
-    sums: dict[_Key, _Sum] = {}
+    sums: dict[_LineKey, _LineSums] = {}
     for trace, window in windows:
         rows = trace.rows_in(window)
         for row in (np.flatnonzero(trace.message[rows] >= 0) + rows.start).tolist():
@@ -76,8 +76,8 @@ def lines(
                 wait_ns = arrival(matched.message_parts[part], starts) - starts[part]
                 waiting = min(wait_ns / 1e9, seconds)
             axis = (axes or {}).get(group.members, "")
-            key = _Key(_name_group(group), axis, group.ranks, collective, *_link(group, trace.rank, machine))
-            sums.setdefault(key, _Sum()).add(seconds, waiting, size, sent)
+            key = _LineKey(_name_group(group), axis, group.ranks, collective, *_link(group, trace.rank, machine))
+            sums.setdefault(key, _LineSums()).add(seconds, waiting, size, sent)
     message_lines = [_line(key, total, len(windows)) for key, total in sums.items()]
     return sorted(message_lines, key=lambda line: (-line.seconds, line.group, line.collective))
 
@@ -116,7 +116,7 @@ def _link(group: TraceGroup, rank: int, machine: Machine | None) -> tuple[str, f
     )
 
 
-def _line(key: _Key, total: _Sum, number: int) -> MessageLine:
+def _line(key: _LineKey, total: _LineSums, number: int) -> MessageLine:
     moving = total.seconds - (total.waiting or 0.0)
     rates = [size / moving if size is not None and moving > 0 else None for size in (total.bytes, total.sent)]
     return MessageLine(

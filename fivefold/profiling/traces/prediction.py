@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fivefold.layout.mesh import members
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError
-from fivefold.results.step_comparison import Row, Unit
+from fivefold.results.step_comparison import QuantityComparison, Unit
 from fivefold.results.trace_report import MessageLine, TraceReport
 from fivefold.step import Step, Traffic, sent_bytes
 
@@ -36,7 +36,9 @@ def find_axes(layout: Layout) -> dict[tuple[int, ...], str]:
     return {ranks: label_by_axis[min(axes)] for ranks, axes in by_members.items()}
 
 
-def compare_with_prediction(predicted: Step, report: TraceReport, *, messages: Sequence[MessageLine]) -> list[Row]:
+def compare_with_prediction(
+    predicted: Step, report: TraceReport, *, messages: Sequence[MessageLine]
+) -> list[QuantityComparison]:
     """Return a row for each quantity that both have; raises ``UserError`` if the numbers of ranks differ.
 
     ``messages``: the messages of one rank.
@@ -63,12 +65,14 @@ def compare_with_prediction(predicted: Step, report: TraceReport, *, messages: S
     return rows + _messages(predicted.traffic, messages)
 
 
-def _row(quantity: str, unit: Unit, predicted: float, measured: float) -> Row:
+def _row(quantity: str, unit: Unit, predicted: float, measured: float) -> QuantityComparison:
     error = 0.0 if predicted == measured else predicted / measured - 1 if measured else None
-    return Row(quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=False)
+    return QuantityComparison(
+        quantity=quantity, unit=unit, predicted=predicted, measured=measured, error=error, exact=False
+    )
 
 
-def _messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[Row]:
+def _messages(traffic: Sequence[Traffic], lines: Sequence[MessageLine]) -> list[QuantityComparison]:
     """Return rows of messages and bytes sent, by axis (or axes that share a group) and collective, without receives."""
     labels = {axis: line.axis for line in lines for axis in line.axis.split(", ")}
     sums: dict[tuple[str, str], list[float]] = {}

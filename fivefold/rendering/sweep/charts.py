@@ -31,7 +31,7 @@ from fivefold.rendering.sweep.settings import (
     values,
     word,
 )
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.units import show_bytes
 
 MAX_POINTS = 2000
@@ -42,7 +42,7 @@ CONTRAST = 0.7  # share of the smallest MFU that has the palest colour
 DEGREES = ("tp", "cp", "pp", "ep")
 
 
-def heat_map(rows: Sequence[Row]) -> Chart | str:
+def heat_map(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw the best MFU (causal) by ranks and model, with its layout; a panel for each setting of the other axes."""
     axes = list_varied_axes(rows)
     if not {"ranks", "model"} <= set(axes):
@@ -74,7 +74,7 @@ def heat_map(rows: Sequence[Row]) -> Chart | str:
     return stack_panels(panels, title=title, subtitle=_make_subtitle(rows, "MFU with causal attention", len(names)))
 
 
-def _cell(row: Row | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
+def _cell(row: SweepRow | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
     keywords = row.layout.split() if row else []
     degrees = [keyword for keyword in keywords if keyword.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
     others = [keyword for keyword in keywords if keyword not in degrees and keyword != DEFAULT_SCHEDULE]
@@ -117,7 +117,7 @@ def _heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]
     return picture.properties(width=CELL_WIDTH * len(ranks), height=CELL_HEIGHT * len(models))
 
 
-def throughput(rows: Sequence[Row]) -> Chart | str:
+def throughput(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw tokens per second and GPU over peak memory per rank: every row that fits, and the front."""
     fitting = [row for row in rows if row.status == "fits"]
     if len({row.layout for row in fitting}) < 2:
@@ -149,7 +149,7 @@ def throughput(rows: Sequence[Row]) -> Chart | str:
     )
 
 
-def scaling(rows: Sequence[Row]) -> Chart | str:
+def scaling(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw the best throughput per GPU by number of ranks.
 
     It is in tokens for one model, and for several a share of that on the fewest ranks.
@@ -194,7 +194,7 @@ def scaling(rows: Sequence[Row]) -> Chart | str:
     )
 
 
-def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
+def _curves(rows: Sequence[SweepRow]) -> Callable[[SweepRow], str]:
     """Return the label of a row's curve over ranks: all other axes that vary, unless there are too many curves."""
     axes = [axis for axis in list_varied_axes(rows) if axis != "ranks"]
     if axes and len({setting(row, axes) for row in rows}) <= MAX_CURVES:
@@ -202,7 +202,7 @@ def _curves(rows: Sequence[Row]) -> Callable[[Row], str]:
     return _series(rows, besides=("ranks",))
 
 
-def _series(rows: Sequence[Row], *, besides: Sequence[str]) -> Callable[[Row], str]:
+def _series(rows: Sequence[SweepRow], *, besides: Sequence[str]) -> Callable[[SweepRow], str]:
     """Return the label of a row's curve: the model, else all other axes that vary, else the axes of its layout."""
     axes = [axis for axis in list_varied_axes(rows) if axis not in besides]
     if "model" in axes:
@@ -212,11 +212,11 @@ def _series(rows: Sequence[Row], *, besides: Sequence[str]) -> Callable[[Row], s
     return lambda row: "·".join(["dp", *(axis for axis in DEGREES if (getattr(row, axis) or 1) > 1)])
 
 
-def _tokens(row: Row) -> float:
+def _tokens(row: SweepRow) -> float:
     return row.measured_tokens_per_second_per_gpu or row.tokens_per_second_per_gpu or 0.0
 
 
-def _point(row: Row, series: str, size: int = 1) -> dict[str, Any]:
+def _point(row: SweepRow, series: str, size: int = 1) -> dict[str, Any]:
     return {
         "memory": (row.peak_bytes or 0) / size,
         "tokens": _tokens(row),
@@ -226,20 +226,20 @@ def _point(row: Row, series: str, size: int = 1) -> dict[str, Any]:
     }
 
 
-def _pareto_front(rows: Iterable[Row]) -> list[Row]:
+def _pareto_front(rows: Iterable[SweepRow]) -> list[SweepRow]:
     """Return the rows that no other row surpasses in both memory and throughput, from the smallest to the fastest."""
-    front_rows: list[Row] = []
+    front_rows: list[SweepRow] = []
     for row in sorted(rows, key=lambda row: (row.peak_bytes or 0, -_tokens(row))):
         if not front_rows or _tokens(row) > _tokens(front_rows[-1]):
             front_rows.append(row)
     return front_rows
 
 
-def _thin(rows: Sequence[Row]) -> Sequence[Row]:
+def _thin(rows: Sequence[SweepRow]) -> Sequence[SweepRow]:
     return rows[:: -(-len(rows) // MAX_POINTS)]
 
 
-def _describe_cut(rows: Sequence[Row]) -> str:
+def _describe_cut(rows: Sequence[SweepRow]) -> str:
     shown = len(_thin(rows))
     return "" if shown == len(rows) else f"{shown:,} of {len(rows):,} are drawn"
 
@@ -250,12 +250,12 @@ def _encode_colour(alt: Any, names: list[str]) -> Any:
     return alt.Color("series:N", scale=alt.Scale(domain=names, range=colours), legend=legend)
 
 
-def _make_subtitle(rows: Sequence[Row], more: str, panels: int = 0) -> str:
+def _make_subtitle(rows: Sequence[SweepRow], more: str, panels: int = 0) -> str:
     left_out = f"the first {MAX_PANELS} of {panels} settings" if panels > MAX_PANELS else ""
     return " · ".join(filter(None, (list_fixed(rows), more, left_out)))
 
 
-PICTURES: dict[str, Callable[[Sequence[Row]], Chart | str]] = {
+PICTURES: dict[str, Callable[[Sequence[SweepRow]], Chart | str]] = {
     "mfu": heat_map,
     "throughput": throughput,
     "scaling": scaling,

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from fivefold.rendering.charts import Chart, _altair, apply_style, data
 from fivefold.rendering.palette import BLUE, PALE_INK, RULE, SERIES
 from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, setting
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 
 MAX_NAMED_POINTS = 24
 BAND = 0.08  # relative error that is shaded
 MARGIN = 1.25
 
 
-def draw_measured(rows: Sequence[Row]) -> Chart | str:
+def draw_measured(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw a point per measured row: measured seconds over predicted seconds."""
     pairs = [(row, row.step_seconds, row.measured_step_seconds) for row in rows]
     measured_rows = [(row, predicted, actual) for row, predicted, actual in pairs if predicted and actual]

@@ -14,13 +14,13 @@ from fivefold.rendering.palette import LIMIT, SERIES
 from fivefold.rendering.step_view import MEMORY_PARTS
 from fivefold.rendering.sweep.panels import Panel, stack_panels
 from fivefold.rendering.sweep.settings import list_fixed, list_varied_axes, memory_unit, mfu, name_with_size, values
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 
 MAX_MODELS = 4
 LACKS = "needs several sequence lengths"
 
 
-def memory(rows: Sequence[Row]) -> Chart | str:
+def memory(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw memory by category: a bar per sequence length, a column per recomputation, a panel per model."""
     if "sequence" not in list_varied_axes(rows):
         return LACKS
@@ -42,7 +42,7 @@ def memory(rows: Sequence[Row]) -> Chart | str:
     return stack_panels(panels, title=title, subtitle=_make_subtitle(rows, "line: what a GPU has for tensors"))
 
 
-def sequence(rows: Sequence[Row]) -> Chart | str:
+def sequence(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw the best MFU over sequence length; a curve per recomputation, a panel per model; hollow if nothing fits."""
     if "sequence" not in list_varied_axes(rows):
         return LACKS
@@ -63,13 +63,13 @@ def sequence(rows: Sequence[Row]) -> Chart | str:
     )
 
 
-def _layout(row: Row) -> tuple[Any, ...]:
+def _layout(row: SweepRow) -> tuple[Any, ...]:
     """Return the settings that are the same at all sequence lengths and recomputations."""
     words = tuple(word for word in row.layout.split() if not word.startswith("ac="))
     return (row.machine, row.ranks, row.precision, row.stack, words)
 
 
-def _find_most_common_layout(rows: Sequence[Row], model: str) -> tuple[Any, ...]:
+def _find_most_common_layout(rows: Sequence[SweepRow], model: str) -> tuple[Any, ...]:
     """Return the layout that fits in most of a model's rows; of several, the fastest."""
     mfus_by_layout: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
@@ -78,8 +78,8 @@ def _find_most_common_layout(rows: Sequence[Row], model: str) -> tuple[Any, ...]
     return max(mfus_by_layout, key=lambda name: (sum(map(bool, mfus_by_layout[name])), sum(mfus_by_layout[name])))
 
 
-def _choose(rows: Iterable[Row]) -> list[Row]:
-    best_rows: dict[tuple[str, int, str], Row] = {}
+def _choose(rows: Iterable[SweepRow]) -> list[SweepRow]:
+    best_rows: dict[tuple[str, int, str], SweepRow] = {}
     for row in rows:
         if row.peak_bytes is None:
             continue
@@ -89,16 +89,16 @@ def _choose(rows: Iterable[Row]) -> list[Row]:
     return list(best_rows.values())
 
 
-def _rank(row: Row) -> tuple[bool, float]:
+def _rank(row: SweepRow) -> tuple[bool, float]:
     return (True, mfu(row)) if row.status == "fits" else (False, -float(row.peak_bytes or 0))
 
 
-def _group_by_model(rows: Sequence[Row], chosen: list[Row]) -> list[list[Row]]:
+def _group_by_model(rows: Sequence[SweepRow], chosen: list[SweepRow]) -> list[list[SweepRow]]:
     models = [name for name in values(rows, "model") if any(row.model == name for row in chosen)]
     return [[row for row in chosen if row.model == name] for name in models[:MAX_MODELS]]
 
 
-def _bars(rows: list[Row]) -> Chart:
+def _bars(rows: list[SweepRow]) -> Chart:
     alt, (unit, name) = _altair(), memory_unit(rows)
     cells = [
         {
@@ -137,7 +137,7 @@ def _bars(rows: list[Row]) -> Chart:
     return alt.hconcat(*panels).resolve_scale(y="shared")
 
 
-def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
+def _curves(rows: list[SweepRow], kinds: list[Any]) -> Chart:
     alt = _altair()
     points = [
         {
@@ -165,7 +165,7 @@ def _curves(rows: list[Row], kinds: list[Any]) -> Chart:
     return alt.layer(line, full, hollow).properties(width=560, height=220)
 
 
-def _make_subtitle(rows: Sequence[Row], more: str) -> str:
+def _make_subtitle(rows: Sequence[SweepRow], more: str) -> str:
     models = len(values(rows, "model"))
     left_out = f"the {MAX_MODELS} smallest of {models} models" if models > MAX_MODELS else ""
     return " · ".join(filter(None, (list_fixed(rows), more, left_out)))

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 from fivefold.job import Job
 from fivefold.record import UserError
 from fivefold.rendering.question import describe_job
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.units import byte_unit, show_count
 
 Key = TypeVar("Key", bound=Hashable)
 AXES = ("model", "machine", "ranks", "sequence", "batch", "precision", "stack")
 
 
-def list_varied_axes(rows: Sequence[Row]) -> list[str]:
+def list_varied_axes(rows: Sequence[SweepRow]) -> list[str]:
     """Return the axes of settings with two or more values; without the batch if it follows from the sequence."""
     axes = [axis for axis in AXES if len(values(rows, axis)) > 1]
     pairs = {(row.sequence, row.batch) for row in rows}
@@ -24,7 +24,7 @@ def list_varied_axes(rows: Sequence[Row]) -> list[str]:
     return axes
 
 
-def values(rows: Sequence[Row], axis: str) -> list[Any]:
+def values(rows: Sequence[SweepRow], axis: str) -> list[Any]:
     """Return the values of an axis: numbers and models by size, text in order of occurrence."""
     distinct = list(dict.fromkeys(getattr(row, axis) for row in rows))
     if axis == "model":
@@ -33,21 +33,21 @@ def values(rows: Sequence[Row], axis: str) -> list[Any]:
     return sorted(distinct) if axis in ("ranks", "sequence", "batch") else distinct
 
 
-def find_best(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, Row]:
+def find_best(rows: Iterable[SweepRow], key: Callable[[SweepRow], Key]) -> dict[Key, SweepRow]:
     """Return the row with the highest MFU among those of each key that fit."""
-    best_rows: dict[Key, Row] = {}
+    best_rows: dict[Key, SweepRow] = {}
     for row in rows:
         if row.status == "fits" and (key(row) not in best_rows or mfu(row) > mfu(best_rows[key(row)])):
             best_rows[key(row)] = row
     return best_rows
 
 
-def mfu(row: Row) -> float:
+def mfu(row: SweepRow) -> float:
     """Return the measured MFU, else the predicted one; with causal attention."""
     return row.measured_mfu_causal or row.mfu_causal or 0.0
 
 
-def setting(row: Row, axes: Sequence[str]) -> str:
+def setting(row: SweepRow, axes: Sequence[str]) -> str:
     """Return the values of ``axes`` as text: ``llama3-8b, 64 ranks, batch 256``."""
     return ", ".join(word(axis, getattr(row, axis)) for axis in axes)
 
@@ -61,12 +61,12 @@ def word(axis: str, value: Any) -> str:
     return str(value)
 
 
-def name_with_size(row: Row) -> str:
+def name_with_size(row: SweepRow) -> str:
     """Return a model's name with its size."""
     return f"{row.model} ({show_count(row.parameters)})" if row.parameters else row.model
 
 
-def list_fixed(rows: Sequence[Row]) -> str:
+def list_fixed(rows: Sequence[SweepRow]) -> str:
     """Return what all rows share, as the subtitle of a picture."""
     changing = list_varied_axes(rows)
     axes = [axis for axis in AXES if axis not in changing and axis != "batch"]
@@ -75,7 +75,7 @@ def list_fixed(rows: Sequence[Row]) -> str:
     return setting(rows[0], axes) if rows else ""
 
 
-def describe_rows(rows: Sequence[Row]) -> str:
+def describe_rows(rows: Sequence[SweepRow]) -> str:
     """Return in one line what all rows share; the optimizer is left out, as rows do not have it."""
     if not rows:
         return ""
@@ -91,6 +91,6 @@ def describe_rows(rows: Sequence[Row]) -> str:
     return " · ".join(filter(None, (shared_text, describe_job(*jobs, open_fields=("optimizer.kind",)))))
 
 
-def memory_unit(rows: Sequence[Row]) -> tuple[int, str]:
+def memory_unit(rows: Sequence[SweepRow]) -> tuple[int, str]:
     """Return the unit in which the memory of rows is drawn: its bytes and its name."""
     return byte_unit(max((row.peak_bytes or 0) for row in rows))

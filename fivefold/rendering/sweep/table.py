@@ -13,7 +13,7 @@ from rich.text import Text
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.sweep.settings import describe_rows, find_best, list_varied_axes, mfu
 from fivefold.rendering.table import heading
-from fivefold.results.sweep_row import Row, Status
+from fivefold.results.sweep_row import Status, SweepRow
 from fivefold.units import show_bytes, show_count, show_seconds
 
 MAX_ROWS = 60  # maximum rows; the others are in the file
@@ -21,7 +21,7 @@ WHY = 5  # maximum number of reasons listed, most common first
 WORDS: dict[Status, str] = {"fits": "fit", "memory": "do not fit in memory", "invalid": "invalid"}
 
 
-def page(rows: Sequence[Row]) -> RenderableType:
+def page(rows: Sequence[SweepRow]) -> RenderableType:
     """Return the page of a sweep."""
     count_by_status = Counter(row.status for row in rows)
     outcomes = ", ".join(
@@ -44,19 +44,19 @@ def page(rows: Sequence[Row]) -> RenderableType:
     return Group(*parts)
 
 
-def make_best_grid(rows: Sequence[Row], *, most: int | None = None) -> Grid:
+def make_best_grid(rows: Sequence[SweepRow], *, most: int | None = None) -> Grid:
     """Return the table of the best layout of each setting, of the first ``most`` settings."""
     axes = list_varied_axes(rows)
     chosen = find_best(rows, lambda row: tuple(getattr(row, axis) for axis in axes))
     return make_row_grid(list(chosen.values())[:most], axes=axes)
 
 
-def make_row_grid(rows: Sequence[Row], *, axes: Sequence[str]) -> Grid:
+def make_row_grid(rows: Sequence[SweepRow], *, axes: Sequence[str]) -> Grid:
     """Return the table of these rows, with a column for each of ``axes``."""
     return make_grid((*_make_axis_columns(axes), *ROWS), rows)
 
 
-def _make_axis_columns(axes: Sequence[str]) -> list[Column[Row]]:
+def _make_axis_columns(axes: Sequence[str]) -> list[Column[SweepRow]]:
     return [Column(axis, attrgetter(axis), is_text=axis in TEXT_AXES) for axis in axes]
 
 
@@ -68,27 +68,27 @@ def _shorten(grid: Grid) -> RenderableType:
     return Group(replace(grid, rows=grid.rows[:MAX_ROWS], values=grid.values[:MAX_ROWS]), *rest)
 
 
-def _make_measured_grid(rows: Sequence[Row], *, axes: Sequence[str]) -> Grid:
+def _make_measured_grid(rows: Sequence[SweepRow], *, axes: Sequence[str]) -> Grid:
     columns = [column for column in MEASURED if column.heading or any(row.measured_why for row in rows)]
     return make_grid((*_make_axis_columns(axes), *columns), rows)
 
 
-def _outcomes(rows: Sequence[Row]) -> str:
+def _outcomes(rows: Sequence[SweepRow]) -> str:
     count_by_outcome = Counter(row.measured for row in rows)
     return ", ".join(f"{number} {outcome}" for outcome, number in count_by_outcome.items())
 
 
-def _error(row: Row) -> float | None:
+def _error(row: SweepRow) -> float | None:
     predicted, measured = row.step_seconds, row.measured_step_seconds
     return predicted / measured - 1 if predicted and measured else None
 
 
-def _show_measured(row: Row) -> str:
+def _show_measured(row: SweepRow) -> str:
     return show_seconds(row.measured_step_seconds) if row.measured_step_seconds else row.measured
 
 
 TEXT_AXES = ("model", "machine", "precision", "stack", "status", "why")
-ROWS: tuple[Column[Row], ...] = (
+ROWS: tuple[Column[SweepRow], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
     Column("MFU", mfu, show_share),
     Column("step", attrgetter("step_seconds"), show_seconds),
@@ -98,7 +98,7 @@ ROWS: tuple[Column[Row], ...] = (
     Column("measured step", attrgetter("measured_step_seconds"), show_seconds, is_wide=True),
     Column("measured memory", attrgetter("measured_peak_bytes"), show_bytes, is_wide=True),
 )
-MEASURED: tuple[Column[Row], ...] = (
+MEASURED: tuple[Column[SweepRow], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
     Column("predicted", attrgetter("step_seconds"), show_seconds),
     Column("measured", _show_measured),

@@ -38,7 +38,7 @@ class Shard(Record):
     tokens: PositiveInt
 
 
-class Part(Record):
+class SplitEntry(Record):
     """The entry of one split in ``index.json``.
 
     ``text_bytes``: UTF-8 bytes without ends, which convert nats per token to nats per byte; ``sha256``: hash of all
@@ -65,10 +65,10 @@ class Index(Record):
     dtype: Literal["uint16", "uint32"]
     holdout: NonNegativeFloat
     nul_bytes: NonNegativeInt  # removed from the text
-    train: Part
-    heldout: Part
+    train: SplitEntry
+    heldout: SplitEntry
 
-    def part(self, split: Split) -> Part:
+    def part(self, split: Split) -> SplitEntry:
         """Return the entry of ``split``."""
         return self.train if split == "train" else self.heldout
 
@@ -219,11 +219,11 @@ class SplitWriter:
     def _shard(self, number: int) -> str:
         return f"{self.split}-{number:05d}.bin"
 
-    def finish(self) -> Part:
+    def finish(self) -> SplitEntry:
         """Return the index entry of the written tokens."""
         sizes = [self.shard_tokens] * (self.tokens // self.shard_tokens) + [self.tokens % self.shard_tokens]
         shards = [Shard(name=self._shard(number), tokens=size) for number, size in enumerate(sizes) if size]
-        return Part(
+        return SplitEntry(
             tokens=self.tokens,
             documents=self.documents,
             text_bytes=self.text_bytes,

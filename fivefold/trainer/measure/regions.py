@@ -95,7 +95,7 @@ class Regions:
                 weight_names = {
                     id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in (*part.entries, "down")
                 }
-                self._wrap(part, "gemms", GroupedGemms(self.recorder, part.gemms, weight_names))
+                self._wrap(part, "gemms", GroupedGemmRegions(self.recorder, part.gemms, weight_names))
             if compiled and path.startswith("blocks."):  # a replaced attribute inside would recompile it
                 if path.count(".") == 1:
                     self._wrap(
@@ -295,7 +295,7 @@ class Dequantization:
         return weight
 
 
-class GroupedGemms(Gemms):
+class GroupedGemmRegions(Gemms):
     """The GEMMs of experts as regions; their dW come in the order of ``GROUPED``, each with separate columns."""
 
     def __init__(self, recorder: SpanRecorder, inner: Any, names: dict[int, str]) -> None:

@@ -137,10 +137,10 @@ class WgradStore:
 class Linear(nn.Module):
     """Linear layer [R, in] → [R, out]; weight [out, in] as in ``torch.nn.Linear``."""
 
-    def __init__(self, into: int, outof: int, *, bias: bool, owner: nn.Module | None = None) -> None:
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, owner: nn.Module | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outof, into)) if owner is None else None
-        self.bias = nn.Parameter(torch.empty(outof)) if bias else None
+        self.weight = nn.Parameter(torch.empty(out_features, in_features)) if owner is None else None
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         self.hooks = LinearHooks()
         self.gemms = LinearGemms()
         self.wgrad_store = WgradStore()

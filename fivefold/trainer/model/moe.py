@@ -232,7 +232,7 @@ def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> Non
 
 
 class _Copy(torch.autograd.Function):
-    """Copy rows [R, D] to [n, D] in order of expert. ``_Sum`` is the reverse; each is the other's backward."""
+    """Copy rows [R, D] to [n, D] in order of expert. ``_SumRows`` is the reverse; each is the other's backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
@@ -244,7 +244,7 @@ class _Copy(torch.autograd.Function):
         return ctx.kernels.sum_copies(gradient, ctx.permutation.places, ctx.permutation.starts), None, None
 
 
-class _Sum(torch.autograd.Function):
+class _SumRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
         ctx.permutation, ctx.kernels = permutation, kernels
@@ -276,5 +276,5 @@ def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Ke
 
 @exclude_from_graphs
 def _combine_copies(made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
-    combined: Tensor = _Sum.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
+    combined: Tensor = _SumRows.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
     return combined

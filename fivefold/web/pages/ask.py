@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from fivefold.rendering.answers import list_sections
 from fivefold.requests.answers import OF_LAYOUT, QUESTIONS, USED_BY
-from fivefold.results.search_result import Answer, Change, FineTune, Lengths
+from fivefold.results.search_result import Change, FineTune, Lengths, QuestionAnswer
 from fivefold.web.answers import Reply
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Stream
@@ -77,11 +77,11 @@ def address(asked: AskPage, reply: Any) -> str:
     answer = reply.answer if isinstance(reply, Lengths) else reply
     changes: dict[str, Any]
     match asked.question, answer:
-        case "gpus", Answer():
+        case "gpus", QuestionAnswer():
             changes = {"machine": replace_ranks(asked.machine, int(answer.value))}
-        case "sequence", Answer():
+        case "sequence", QuestionAnswer():
             changes = {"seq": int(answer.value)}
-        case "micro-batch", Answer():
+        case "micro-batch", QuestionAnswer():
             changes = {}
         case _, FineTune():
             changes = {"adapter": None if answer.method == "full" else answer.method}

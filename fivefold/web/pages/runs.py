@@ -19,7 +19,7 @@ from fivefold.rendering.losses import draw_losses, list_loss_curves, list_points
 from fivefold.requests.fields import Lines
 from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
-from fivefold.results.step_comparison import Row, compare, compare_unfinished
+from fivefold.results.step_comparison import QuantityComparison, compare, compare_unfinished
 from fivefold.step import Step
 from fivefold.units import GIB, byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs
@@ -133,7 +133,9 @@ def look(site: WebServer, name: str) -> dict[str, Any]:
     }
 
 
-def compare_run(predicted: Step | None, ended: RunFolder | None, training: list[dict[str, Any]]) -> list[Row]:
+def compare_run(
+    predicted: Step | None, ended: RunFolder | None, training: list[dict[str, Any]]
+) -> list[QuantityComparison]:
     """Compare prediction and measurement: in full once the run has ended, before that what is logged."""
     if ended is not None:
         return compare(ended.predicted, ended.measured)

@@ -15,7 +15,7 @@ from fivefold.rendering.drawing import heat, scatter
 from fivefold.rendering.point_charts import draw_rows
 from fivefold.rendering.sweep.table import make_row_grid
 from fivefold.requests.fields import MAX_LENGTH
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.folder import ServedFolder
@@ -96,7 +96,7 @@ def files_below(folder: ServedFolder) -> list[str]:
     return [name for name in names if not any(part.startswith(".") for part in Path(name).parts)][:200]
 
 
-def describe_question(rows: Sequence[Row]) -> str:
+def describe_question(rows: Sequence[SweepRow]) -> str:
     """Return in one line what the rows share, and the number of values of what varies."""
     parts = []
     for name in ("model", "machine", "ranks", "sequence", "batch", "precision", "stack"):
@@ -130,7 +130,7 @@ def look(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
     }
 
 
-def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
+def points(best: Sequence[SweepRow], known: Sequence[SweepRow]) -> Any:
     """Draw memory against speed: rows that fit, rows that do not, rows that were measured."""
     max_bytes = REACH * max((row.peak_bytes or 0 for row in best), default=2**80)
     over = (row for row in known if row.status != "fits" and (row.peak_bytes or 0) <= max_bytes)
@@ -148,7 +148,7 @@ def points(best: Sequence[Row], known: Sequence[Row]) -> Any:
     return draw_rows(dots, label="memory against speed of the rows", zero=True)
 
 
-def make_tooltip(row: Row) -> str:
+def make_tooltip(row: SweepRow) -> str:
     """Return a row in a few lines."""
     seconds, size = show_seconds(row.step_seconds or 0.0), show_bytes(row.peak_bytes or 0)
     measured = f"\nmeasured {show_seconds(row.measured_step_seconds)}" if row.measured_step_seconds else ""
@@ -158,7 +158,7 @@ def make_tooltip(row: Row) -> str:
     )
 
 
-def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
+def cells(rows: Sequence[SweepRow], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
     """Return the best value for each pair of axis values, and the URL of its plan."""
     sign = -1 if asked.value in ("step_seconds", "peak_bytes") else 1
     best: dict[tuple[Any, Any], tuple[float, str]] = {}
@@ -169,7 +169,7 @@ def cells(rows: Sequence[Row], asked: SweepQuestion) -> dict[tuple[Any, Any], tu
     return best
 
 
-def address(row: Row) -> str:
+def address(row: SweepRow) -> str:
     """Return the URL of a row's plan."""
     about = JobQuestion(
         model=row.model[:MAX_LENGTH],

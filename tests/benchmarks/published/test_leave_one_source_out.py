@@ -11,7 +11,7 @@ from benchmarks.published import SOURCES, cases_of
 from benchmarks.published.constants import CONSTANTS, MEMORY_CONSTANTS
 from benchmarks.published.leave_one_source_out import (
     MAX_RUNS_PER_SOURCE,
-    Problem,
+    LeftOutProblem,
     factors_without,
     read,
     refit,
@@ -58,7 +58,7 @@ def test_a_constant_is_found_again_from_the_runs_of_others() -> None:
     true = {'AMPERE_JOULE["bf16"]': 1.05}
     runs = prepare_runs([*cases_of(["megatron2021"])][:3] + [*cases_of(["bloom_prequel"])][:3])
     made = [run._replace(case=run.case._replace(step_seconds=step_seconds(run, true))) for run in runs]
-    problem = Problem(
+    problem = LeftOutProblem(
         "korthikanti2022", {"others": made, "korthikanti2022": prepare_runs([*cases_of([REFITTED_SOURCE])][:1])}
     )
     problem.time = [item for item in problem.time if item.name in true]
@@ -85,7 +85,9 @@ def test_the_file_has_every_constant_of_every_source_that_it_was_set_on() -> Non
 def test_one_source_is_fitted_anew_to_what_the_file_says() -> None:
     others = {source: sample_runs([*cases_of([source])]) for source in SOURCES if any(cases_of([source]))}
     assert max(map(len, others.values())) <= MAX_RUNS_PER_SOURCE
-    assert Problem(REFITTED_SOURCE, others).solve() == tuple(fit for fit in read() if fit.source == REFITTED_SOURCE)
+    assert LeftOutProblem(REFITTED_SOURCE, others).solve() == tuple(
+        fit for fit in read() if fit.source == REFITTED_SOURCE
+    )
 
 
 def test_a_fit_goes_on_where_its_file_ends(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.time.units import Units
 from fivefold.stack.catalog import build_stack
@@ -93,7 +93,7 @@ def test_a_list_takes_the_host_as_long_as_it_has_parts() -> None:
     machine, layout = resolve("a100:512", local=Path("none")), Layout.parse("dp512 zero3 mbs1 ac=full")
     counts = Counts(MODEL, job().replace(global_batch=512))
     listed, usual = (
-        step_seconds(kind(counts, machine), layout, memory(counts, layout)) for kind in (ListedUnits, Units)
+        step_seconds(kind(counts, machine), layout, count_rank_memory(counts, layout)) for kind in (ListedUnits, Units)
     )
     gathers = sum(simulate(40_000, full=True).values()) + 2
     assert listed >= 512 * LIST_PART_SECONDS * (gathers + 14 + 26 + 26)

@@ -16,7 +16,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.memory.peak import RankMemory, memory
+from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.traffic import traffic
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import longest_sequence
@@ -36,7 +36,7 @@ def job(adapter: object = "lora:8", **changed: object) -> Job:
 def ranks(layout: str, adapter: object = "lora:8", model: Model = SMALL, **changed: object) -> list[RankMemory]:
     chosen, spread = job(adapter, **changed), Layout.parse(layout)
     assert list(reasons(spread, model=model, job=chosen, machine=None)) == []
-    return memory(Counts(model, chosen), spread)
+    return count_rank_memory(Counts(model, chosen), spread)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_frozen_weights_have_no_states() -> None:
     trained, factors = count_adapters(SMALL, adapter), 2 * 7 * SMALL.layers
     assert rank.parameters_bytes == 2 * SMALL.parameters + 6 * trained
     assert (rank.gradients_bytes, rank.optimizer_bytes) == (4 * trained, 8 * trained + 4 * factors)
-    assert rank.updated == trained
+    assert rank.updated_numel == trained
     assert rank.peak_bytes < full.peak_bytes - 12 * SMALL.parameters
     assert checkpoint_bytes(SMALL, job()) == 4 * trained + rank.optimizer_bytes
 
@@ -161,8 +161,8 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
     whole = 4 * 8 * (5 * 256 + 2 * 256)
     assert chosen.adapter is not None
     sharded = count_adapters(SMALL, chosen.adapter) - whole
-    (rank,) = memory(Counts(SMALL, chosen), layout)
-    assert rank.updated == whole + sharded // 2
+    (rank,) = count_rank_memory(Counts(SMALL, chosen), layout)
+    assert rank.updated_numel == whole + sharded // 2
     adapters = {item.collective: item.bytes for item in traffic(Counts(SMALL, chosen), layout) if item.axis == "tp"}
     plain = {item.collective: item.bytes for item in traffic(Counts(SMALL, job(None)), layout) if item.axis == "tp"}
     norms = 256 * (2 * 4 + 1)  # that a full run all-reduces, since each rank sees its rows

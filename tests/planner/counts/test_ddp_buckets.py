@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.ddp_buckets import buckets
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.parameter_prefetch import fetches
 from fivefold.planner.counts.traffic import messages
 from fivefold.stack.catalog import build_stack
@@ -85,7 +85,7 @@ def test_gathered_weights_follow_from_the_limits() -> None:
     ],
 )  # fmt: skip
 def test_peaks_are_as_measured(text: str, asked: Job, measured: int) -> None:
-    (rank,) = memory(Counts(MODEL, asked), Layout.parse(text))
+    (rank,) = count_rank_memory(Counts(MODEL, asked), Layout.parse(text))
     assert rank.peak_bytes == pytest.approx(measured, rel=0.001)
 
 

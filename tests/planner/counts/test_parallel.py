@@ -22,7 +22,7 @@ from fivefold.model.catalog import build_model, names
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, block_weights, embedding_weights, head_weights, weights
-from fivefold.planner.counts.counts import Counts, run_part
+from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind, get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
@@ -267,7 +267,7 @@ def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st
         assert sum(op.parameters for op in ops) == mine, unit
         # an indexer runs without gradients
         indexers = sum(weight.numel for weight in local if ".indexer." in weight.name)
-        assert sum(sum(op.gradient_widths) + op.biases for op in ops) == mine - indexers, unit
+        assert sum(sum(op.wgrad_numels) + op.bias_wgrad_numel for op in ops) == mine - indexers, unit
 
 
 def test_copies_by_hand() -> None:
@@ -289,7 +289,7 @@ def count_issued_flops(model: Model, layout: Layout, job: Job) -> tuple[int, int
     counts, full, causal, hardware = Counts(model, job), 0, 0, 0
     for stage in counts.stage_work(layout):
         for run, times in stage:
-            for op in counts.unit(run_part(get_local_degrees(layout), run), run.name).ops:
+            for op in counts.unit(get_group_degrees(get_local_degrees(layout), run), run.name).ops:
                 full += 3 * times * op.flops
                 causal += 3 * times * op.causal_flops
                 hardware += (4 if op.recomputed else 3) * times * (op.windowed_flops or op.flops * layout.cp)
@@ -401,7 +401,7 @@ def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataO
     assert all(layers)
     sizes = [len(stage) for stage in layers]
     assert tuple(sizes) == layout.stages or max(sizes) - min(sizes) <= 1
-    for index, (runs, tally) in enumerate(zip(counts.stage_runs(layout), counts.stage_work(layout), strict=True)):
+    for index, (runs, tally) in enumerate(zip(counts.stage_groups(layout), counts.stage_work(layout), strict=True)):
         ends = [name for at, name in ((0, "embed"), (last, "head")) if at == index]
         assert [run.name for run in runs if isinstance(run.name, str)] == ends
         assert [run.name for run, _ in tally if isinstance(run.name, str)] == ends

@@ -22,7 +22,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import has_fitting_layout, search
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import Work
+from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.rendering.html import search as html
@@ -302,14 +302,14 @@ def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By
     every = search_by_brute_force(EXPERTS, machine, job, **only)
     optimum = min(item.step_time.seconds if by == "time" else item.peak_bytes for item in every)
 
-    def find(work: Work) -> SearchResult:
+    def find(work: SearchWork) -> SearchResult:
         return search(model=EXPERTS, machine=machine, job=job, by=by, top=1, work=work, **only)
 
-    full = Work()
+    full = SearchWork()
     exact = find(full)
     assert exact.gap is None
     for share in (0.0, 0.3, 0.6):
-        result, again = (find(Work(exact_units=int(share * full.units), doubling_units=1000)) for _ in range(2))
+        result, again = (find(SearchWork(exact_units=int(share * full.units), doubling_units=1000)) for _ in range(2))
         first = result.best[0].step
         best = first.time.step_seconds if by == "time" else first.memory.peak_bytes
         assert result.gap is not None
@@ -320,7 +320,7 @@ def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By
 
 def test_a_search_within_its_work_limit_is_exact() -> None:
     machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4)
-    limited = search(model=EXPERTS, machine=machine, job=job, top=5, work=Work())
+    limited = search(model=EXPERTS, machine=machine, job=job, top=5, work=SearchWork())
     assert limited.gap is None
     assert limited.replace(seconds=0) == search(model=EXPERTS, machine=machine, job=job, top=5).replace(seconds=0)
 

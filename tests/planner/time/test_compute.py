@@ -31,7 +31,7 @@ def prices(**job: object) -> Prices:
 
 
 def experts(count: int, rows: int, outof: int, into: int) -> Op:
-    op = matmul("moe.experts.up", "x", "y", rows=rows, into=into, outof=outof, width=2)
+    op = matmul("moe.experts.up", "x", "y", rows=rows, in_features=into, out_features=outof, width=2)
     return op._replace(batch=count)
 
 
@@ -197,7 +197,7 @@ def test_row_scales_cast_each_operand_of_each_product() -> None:
     times = {}
     for name in ("bf16", "fp8", "fp8-rowwise", "fp8-rowwise-gw"):
         job = Job(precision=name, stack=stack)
-        op = matmul("mlp.up", "x", "y", rows=m, into=k, outof=n, width=2)
+        op = matmul("mlp.up", "x", "y", rows=m, in_features=k, out_features=n, width=2)
         if name.startswith("fp8-rowwise"):
             op = add_casts(op, Local(model("llama3-8b"), job, LocalDegrees(sequences=1)))
         times[name] = Prices(machine("h100:1"), ranks=1, job=job).operation(op)

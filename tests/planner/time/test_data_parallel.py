@@ -40,7 +40,7 @@ def test_a_backward_hides_gathers_and_reductions_one_after_the_other() -> None:
     hidden = 31 * min(trips[block].reduce, room) + min(trips["head"].reduce, room)
     hidden += min(trips[block].reduce, units["embed"].backward + units["embed"].weight)
     assert ends.exposed == pytest.approx(trips["embed"].reduce + reduce - hidden, rel=1e-9)
-    assert ends.slowed == pytest.approx(PUBLISHED.hidden_message_slowdown * hidden, rel=1e-9)
+    assert ends.slowdown == pytest.approx(PUBLISHED.hidden_message_slowdown * hidden, rel=1e-9)
 
 
 @pytest.mark.parametrize("zero", [2, 3])

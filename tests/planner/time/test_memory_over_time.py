@@ -9,7 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import resolve as model
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.memory_over_time import levels
 from fivefold.planner.time.spans import spans
@@ -28,7 +28,7 @@ def planner(gbs: int = 64) -> Planner:
 
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_the_highest_level_is_the_peak(text: str) -> None:
-    """Played action by action, a rank is never fuller than ``memory`` says, and once as full."""
+    """Played action by action, a rank is never fuller than ``count_rank_memory`` says, and once as full."""
     plan, layout = planner(), Layout.parse(text)
     for rank, result in enumerate(plan.estimate(layout).ranks):
         lives = levels(plan, layout, rank=rank)
@@ -72,7 +72,7 @@ def test_a_backward_frees_block_by_block(text: str) -> None:
 def test_a_rank_that_waits_has_its_states(text: str) -> None:
     """From the beginning of the step on, which for the last rank comes before its first action."""
     plan, layout = planner(), Layout.parse(text)
-    for rank, states in enumerate(memory(plan.counts, layout)):
+    for rank, states in enumerate(count_rank_memory(plan.counts, layout)):
         begin, first = levels(plan, layout, rank=rank)[:2]
         assert begin.seconds == 0
         assert begin.states_bytes == first.states_bytes >= states.parameters_bytes + states.optimizer_bytes

@@ -67,7 +67,7 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(text, overlap, weights)
 def extrapolate_step(layout, count, duration, *, hop: float, first_equal_stages) -> Extrapolated:
     tasks = distinct_tasks(layout, count, tuple(first_equal_stages))
     return extrapolate(
-        layout, count, seconds=list(map(duration, tasks)), hop=hop, first_equal_stages=tuple(first_equal_stages)
+        layout, count, seconds=list(map(duration, tasks)), hop_seconds=hop, first_equal_stages=tuple(first_equal_stages)
     )
 
 
@@ -128,12 +128,12 @@ def test_equal_stages_are_priced_once(name, pp, count, seconds, data):
     assert result.busy == pytest.approx(item.busy, rel=1e-12)
     assert len(asked) - alone <= alone
     assert {task.stage for task in asked[alone:]} <= set(first_equal_stages)
-    for rank, (mine, every) in enumerate(zip(result.tasks, item.tasks, strict=True)):
+    for rank, (mine, every) in enumerate(zip(result.task_counts, item.task_counts, strict=True)):
         assert sum(times for _, times in mine) == sum(times for _, times in every)
-        assert result.like[rank] == next(
+        assert result.first_equal_ranks[rank] == next(
             other
-            for other, held in enumerate(result.held)
-            if [kinds[stage] for stage in held] == [kinds[stage] for stage in result.held[rank]]
+            for other, held in enumerate(result.rank_stages)
+            if [kinds[stage] for stage in held] == [kinds[stage] for stage in result.rank_stages[rank]]
         )
 
 
@@ -180,17 +180,20 @@ def test_a_forward_beside_a_backward_hides_nothing_twice_and_nothing_for_free(te
     stages = stage_seconds(plan.units, layout)
     for other in range(layout.pp * layout.v):
         both, forward, backward = costs_of(stages, Task("FB", 1, other), Task("F", 1, -1), Task("BW", other, -1))
-        one, two = pass_seconds(stages, 1, back=False), pass_seconds(stages, other, back=True)
+        one, two = pass_seconds(stages, 1, backward=False), pass_seconds(stages, other, backward=True)
         talk, compute = (
-            sum((*one.with_expert_ranks.values(), *two.with_expert_ranks.values())),
+            sum((*one.overlapping.values(), *two.overlapping.values())),
             one.compute + two.compute,
         )
-        stays = sum((*one.stays.values(), *two.stays.values())) + 2 * stages.sending
+        stays = sum((*one.exposed.values(), *two.exposed.values())) + 2 * stages.p2p_send_seconds
         assert both.seconds >= (max(talk, compute) + stays) * (1 - 1e-9)
-        assert both.seconds >= (one.gathered + two.gathered) * (1 - 1e-9)  # of ZeRO-3, unit by unit
+        assert both.seconds >= (one.max_with_gathers + two.max_with_gathers) * (1 - 1e-9)  # of ZeRO-3, unit by unit
         hidden = talk + one.gathers + two.gathers + stays - sum(both.exposed.values())
         slowdown = PUBLISHED.hidden_message_slowdown
-        assert both.compute - compute >= slowdown * (hidden - one.hidden - two.hidden) * (1 - 1e-9) - 1e-12
+        assert (
+            both.compute - compute
+            >= slowdown * (hidden - one.overlapped_by_pass - two.overlapped_by_pass) * (1 - 1e-9) - 1e-12
+        )
         # Apart only what one direction has room for is hidden; together more contends.
         assert both.seconds <= (forward.seconds + backward.seconds) * (1 + slowdown)
         for axis in (*AXES, "pp"):

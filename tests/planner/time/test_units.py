@@ -84,7 +84,7 @@ def test_messages_apart_are_those_exposed_where_no_axis_overlaps(stack, overlap)
             *(UnitGroup(kind, at, 1, True) for kind, at in planner.counts.example.items()),
         ):
             unit, bare = (item.units.unit(layout, run) for item in (planner, alone))
-            assert unit.forward_apart == bare.forward_exposed
-            assert unit.backward_apart == bare.backward_exposed
+            assert unit.forward_unoverlapped == bare.forward_exposed
+            assert unit.backward_unoverlapped == bare.backward_exposed
             if run.routes and run.name != "head":
-                assert unit.forward_exposed != unit.forward_apart
+                assert unit.forward_exposed != unit.forward_unoverlapped

@@ -15,14 +15,14 @@ from fivefold.rendering import charts
 from fivefold.rendering.sweep.charts import PICTURES
 from fivefold.rendering.sweep.settings import find_best, list_fixed, list_varied_axes, setting
 from fivefold.rendering.sweep.table import page
-from fivefold.results.sweep_row import Row
+from fivefold.results.sweep_row import SweepRow
 from fivefold.units import GIB
 
 pytest.importorskip("vl_convert")
 PARTS = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "temporary_bytes")
 
 
-def row(**values: Any) -> Row:
+def row(**values: Any) -> SweepRow:
     least: dict[str, Any] = {
         "model": "small",
         "parameters": 10**9,
@@ -43,7 +43,7 @@ def row(**values: Any) -> Row:
         "capacity_bytes": 79 * GIB,
         **dict.fromkeys(PARTS, 4 * GIB),
     }
-    return Row(**least | values)
+    return SweepRow(**least | values)
 
 
 GRID = [
@@ -77,7 +77,7 @@ LONG = [
 ]
 
 
-def draw_texts(name: str, rows: Sequence[Row], folder: Path) -> list[str]:
+def draw_texts(name: str, rows: Sequence[SweepRow], folder: Path) -> list[str]:
     """The texts of a picture, as they stand in its file; lines of one text are joined."""
     picture = PICTURES[name](rows)
     assert not isinstance(picture, str), picture
@@ -160,7 +160,7 @@ def test_predicted_against_measured(tmp_path: Path) -> None:
         ("throughput", [], "needs several layouts that fit"),
     ],
 )
-def test_constant_settings_of_a_sweep_are_not_drawn(name: str, rows: list[Row], why: str) -> None:
+def test_constant_settings_of_a_sweep_are_not_drawn(name: str, rows: list[SweepRow], why: str) -> None:
     assert PICTURES[name](rows) == why
 
 
@@ -174,7 +174,7 @@ def test_varied_settings_of_a_sweep() -> None:
     assert {ranks: item.layout for ranks, item in result.items()} == {8: "dp8 zero0 mbs1", 16: "dp16 zero0 mbs1"}
 
 
-def show(rows: Sequence[Row]) -> str:
+def show(rows: Sequence[SweepRow]) -> str:
     console = Console(width=120, file=StringIO())
     with console.capture() as result:
         console.print(page(rows))

@@ -17,7 +17,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts, run_part
+from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.profiling.attribution import rank_times, split, summary
 from fivefold.results.spans import RankStep, RankTrace, Span
@@ -258,7 +258,7 @@ def count_planned(model: Model, layout: Layout, job: Job, rank: int) -> dict[str
     table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
     for stage in table.rank_stages[rank]:
         for run, times in counts.stage_work(layout)[stage]:
-            for op in counts.unit(run_part(get_local_degrees(layout), run), run.name).ops:
+            for op in counts.unit(get_group_degrees(get_local_degrees(layout), run), run.name).ops:
                 if op.kind == "message":
                     continue
                 result["forward"][op.name] += times * micro_batches

@@ -18,7 +18,7 @@ from fivefold.job import Job
 from fivefold.layout.sharding import policy, select_trained
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.planner.counts.counts import Counts, UnitGroup, run_part
+from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory, make_table
 from fivefold.planner.counts.memory.stages import build_stages
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
@@ -108,13 +108,13 @@ def _count_reserved(
     """Return the bytes that PyTorch reserves on one rank with the stages ``chunks``."""
     if counts.job.stack.expandable_segments:
         return segment(rank.peak_bytes)
-    part, stages = get_local_degrees(layout), counts.stage_runs(layout)
+    part, stages = get_local_degrees(layout), counts.stage_groups(layout)
     runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
     passes_bytes = segment(rank.passes_bytes) + sum(
         map(segment, _count_concatenated(counts, layout, rank, runs, constants))
     )
     scatter_inputs = sum(
-        run.times * _reduce_scatter_inputs(counts.unit(run_part(part, run), run.name).ops) for run in runs
+        run.times * _reduce_scatter_inputs(counts.unit(get_group_degrees(part, run), run.name).ops) for run in runs
     )
     fragments = _fragments(counts, layout, rank, chunks, runs, constants)
     return (
@@ -136,11 +136,11 @@ def _fragments(
     largest tensor, usually the logits, and the rest of that block is lost. If a pipeline rank holds activations of
     several micro-batches, those of the others go there.
     """
-    first, second, third = (*map(segment, _list_largest(counts, layout, runs, most=constants.split_later)), 0, 0, 0)[:3]
+    first, second, third = (*map(segment, _list_largest(counts, layout, runs, n=constants.split_later)), 0, 0, 0)[:3]
     kept_bytes = _persistent_bytes(counts, layout, rank, chunks)
     has_room = rank.activations_bytes - first >= kept_bytes  # the logits are activations too
     stages = build_stages(counts, layout).chunks
-    one_micro_batch = sum(stages[stage].kept for stage in chunks)
+    one_micro_batch = sum(stages[stage].kept_bytes for stage in chunks)
     lost_bytes = first if rank.activations_bytes > one_micro_batch else 0 if has_room else first - kept_bytes
     return second + max(min(first, second + third), lost_bytes)
 
@@ -152,7 +152,7 @@ def _persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: 
     """
     if layout.micro_batches(counts.job) == 1 or not policy(layout, counts.job).gradients_stay:
         return rank.optimizer_bytes
-    stages = counts.stage_runs(layout)
+    stages = counts.stage_groups(layout)
     return sum(run.times * counts.states(layout, run.name).sums for chunk in chunks for run in stages[chunk])
 
 
@@ -177,13 +177,13 @@ def _count_concatenated(
     recipe, joined = counts.job.precision, counts.job.stack.flat_copies
     sizes = []
     if "gradients" in joined:
-        norm_copies = [8 * min(rank.updated, max(_numels(counts, layout, runs)))]
-        gradient_copies = [rank.updated * recipe.summed_bytes, rank.updated * recipe.updated_bytes]
+        norm_copies = [8 * min(rank.updated_numel, max(_numels(counts, layout, runs)))]
+        gradient_copies = [rank.updated_numel * recipe.summed_bytes, rank.updated_numel * recipe.updated_bytes]
         sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (
             layout.dp > 1
         )
     if "weights" in joined:
-        sizes.append(rank.parameters_bytes - rank.updated * recipe.updated_bytes)
+        sizes.append(rank.parameters_bytes - rank.updated_numel * recipe.updated_bytes)
     return sizes
 
 
@@ -194,13 +194,13 @@ def _numels(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> Iterat
             yield from (weight.numel for weight in select_trained(unit, counts.job).weights)
 
 
-def _list_largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, most: int) -> list[int]:
-    """Return the sizes of a rank's ``most`` largest temporary tensors: activations, gradients, gathered units."""
+def _list_largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, n: int) -> list[int]:
+    """Return the sizes of a rank's ``n`` largest temporary tensors: activations, gradients, gathered units."""
     part, keeps = get_local_degrees(layout), policy(layout, counts.job)
     sizes: list[int] = []
     for run in runs:
         state = counts.states(layout, run.name)
-        sizes += counts.largest_tensors(run_part(part, run), run.name)
-        sizes += [] if keeps.weights_stay else [state.gathered, state.travel]
+        sizes += counts.largest_tensors(get_group_degrees(part, run), run.name)
+        sizes += [] if keeps.weights_stay else [state.gathered, state.gather_buffers]
         sizes += [] if keeps.gradients_stay else [state.sums]
-    return nlargest(most, sizes)
+    return nlargest(n, sizes)

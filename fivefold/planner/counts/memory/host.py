@@ -10,7 +10,7 @@ from __future__ import annotations
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.memory.peak import count_rank_memory
 
 
 def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
@@ -25,8 +25,8 @@ def host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
     counts_without_offload = counts if not job.offload else Counts(counts.model, job.replace(offload=()))
     width = job.precision.updated_bytes + job.precision.summed_bytes
     rank_bytes = max(
-        (rank.optimizer_bytes + rank.updated * width if "optimizer" in offloaded else 0)
+        (rank.optimizer_bytes + rank.updated_numel * width if "optimizer" in offloaded else 0)
         + (rank.activations_bytes if "activations" in offloaded else 0)
-        for rank in memory(counts_without_offload, layout.replace(offload=()))
+        for rank in count_rank_memory(counts_without_offload, layout.replace(offload=()))
     )
     return rank_bytes * min(machine.ranks_per_node, layout.world)

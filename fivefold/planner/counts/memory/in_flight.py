@@ -34,14 +34,14 @@ Ints = NDArray[np.int64]
 class PassStreams(NamedTuple):
     """The passes of a table as columns, rank by rank in time order; an FB is F, then BW.
 
-    ``kind``: an index into ``columns.KINDS``. ``stays``: streams from a stage of the rank to another after the pass;
-    ``messages``: all streams allocated during it.
+    ``kind``: an index into ``columns.KINDS``. ``held_streams``: streams from a stage of the rank to another after the
+    pass; ``messages``: all streams allocated during it.
     """
 
     rank: Ints
     kind: Ints
     stage: Ints
-    stays: Ints
+    held_streams: Ints
     messages: Ints
 
 
@@ -71,11 +71,11 @@ def pass_streams(table: Table) -> PassStreams:
     )
     just_sent = np.append(False, sends[:-1]) & is_second  # sent by the previous pass of the same action
     change = (target == rank).astype(np.int64) - (source == rank)
-    stays = np.cumsum(change)
+    held_streams = np.cumsum(change)
     first_of_rank = np.searchsorted(rank, rank)  # index of the first pass of its rank
-    stays -= (stays - change)[first_of_rank]
-    local_streams = stays - (target == rank)
-    return PassStreams(rank, kind, stage, stays, posted_receives + in_flight[action] + just_sent + local_streams)
+    held_streams -= (held_streams - change)[first_of_rank]
+    local_streams = held_streams - (target == rank)
+    return PassStreams(rank, kind, stage, held_streams, posted_receives + in_flight[action] + just_sent + local_streams)
 
 
 def _count_messages_in_flight(table: Table, action: Ints, part: Ints) -> Ints:
@@ -102,14 +102,14 @@ def _units(task: Task) -> float:
 
 Kind = Literal["F", "B", "BW", "W"]
 # Passes that may leave a reduction of gradients in flight: none, the last backward of a stage, every backward.
-Reduced = Literal["never", "last", "each"]
+PendingReductions = Literal["never", "last", "each"]
 # The head's weights that stay gathered from F to B of the last stage: none; its own; and also a tied table.
-Heads = Literal["", "own", "tied"]
+GatheredHeads = Literal["", "own", "tied"]
 GROUPS = 7  # counts of each stage
 COUNTED_AT_ONCE = 2**19  # elements of a counts column; ranks are counted together up to this size
 
 
-class Before(NamedTuple):
+class PreviousPass(NamedTuple):
     """The previous pass on a rank, which may have left a reduction of gradients in flight."""
 
     kind: Kind
@@ -121,16 +121,16 @@ class PassKind(NamedTuple):
     """The properties of a pass that its own peak depends on.
 
     ``first``: the stage has no gradient yet (F: it may have to gather; W: none of those that W makes); ``last``: no
-    more come after this pass (B: of those that are not deferred to W). ``before``: None if it left nothing in flight.
-    ``held``: an F has left the stage's weights gathered.
+    more come after this pass (B: of those that are not deferred to W). ``previous``: None if it left nothing in flight.
+    ``is_gathered``: an F has left the stage's weights gathered.
     """
 
     kind: Kind
     stage: int
     first: bool
     last: bool
-    before: Before | None
-    held: bool
+    previous: PreviousPass | None
+    is_gathered: bool
 
 
 class LivePass(NamedTuple):
@@ -139,25 +139,25 @@ class LivePass(NamedTuple):
     ``counts`` has for each stage of the rank: other micro-batches between F and B; between B and W; 1 if gradient sums
     are allocated; 1 if those are that only W makes; 1 if those are reduced that no W makes; 1 if all are reduced; 1 if
     weights, or the head's, stay gathered from an F to a B. Then streams between stages of this rank after the pass, and
-    all streams sent or received during it; with ``buffers`` for every micro-batch, gradients of inputs made so far,
-    less those of this pass.
+    all streams sent or received during it; with ``has_recv_buffers`` for every micro-batch, gradients of inputs made so
+    far, less those of this pass.
     """
 
-    own: PassKind
+    pass_kind: PassKind
     counts: tuple[int, ...]
 
 
-class Rules(NamedTuple):
+class PassOptions(NamedTuple):
     """The properties of a layout that decide which passes are distinct.
 
-    ``keeps``: weights stay gathered from an F to a B; ``buffers``: receive buffers are allocated throughout the step
-    and counted elsewhere.
+    ``keeps_gathered``: weights stay gathered from an F to a B; ``has_recv_buffers``: receive buffers are allocated
+    throughout the step and counted elsewhere.
     """
 
-    reduced: Reduced = "never"
-    keeps: bool = False
-    buffers: bool = False
-    heads: Heads = ""
+    pending_reductions: PendingReductions = "never"
+    keeps_gathered: bool = False
+    has_recv_buffers: bool = False
+    gathered_heads: GatheredHeads = ""
 
 
 class LivePasses(NamedTuple):
@@ -166,54 +166,58 @@ class LivePasses(NamedTuple):
     counts: Ints
     rank: Ints
     distinct: tuple[PassKind, ...]
-    place: Ints
+    kind_index: Ints
 
-    def row(self, rank: int) -> Iterator[LivePass]:
+    def iterate_rank(self, rank: int) -> Iterator[LivePass]:
         """Yield the passes of one rank; they are in time order without a pipeline, or if no pass was left out."""
         first, end = np.searchsorted(self.rank, (rank, rank + 1)).tolist()
-        for counts, place in zip(self.counts[first:end].tolist(), self.place[first:end].tolist(), strict=True):
-            yield LivePass(self.distinct[place], tuple(counts))
+        for counts, kind_index in zip(
+            self.counts[first:end].tolist(), self.kind_index[first:end].tolist(), strict=True
+        ):
+            yield LivePass(self.distinct[kind_index], tuple(counts))
 
 
-def iterate_passes(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
+def iterate_passes(table: Table, rank: int, options: PassOptions) -> Iterator[LivePass]:
     """Yield every pass of one pipeline rank, in time order."""
-    return next(_count_ranks(table, rules, range(rank, rank + 1))).to_live_passes(table.stages).row(rank)
+    return next(_count_ranks(table, options, range(rank, rank + 1))).to_live_passes(table.stages).iterate_rank(rank)
 
 
 @lru_cache(maxsize=1024)
-def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, rules: Rules) -> LivePasses:
+def live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, options: PassOptions) -> LivePasses:
     """Return the passes of a schedule that can be the peak of a rank."""
     if pp == 1:
-        return _list_unpipelined_passes(micro_batches, rules)
+        return _list_unpipelined_passes(micro_batches, options)
     table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
-    passes_by_ranks = [counted.highest() for counted in _count_ranks(table, rules, range(pp))]
+    passes_by_ranks = [counted.select_undominated() for counted in _count_ranks(table, options, range(pp))]
     columns = (np.concatenate(column) for column in zip(*passes_by_ranks, strict=True))
-    return Counted._make(columns).to_live_passes(table.stages)
+    return PassColumns._make(columns).to_live_passes(table.stages)
 
 
 @lru_cache(maxsize=1024)
 def group_equal_passes(
-    name: ScheduleName, pp: int, v: int, micro_batches: int, rules: Rules, kinds: tuple[int, ...]
+    name: ScheduleName, pp: int, v: int, micro_batches: int, options: PassOptions, kinds: tuple[int, ...]
 ) -> tuple[list[int], Ints]:
     """Return one kind of each group of equivalent kinds of ``live_passes``, and the group of every pass.
 
     Kinds are equivalent if they differ only in stages that are equal (``kinds``). The first result holds indices into
     ``distinct``, the second for every pass its index among these.
     """
-    passes_of_ranks = live_passes(name, pp, v, micro_batches, rules)
+    passes_of_ranks = live_passes(name, pp, v, micro_batches, options)
     number_of_group: dict[object, int] = {}
     group_numbers = []
-    for kind, stage, first, last, before, held in passes_of_ranks.distinct:
-        before_key = before and (before.kind, kinds[before.stage], before.last, before.stage == stage)
+    for kind, stage, first, last, previous, is_gathered in passes_of_ranks.distinct:
+        previous_key = previous and (previous.kind, kinds[previous.stage], previous.last, previous.stage == stage)
         group_numbers.append(
-            number_of_group.setdefault((kind, kinds[stage], first, last, before_key, held), len(number_of_group))
+            number_of_group.setdefault(
+                (kind, kinds[stage], first, last, previous_key, is_gathered), len(number_of_group)
+            )
         )
     return [group_numbers.index(number) for number in range(len(number_of_group))], np.array(group_numbers)[
-        passes_of_ranks.place
+        passes_of_ranks.kind_index
     ]
 
 
-def _list_unpipelined_passes(micro_batches: int, rules: Rules) -> LivePasses:
+def _list_unpipelined_passes(micro_batches: int, options: PassOptions) -> LivePasses:
     """Return the passes without a pipeline.
 
     They are those of the first micro-batch, of the second, which equals all others, and of the last.
@@ -223,8 +227,12 @@ def _list_unpipelined_passes(micro_batches: int, rules: Rules) -> LivePasses:
         last = index == micro_batches - 1
         rows += [[0, 0, int(index > 0), int(index > 0), 0, 0, 0, 0, 0]] * 2
         kinds.append(PassKind("F", 0, index == 0, False, previous, False))
-        kinds.append(PassKind("BW", 0, index == 0, last, None, rules.keeps))
-        previous = Before("BW", 0, last) if rules.reduced == "each" or (rules.reduced == "last" and last) else None
+        kinds.append(PassKind("BW", 0, index == 0, last, None, options.keeps_gathered))
+        previous = (
+            PreviousPass("BW", 0, last)
+            if options.pending_reductions == "each" or (options.pending_reductions == "last" and last)
+            else None
+        )
     distinct_kinds = tuple(dict.fromkeys(kinds))
     return LivePasses(
         np.array(rows),
@@ -234,25 +242,25 @@ def _list_unpipelined_passes(micro_batches: int, rules: Rules) -> LivePasses:
     )
 
 
-class Counted(NamedTuple):
-    """Passes as columns, rank by rank in time order; ``before``: 0 for None, else one more than its number."""
+class PassColumns(NamedTuple):
+    """Passes as columns, rank by rank in time order; ``previous``: 0 for None, else one more than its number."""
 
     rank: Ints
     kind: Ints
     stage: Ints
     first: Bools
     last: Bools
-    before: Ints
-    held: Bools
+    previous: Ints
+    is_gathered: Bools
     counts: Ints
 
-    def highest(self) -> Counted:
+    def select_undominated(self) -> PassColumns:
         """Return the passes that no other of their rank, stage and kind exceeds, ordered by these.
 
         Reduced gradients count negative, as they are no larger than their sums; a first backward, which allocates its
         sums, is exceeded by one that finds them allocated.
         """
-        n_stages, state_code = self.counts.shape[1] // GROUPS, self.before * 2 + self.held
+        n_stages, state_code = self.counts.shape[1] // GROUPS, self.previous * 2 + self.is_gathered
         counts = self.counts.copy()
         counts[:, 4 * n_stages : 6 * n_stages] *= -1
         group = ((self.rank * (self.stage.max() + 1) + self.stage) * len(KINDS) + self.kind) * (
@@ -272,18 +280,18 @@ class Counted(NamedTuple):
             candidates = candidates[~(is_comparable & (counts[candidates] <= counts[best_of_candidate]).all(axis=1))]
         all_kept = np.concatenate(kept_passes)
         order = all_kept[np.lexsort((all_kept, self.kind[all_kept], self.stage[all_kept], self.rank[all_kept]))]
-        return Counted._make(column[order] for column in self)
+        return PassColumns._make(column[order] for column in self)
 
     def to_live_passes(self, stages: int) -> LivePasses:
         """Return the same passes with the list of their distinct kinds."""
         code = self.kind * stages + self.stage
-        code = ((code * 2 + self.first) * 2 + self.last) * 2 + self.held
-        code = code * (int(self.before.max()) + 1) + self.before
+        code = ((code * 2 + self.first) * 2 + self.last) * 2 + self.is_gathered
+        code = code * (int(self.previous.max()) + 1) + self.previous
         _, first_index, place = np.unique(code, return_index=True, return_inverse=True)
         columns = (column[first_index].tolist() for column in self[1:7])
         distinct = tuple(
-            PassKind(_kind_name(kind), stage, first, last, _find_previous(before, stages), held)
-            for kind, stage, first, last, before, held in zip(*columns, strict=True)
+            PassKind(_kind_name(kind), stage, first, last, _find_previous(previous, stages), is_gathered)
+            for kind, stage, first, last, previous, is_gathered in zip(*columns, strict=True)
         )
         return LivePasses(self.counts, self.rank, distinct, place)
 
@@ -292,12 +300,12 @@ def _kind_name(kind: int) -> Kind:
     return ("B", "BW", "F", "W")[kind]
 
 
-def _find_previous(number: int, stages: int) -> Before | None:
+def _find_previous(number: int, stages: int) -> PreviousPass | None:
     kind_and_stage, last = divmod(number - 1, 2)
-    return Before(_kind_name(kind_and_stage // stages), kind_and_stage % stages, bool(last)) if number else None
+    return PreviousPass(_kind_name(kind_and_stage // stages), kind_and_stage % stages, bool(last)) if number else None
 
 
-def _count_ranks(table: Table, rules: Rules, ranks: range) -> Iterator[Counted]:
+def _count_ranks(table: Table, options: PassOptions, ranks: range) -> Iterator[PassColumns]:
     """Yield the passes of ``ranks``, several ranks at a time."""
     streams, width = pass_streams(table), len(table.rank_stages[0])
     starts = np.searchsorted(streams.rank, np.arange(table.pp + 1)).tolist()
@@ -305,22 +313,22 @@ def _count_ranks(table: Table, rules: Rules, ranks: range) -> Iterator[Counted]:
     for rank in ranks:
         if rank + 1 == ranks.stop or (starts[rank + 2] - starts[begin]) * width > COUNTED_AT_ONCE:
             rank_slice = slice(starts[begin], starts[rank + 1])
-            yield _count(table, rules, PassStreams._make(column[rank_slice] for column in streams))
+            yield _count(table, options, PassStreams._make(column[rank_slice] for column in streams))
             begin = rank + 1
 
 
-def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
+def _count(table: Table, options: PassOptions, passes: PassStreams) -> PassColumns:
     """Return the passes of some ranks."""
-    rank, kind, stage, stays, messages = passes
+    rank, kind, stage, held_streams, messages = passes
     rank_stages = np.array(table.rank_stages)
     is_own_stage = rank_stages[rank] == stage[:, None]  # the pass's own stage among those of its rank
     start = np.searchsorted(rank, rank)  # the first pass of its rank
     end = np.searchsorted(rank, rank, side="right") - 1
 
-    def count_previous(some: Bools) -> Ints:
-        """Return, by stage of the rank, how many passes of ``some`` precede each pass."""
-        here = is_own_stage & some[:, None]
-        count = np.cumsum(here, axis=0, dtype=np.int32) - here
+    def count_previous(selected: Bools) -> Ints:
+        """Return, by stage of the rank, how many passes of ``selected`` precede each pass."""
+        is_selected_here = is_own_stage & selected[:, None]
+        count = np.cumsum(is_selected_here, axis=0, dtype=np.int32) - is_selected_here
         return np.asarray(count - count[start])
 
     forward, backward, is_w = kind == F, (kind == B) | (kind == BW), kind == W
@@ -347,24 +355,24 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
     first = ~np.where(
         forward, has_begun[is_own_stage], np.where(is_w, has_w_sums[is_own_stage], has_sums[is_own_stage])
     )
-    gathered = _find_gathered(table, rules, passes, is_own_stage, rank_stages[rank], start)
+    gathered = _find_gathered(table, options, passes, is_own_stage, rank_stages[rank], start)
     gathered_by_others = gathered & ~(is_own_stage & ~is_w[:, None])
-    if rules.heads == "tied" and not rules.keeps:
+    if options.gathered_heads == "tied" and not options.keeps_gathered:
         gathered_by_others[forward & (stage == 0)] = False  # the table, which it gathers itself
-    if rules.buffers:
-        stays, messages = np.zeros_like(stays), _inputs_kept(table, passes, start)
+    if options.has_recv_buffers:
+        held_streams, messages = np.zeros_like(held_streams), _count_inputs_kept(table, passes, start)
     leaves_reduction = (
-        ~forward & {"never": np.zeros_like(last), "last": last, "each": np.ones_like(last)}[rules.reduced]
+        ~forward & {"never": np.zeros_like(last), "last": last, "each": np.ones_like(last)}[options.pending_reductions]
     )
     number = np.where(leaves_reduction, 1 + (kind * table.stages + stage) * 2 + last, 0)
-    return Counted(
+    return PassColumns(
         rank,
         kind,
         stage,
         first,
         last,
         np.where(start == np.arange(len(rank)), 0, np.append(0, number[:-1])),
-        gathered[is_own_stage] & (~is_w if rules.keeps else forward),
+        gathered[is_own_stage] & (~is_w if options.keeps_gathered else forward),
         np.column_stack(
             [
                 between_f_and_b,
@@ -374,25 +382,27 @@ def _count(table: Table, rules: Rules, passes: PassStreams) -> Counted:
                 is_reduced_in_b,
                 is_reduced,
                 gathered_by_others,
-                stays,
+                held_streams,
                 messages,
             ]
         ).astype(np.int64),
     )
 
 
-def _find_gathered(table: Table, rules: Rules, passes: PassStreams, mine: Bools, held: Ints, start: Ints) -> Bools:
+def _find_gathered(
+    table: Table, options: PassOptions, passes: PassStreams, is_own_stage: Bools, stages_of_rank: Ints, start: Ints
+) -> Bools:
     """Return, by stage of the rank, True if an F left its weights gathered: the last of its F, B and BW was an F."""
-    if not rules.keeps and not rules.heads:
-        return np.zeros_like(mine)
-    changes = np.where(passes.kind == W, 0, 2 * np.arange(1, len(mine) + 1) + (passes.kind == F))
-    latest = np.maximum.accumulate(mine * changes[:, None], axis=0)
+    if not options.keeps_gathered and not options.gathered_heads:
+        return np.zeros_like(is_own_stage)
+    changes = np.where(passes.kind == W, 0, 2 * np.arange(1, len(is_own_stage) + 1) + (passes.kind == F))
+    latest = np.maximum.accumulate(is_own_stage * changes[:, None], axis=0)
     latest = np.concatenate([np.zeros_like(latest[:1]), latest[:-1]])
     has_gathered = (latest % 2 == 1) & (latest // 2 > start[:, None])
-    return np.asarray(has_gathered if rules.keeps else has_gathered & (held == table.stages - 1))
+    return np.asarray(has_gathered if options.keeps_gathered else has_gathered & (stages_of_rank == table.stages - 1))
 
 
-def _inputs_kept(table: Table, passes: PassStreams, start: Ints) -> Ints:
+def _count_inputs_kept(table: Table, passes: PassStreams, start: Ints) -> Ints:
     """Return what all earlier backwards have left in place of messages in flight.
 
     These are gradients of inputs, and on a rank of several stages sent outputs, which are waited for at the end of the

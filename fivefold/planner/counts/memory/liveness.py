@@ -26,28 +26,28 @@ class GradientSums(NamedTuple):
     """Bytes of gradient sums that a unit's backward allocates, with the first gradient of each family of weights.
 
     ``table``: of the embedding in which a head looks up further tokens (multi-token prediction); ``tied``: the output
-    projection's gradient is added to it too. With the experts' last gradient ``reduced`` bytes, this rank's shard, are
-    allocated; then ``gone`` bytes are freed. ``held``: there are no sums, and the gradients are kept until the unit's
-    backward has ended.
+    projection's gradient is added to it too. With the experts' last gradient, this rank's shard of
+    ``shard_bytes`` is allocated; then ``freed_bytes`` are freed. ``keeps_gradients``: there are no sums, and the
+    gradients are kept until the unit's backward has ended.
     """
 
     dense: int = 0
     experts: int = 0
-    reduced: int = 0
-    gone: int = 0
+    shard_bytes: int = 0
+    freed_bytes: int = 0
     table: int = 0
     tied: bool = False
-    held: bool = False
+    keeps_gradients: bool = False
 
 
-class Waits(NamedTuple):
+class WaitingGradients(NamedTuple):
     """The gradients made in B that wait for those of W, to be reduced with them."""
 
-    others: bool = False  # other than of matrices, in a unit whose W makes any
-    biases: bool = False  # of experts' biases
+    others_wait: bool = False  # other than of matrices, in a unit whose W makes any
+    expert_biases_wait: bool = False  # of experts' biases
 
 
-NO_SUMS, NO_WAITS = GradientSums(), Waits()
+NO_SUMS, NO_WAITING = GradientSums(), WaitingGradients()
 OUTPUTS = ("head.out", "loss")  # operations that make the output projection's gradient, once for each predicted token
 
 
@@ -67,21 +67,21 @@ class LiveGradient:
 
 
 @dataclass(frozen=True)
-class EnteredUnit:
+class SimulatedUnit:
     """A unit as a pass runs it, with what every backward of it begins from.
 
-    ``entry``: the tensor that it reads; ``gradient_width``: bytes per element of a weight gradient.
+    ``input_name``: the tensor that it reads; ``wgrad_element_bytes``: bytes per element of a weight gradient.
     """
 
     unit: UnitOperations
-    entry: str
-    entry_bytes: int
-    gradient_width: int
+    input_name: str
+    input_bytes: int
+    wgrad_element_bytes: int
 
     @cached_property
-    def forward(self) -> PlayedForward:
+    def forward(self) -> ForwardProfile:
         """Return the result of its forward."""
-        return _play_forward(self)
+        return _simulate_forward(self)
 
     @cached_property
     def gradient_sizes(self) -> dict[str, int]:
@@ -97,22 +97,20 @@ class EnteredUnit:
     @cached_property
     def last_reduced(self) -> str:
         """Return the operation that makes the last gradient of its experts, or of a loss; "" if there is none."""
-        return next(
-            (op.name for op in self.unit.ops if op.gradient_widths and (is_expert(op) or op.kind == "loss")), ""
-        )
+        return next((op.name for op in self.unit.ops if op.wgrad_numels and (is_expert(op) or op.kind == "loss")), "")
 
 
-class PlayedForward(NamedTuple):
+class ForwardProfile(NamedTuple):
     """The result of a unit's forward: the bytes by tensor that are left to its backward, and its peak."""
 
     sizes: dict[str, int]
-    keepers: dict[str, int]  # number of operations that keep each tensor
-    peak: int
-    kept: int  # kept for the backward, without the output
-    cached: int  # dropped casts of weights
+    keeper_counts: dict[str, int]  # number of operations that keep each tensor
+    peak_bytes: int
+    kept_bytes: int  # kept for the backward, without the output
+    cached_bytes: int  # dropped casts of weights
 
 
-class Profile(NamedTuple):
+class UnitProfile(NamedTuple):
     """Live bytes of one unit above those before it; its input counts as its own."""
 
     kept_bytes: int  # activations kept between forward and backward, without the output
@@ -125,18 +123,18 @@ class Profile(NamedTuple):
     cached_bytes: int = 0  # weight casts that the unit drops, kept until the forward of all units ends
 
 
-class SplitProfile(NamedTuple):
-    """Live bytes as in ``Profile``, for a backward split into B and W (deferred weight gradients)."""
+class SplitUnitProfile(NamedTuple):
+    """Live bytes as in ``UnitProfile``, for a backward split into B and W (deferred weight gradients)."""
 
     backward_peak_bytes: int
     backward_cause: str
     backward_kept_bytes: int  # including what is kept for W so far
     backward_sums_bytes: int
-    late_bytes: int  # inputs and output gradients kept between B and W
+    deferred_bytes: int  # inputs and output gradients kept between B and W
     weights_peak_bytes: int  # peak of the rest of W, with the rest of ``deferred_bytes``
-    closing_bytes: int  # live when the last gradient of W is made
-    experts_bytes: int  # live when the last of the experts' gradients is made
-    made_bytes: int  # bytes of the weight gradients that W makes
+    last_wgrad_bytes: int  # live when the last gradient of W is made
+    last_expert_wgrad_bytes: int  # live when the last of the experts' gradients is made
+    wgrad_bytes: int  # bytes of the weight gradients that W makes
     released_bytes: int = 0  # kept only until the stage's B has ended
     table_peak_bytes: int = 0  # peak of W while it makes only gradients of a tied table
     experts_peak_bytes: int = 0  # peak of W while it makes only those of experts, if these come first
@@ -156,68 +154,70 @@ def kept_bytes(unit: UnitOperations, *, sizes: dict[str, int]) -> list[int]:
     return kept_by_op
 
 
-def play(entered: EnteredUnit, *, sums: GradientSums) -> Profile:
+def simulate_unit(simulated: SimulatedUnit, *, sums: GradientSums) -> UnitProfile:
     """Return the live bytes of one unit; ``sums``: allocated by the first gradients, empty if allocated before."""
-    forward = entered.forward
-    backward = Backward(entered, sums=sums)
+    forward = simulated.forward
+    backward = BackwardSimulation(simulated, sums=sums)
     backward.run()
-    return Profile(
-        forward.kept,
-        forward.peak,
+    return UnitProfile(
+        forward.kept_bytes,
+        forward.peak_bytes,
         backward.peak,
         backward.cause,
-        backward.kept_then,
-        backward.sums_then,
-        backward.after_loss,
-        forward.cached,
+        backward.kept_at_peak,
+        backward.sums_at_peak,
+        backward.peak_after_loss,
+        forward.cached_bytes,
     )
 
 
-def play_graph(entered: EnteredUnit, *, sums: GradientSums) -> SplitProfile:
-    """Return ``play_split`` for PyTorch, which keeps the autograd graph between both halves.
+def simulate_graph_backward(simulated: SimulatedUnit, *, sums: GradientSums) -> SplitUnitProfile:
+    """Return ``simulate_split_backward`` for PyTorch, which keeps the autograd graph between both halves.
 
     In B nothing that the forward kept is freed, except, at its end, what lies above the last weight; W makes the
     gradients from the first weight to the last.
     """
-    unit, width, forward = entered.unit, entered.gradient_width, entered.forward
-    backward = Backward(entered, sums=sums, split=True, graph=True)
+    unit, width, forward = simulated.unit, simulated.wgrad_element_bytes, simulated.forward
+    backward = BackwardSimulation(simulated, sums=sums, split=True, graph=True)
     backward.run()
-    deferred_ops = sorted(backward.held)
+    deferred_ops = sorted(backward.deferred_by_op)
     last_deferred = max(deferred_ops, default=-1)
     kept_below = {name for op in unit.ops[: last_deferred + 1] for name in op.keeps}
-    released = sum(forward.sizes[name] for name in set(forward.keepers) - kept_below - backward.overwritten)
+    released = sum(forward.sizes[name] for name in set(forward.keeper_counts) - kept_below - backward.overwritten)
     remaining = deferred_bytes = backward.kept - released
-    weights_peak = last_bytes = 0
+    weights_peak = last_wgrad_bytes = 0
     for index in deferred_ops:
-        gradient_elements = unit.ops[index].gradient_widths
-        last_bytes = remaining + max(gradient_elements) * width
+        gradient_elements = unit.ops[index].wgrad_numels
+        last_wgrad_bytes = remaining + max(gradient_elements) * width
         weights_peak = max(weights_peak, remaining + sum(gradient_elements) * width)
-        remaining -= backward.held[index]
-    made_bytes = sum(sum(unit.ops[index].gradient_widths) for index in deferred_ops) * width
-    return SplitProfile(
+        remaining -= backward.deferred_by_op[index]
+    wgrad_bytes = sum(sum(unit.ops[index].wgrad_numels) for index in deferred_ops) * width
+    return SplitUnitProfile(
         backward.peak,
         backward.cause,
-        backward.kept_then,
-        backward.sums_then,
+        backward.kept_at_peak,
+        backward.sums_at_peak,
         deferred_bytes,
         weights_peak,
-        last_bytes,
-        last_bytes,
-        made_bytes,
+        last_wgrad_bytes,
+        last_wgrad_bytes,
+        wgrad_bytes,
         released,
     )
 
 
-def play_split(entered: EnteredUnit, *, sums: GradientSums, waits: Waits = NO_WAITS) -> SplitProfile:
-    """Return ``play`` with the weight gradients of linear layers deferred, so their operands stay allocated.
+def simulate_split_backward(
+    simulated: SimulatedUnit, *, sums: GradientSums, waiting: WaitingGradients = NO_WAITING
+) -> SplitUnitProfile:
+    """Return ``simulate_unit`` with the weight gradients of linear layers deferred, so their operands stay allocated.
 
-    ``waits``: gradients made in B that wait for W.
+    ``waiting``: gradients made in B that wait for W.
     """
-    unit, width = entered.unit, entered.gradient_width
-    backward = Backward(entered, sums=sums, split=True, waits=waits)
+    unit, width = simulated.unit, simulated.wgrad_element_bytes
+    backward = BackwardSimulation(simulated, sums=sums, split=True, waiting=waiting)
     backward.run()
-    deferred_bytes, weights_peak, table_peak, experts_peak, last_bytes, expert_bytes, made_bytes = (
-        backward.late,
+    deferred_bytes, weights_peak, table_peak, experts_peak, last_wgrad_bytes, last_expert_wgrad_bytes, wgrad_bytes = (
+        backward.deferred_bytes,
         0,
         0,
         0,
@@ -227,46 +227,48 @@ def play_split(entered: EnteredUnit, *, sums: GradientSums, waits: Waits = NO_WA
     )
     remaining = deferred_bytes
     for index, op in reversed([*enumerate(unit.ops)]):
-        if index in backward.waiting:
+        if index in backward.waiting_by_op:
             if not is_expert(op):
                 weights_peak = max(weights_peak, remaining)
-            last_bytes = remaining
-            remaining -= backward.waiting[index]
-        if is_put_off(op):
-            elements = max(op.gradient_widths) if op.delivers else sum(op.gradient_widths)
-            regathered = 0 if op.recomputed else op.regathered
-            op_peak = remaining + regathered + elements * width + op.scratch_of_casts[1]
-            if op.name in backward.into_table and not weights_peak:
+            last_wgrad_bytes = remaining
+            remaining -= backward.waiting_by_op[index]
+        if defers_wgrad(op):
+            elements = max(op.wgrad_numels) if op.accumulates_wgrads else sum(op.wgrad_numels)
+            regathered = 0 if op.recomputed else op.regathered_bytes
+            op_peak = remaining + regathered + elements * width + op.cast_scratch_bytes[1]
+            if op.name in backward.table_ops and not weights_peak:
                 table_peak = max(table_peak, op_peak)
             elif is_expert(op) and not weights_peak:
                 experts_peak = max(experts_peak, op_peak)
             else:
                 weights_peak = max(weights_peak, op_peak)
-            last_bytes = (
-                remaining + regathered + max(op.gradient_widths[-2:]) * width
+            last_wgrad_bytes = (
+                remaining + regathered + max(op.wgrad_numels[-2:]) * width
             )  # the larger of a weight and its bias
-            expert_bytes = last_bytes if is_expert(op) else expert_bytes
-            made_bytes += sum(op.gradient_widths) * width
-            remaining -= backward.held[index]
-    return SplitProfile(
+            last_expert_wgrad_bytes = last_wgrad_bytes if is_expert(op) else last_expert_wgrad_bytes
+            wgrad_bytes += sum(op.wgrad_numels) * width
+            remaining -= backward.deferred_by_op[index]
+    return SplitUnitProfile(
         backward.peak,
         backward.cause,
-        backward.kept_then,
-        backward.sums_then,
+        backward.kept_at_peak,
+        backward.sums_at_peak,
         deferred_bytes,
         weights_peak,
-        last_bytes,
-        expert_bytes,
-        made_bytes,
+        last_wgrad_bytes,
+        last_expert_wgrad_bytes,
+        wgrad_bytes,
         table_peak_bytes=table_peak,
         experts_peak_bytes=experts_peak,
     )
 
 
-def _play_forward(entered: EnteredUnit) -> PlayedForward:
+def _simulate_forward(simulated: SimulatedUnit) -> ForwardProfile:
     """Simulate the forward of a unit; dropped weight casts stay in autocast's cache for the forward of all units."""
-    ops, dropped = entered.unit.ops, entered.unit.dropped
-    sizes = {entered.entry: entered.entry_bytes} | {name: size for op in ops for name, size in op.writes.items()}
+    ops, dropped = simulated.unit.ops, simulated.unit.dropped
+    sizes = {simulated.input_name: simulated.input_bytes} | {
+        name: size for op in ops for name, size in op.writes.items()
+    }
     result = next(iter(ops[-1].writes))
     keepers = Counter(name for op in ops for name in op.keeps)
     cached = {name for op in ops if op.recomputed and is_weight_cast(op) for name in op.writes} & dropped
@@ -278,142 +280,154 @@ def _play_forward(entered: EnteredUnit) -> PlayedForward:
         peak = max(peak, live + op.forward_scratch)
         live -= sum(sizes[name] for name in {*op.reads, *op.writes} - held_names if last_use[name] == index)
     cached_bytes = sum(sizes[name] for name in cached)
-    return PlayedForward(sizes, dict(keepers), peak, live - sizes[result] - cached_bytes, cached_bytes)
+    return ForwardProfile(sizes, dict(keepers), peak, live - sizes[result] - cached_bytes, cached_bytes)
 
 
-class Backward:
+class BackwardSimulation:
     """A simulation of the backward of a unit; operations are identified by their index in it."""
 
     def __init__(
         self,
-        entered: EnteredUnit,
+        simulated: SimulatedUnit,
         *,
         sums: GradientSums,
         split: bool = False,
-        waits: Waits = NO_WAITS,
+        waiting: WaitingGradients = NO_WAITING,
         graph: bool = False,
     ) -> None:
-        unit, ahead = entered.unit, entered.forward
-        self.ops, self.sizes, self.keepers = unit.ops, ahead.sizes, ahead.keepers.copy()
-        self.width, self.split, self.graph, self.stay = entered.gradient_width, split, graph, sums.held
-        self.unborn = {"dense": sums.dense, "experts": sums.experts} | ({"table": sums.table} if sums.table else {})
+        unit, forward = simulated.unit, simulated.forward
+        self.ops, self.sizes, self.keepers = unit.ops, forward.sizes, forward.keeper_counts.copy()
+        self.wgrad_element_bytes, self.split, self.graph, self.keeps_gradients = (
+            simulated.wgrad_element_bytes,
+            split,
+            graph,
+            sums.keeps_gradients,
+        )
+        self.unallocated_sums = {"dense": sums.dense, "experts": sums.experts} | (
+            {"table": sums.table} if sums.table else {}
+        )
         tables = ("embedding",) if sums.table or sums.tied else ()
-        self.into_table = (*tables, *(OUTPUTS if sums.tied else ()))
+        self.table_ops = (*tables, *(OUTPUTS if sums.tied else ()))
         self.kept_tables: set[str] = set()  # whose gradient is kept until the unit's backward has ended
-        self.reduction = sums.reduced, sums.gone
-        self.closing = entered.last_reduced
-        self.held: dict[int, int] = {}  # bytes kept for W, by operation
-        self.together, self.biases_wait = waits.others and any(map(is_put_off, unit.ops)), waits.biases
-        self.waiting: dict[int, int] = {}  # bytes of gradients that wait for W, by operation
+        self.expert_reduction = sums.shard_bytes, sums.freed_bytes
+        self.last_reduced_op = simulated.last_reduced
+        self.deferred_by_op: dict[int, int] = {}  # bytes kept for W, by operation
+        self.defers_other_gradients, self.defers_expert_biases = (
+            waiting.others_wait and any(map(defers_wgrad, unit.ops)),
+            waiting.expert_biases_wait,
+        )
+        self.waiting_by_op: dict[int, int] = {}  # bytes of gradients that wait for W, by operation
         self.kept_for_w: set[str] = set()  # kept tensors that W reads
-        self.late = 0
+        self.deferred_bytes = 0
         self.overwritten: set[str] = set()  # kept tensors that became gradients
-        self.gradient, self.revived = entered.gradient_sizes, entered.recomputed_before
+        self.gradient_bytes, self.recomputed_before = simulated.gradient_sizes, simulated.recomputed_before
         self.grads: dict[str, LiveGradient] = {}
         self.live = self.peak = self.sums = 0
-        self.kept = self.kept_then = ahead.kept
-        self.cause, self.sums_then = "", 0
-        self.lossy, self.after_loss = False, 0  # the peak once a loss is differentiated
+        self.kept = self.kept_at_peak = forward.kept_bytes
+        self.cause, self.sums_at_peak = "", 0
+        self.is_past_loss, self.peak_after_loss = False, 0  # the peak once a loss is differentiated
 
     def run(self) -> None:
         """Find the peak, its operation, and the kept bytes and sums at it."""
         result = next(iter(self.ops[-1].writes))
-        self.grads[result] = LiveGradient(self.gradient[result])
-        self.live = self.peak = self.kept + self.gradient[result]
+        self.grads[result] = LiveGradient(self.gradient_bytes[result])
+        self.live = self.peak = self.kept + self.gradient_bytes[result]
         for index in reversed(range(len(self.ops))):
-            revived_bytes = sum(self.sizes[name] for name in self.revived.get(index, ()) if name != result)
-            self.live += revived_bytes
-            self.kept += revived_bytes
-            self._note(self.live, self.ops[index].name)
-            self._step(index, self.ops[index])
-            self.lossy |= self.ops[index].kind == "loss"
+            recomputed_bytes = sum(self.sizes[name] for name in self.recomputed_before.get(index, ()) if name != result)
+            self.live += recomputed_bytes
+            self.kept += recomputed_bytes
+            self._update_peak(self.live, self.ops[index].name)
+            self._run_op(index, self.ops[index])
+            self.is_past_loss |= self.ops[index].kind == "loss"
 
-    def _note(self, live: int, cause: str) -> None:
+    def _update_peak(self, live: int, cause: str) -> None:
         """Update the peak."""
-        if self.lossy:
-            self.after_loss = max(self.after_loss, live)
+        if self.is_past_loss:
+            self.peak_after_loss = max(self.peak_after_loss, live)
         if live > self.peak:
-            self.peak, self.cause, self.kept_then, self.sums_then = live, cause, self.kept, self.sums
+            self.peak, self.cause, self.kept_at_peak, self.sums_at_peak = live, cause, self.kept, self.sums
 
-    def _step(self, place: int, op: Op) -> None:
+    def _run_op(self, index: int, op: Op) -> None:
         """Simulate the backward of one operation."""
-        grads, sizes = self.grads, self.gradient
+        grads, sizes = self.grads, self.gradient_bytes
         received = [grads.pop(name) for name in op.writes if name in grads]
         if not received:  # a weight's cast: the matmul made its gradient as the weight's
             self._free_kept(op, ())
             return
         first_received = received[0]
         targets = op.reads if op.differentiates is None else op.differentiates
-        weights, scratch = sum(op.gradient_widths) * self.width, op.backward_scratch
-        if op.biases:
-            self._add_biases(place, op)
-        if op.accumulates:
+        weights, scratch = sum(op.wgrad_numels) * self.wgrad_element_bytes, op.backward_scratch
+        if op.bias_wgrad_numel:
+            self._add_biases(index, op)
+        if op.accumulates_dgrad:
             targets = tuple(name for name in targets if name not in grads)
-        made_bytes = 0 if op.passes or op.in_place else sum(sizes[name] for name in targets)
-        is_deferred = bool(op.gradient_widths) and op.kind != "loss" if self.graph else self.split and is_put_off(op)
-        makes_weights = bool(op.gradient_widths) and not is_deferred
+        made_bytes = 0 if op.passes_gradient or op.in_place else sum(sizes[name] for name in targets)
+        is_deferred = bool(op.wgrad_numels) and op.kind != "loss" if self.graph else self.split and defers_wgrad(op)
+        makes_weights = bool(op.wgrad_numels) and not is_deferred
         if is_deferred:
-            weights, scratch = 0, scratch - (0 if op.recomputed else op.regathered)
-        elif makes_weights and (op.delivers or not weights):  # accumulated before the next one is made
-            weights = max(op.gradient_widths) * self.width
+            weights, scratch = 0, scratch - (0 if op.recomputed else op.regathered_bytes)
+        elif makes_weights and (op.accumulates_wgrads or not weights):  # accumulated before the next one is made
+            weights = max(op.wgrad_numels) * self.wgrad_element_bytes
             if op.kind == "loss":  # chunked: accumulates after the last chunk
-                self._note(self.live + made_bytes + weights + scratch, op.name)
-                scratch = op.regathered
+                self._update_peak(self.live + made_bytes + weights + scratch, op.name)
+                scratch = op.regathered_bytes
             self._allocate_sums(op)
-        casts_of_dgrad, casts_of_wgrad = op.scratch_of_casts
+        casts_of_dgrad, casts_of_wgrad = op.cast_scratch_bytes
         casts = max(casts_of_dgrad - weights, casts_of_wgrad if makes_weights else 0)
-        self._note(self.live + made_bytes + weights + scratch + casts, op.name)
-        if op.delivers and op.name == self.closing:
+        self._update_peak(self.live + made_bytes + weights + scratch + casts, op.name)
+        if op.accumulates_wgrads and op.name == self.last_reduced_op:
             self._reduce(made_bytes + weights + scratch)
         self.live += made_bytes
         for name in targets:
-            if op.passes:
+            if op.passes_gradient:
                 first_received.users += 1
                 buffer = first_received
             else:
                 buffer = LiveGradient(sizes[name])
             if name in grads:
-                self._note(self.live + sizes[name], op.name)
+                self._update_peak(self.live + sizes[name], op.name)
                 self.live += sizes[name] - buffer.drop() - grads[name].drop()
                 buffer = LiveGradient(sizes[name])
             grads[name] = buffer
         if is_deferred:
-            self._defer(place, op, received)
+            self._defer(index, op, received)
         else:
             self.live -= sum(buffer.drop() for buffer in received)
         self._free_kept(op, targets)
         if weights:
-            self._keep_weights(place, op, weights)
+            self._keep_weights(index, op, weights)
 
-    def _keep_weights(self, place: int, op: Op, weights: int) -> None:
+    def _keep_weights(self, index: int, op: Op, weights: int) -> None:
         """Handle the gradients of an operation's weights, of which ``weights`` bytes are allocated at once."""
-        if self.together and op.kind != "embedding":  # a table is a separate unit
-            self._wait(place, weights)
-        elif not op.delivers:
+        if self.defers_other_gradients and op.kind != "embedding":  # a table is a separate unit
+            self._keep_until_w(index, weights)
+        elif not op.accumulates_wgrads:
             self._allocate_sums(op)
-            self._note(self.live + weights, op.name)
+            self._update_peak(self.live + weights, op.name)
         table = "table" if self._uses_table(op) or op.kind == "embedding" else "output" if op.name in OUTPUTS else ""
-        if self.stay and table not in self.kept_tables:  # else autograd adds it to the gradient of an earlier use
-            all_weights = sum(op.gradient_widths) * self.width
+        if (
+            self.keeps_gradients and table not in self.kept_tables
+        ):  # else autograd adds it to the gradient of an earlier use
+            all_weights = sum(op.wgrad_numels) * self.wgrad_element_bytes
             self.live += all_weights
             self.sums += all_weights
             self.kept_tables |= {table} - {""}
 
-    def _add_biases(self, place: int, op: Op) -> None:
+    def _add_biases(self, index: int, op: Op) -> None:
         """Make the gradients of experts' biases, which a separate operation makes before dx."""
-        bias_bytes = op.biases * self.width
-        if not self.biases_wait:
+        bias_bytes = op.bias_wgrad_numel * self.wgrad_element_bytes
+        if not self.defers_expert_biases:
             self._allocate_sums(op)
-        self._note(self.live + bias_bytes, op.name)
-        if self.biases_wait:
-            self._wait(place, bias_bytes)
+        self._update_peak(self.live + bias_bytes, op.name)
+        if self.defers_expert_biases:
+            self._keep_until_w(index, bias_bytes)
 
-    def _wait(self, place: int, made: int) -> None:
-        """Keep gradients of ``made`` bytes until W."""
-        self.waiting[place] = made
-        self.live += made
-        self.kept += made
-        self.late += made
+    def _keep_until_w(self, index: int, made_bytes: int) -> None:
+        """Keep gradients of ``made_bytes`` bytes until W."""
+        self.waiting_by_op[index] = made_bytes
+        self.live += made_bytes
+        self.kept += made_bytes
+        self.deferred_bytes += made_bytes
 
     def _free_kept(self, op: Op, targets: Sequence[str]) -> None:
         """Free the tensors that no later operation of the backward keeps; in place, one becomes a gradient."""
@@ -429,19 +443,19 @@ class Backward:
                 if not (op.in_place and name in targets):
                     self.live -= self.sizes[name]
 
-    def _defer(self, place: int, op: Op, received: list[LiveGradient]) -> None:
+    def _defer(self, index: int, op: Op, received: list[LiveGradient]) -> None:
         """Keep a linear's input and output gradients (received or gathered) until W.
 
         If the graph is retained, only the output gradients are kept.
         """
         if self.graph:
-            self.held[place] = sum(self._claim(buffer, place) for buffer in received)
-            self.kept += self.held[place]
+            self.deferred_by_op[index] = sum(self._take_over(buffer, index) for buffer in received)
+            self.kept += self.deferred_by_op[index]
             return
-        gradients = op.product_bytes
+        gradients = op.wgrad_operand_bytes
         self.live += gradients
-        if not gradients or (op.kind == "matmul" and len(op.gradient_widths) > 1):  # the bias reads the received ones
-            gradients += sum(self._claim(buffer, place) for buffer in received)
+        if not gradients or (op.kind == "matmul" and len(op.wgrad_numels) > 1):  # the bias reads the received ones
+            gradients += sum(self._take_over(buffer, index) for buffer in received)
         else:
             self.live -= sum(buffer.drop() for buffer in received)
         saved_inputs = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what recomputation keeps
@@ -450,45 +464,47 @@ class Backward:
         ends_bytes = 4 * op.batch if op.name == "moe.experts.down" else 0  # end of each expert's rows
         self.live += ends_bytes
         self.kept += gradients + ends_bytes
-        self.held[place] = gradients + ends_bytes + sum(self.sizes[name] for name in new_names)
-        self.late += self.held[place]
+        self.deferred_by_op[index] = gradients + ends_bytes + sum(self.sizes[name] for name in new_names)
+        self.deferred_bytes += self.deferred_by_op[index]
 
-    def _claim(self, gradient: LiveGradient, place: int) -> int:
+    def _take_over(self, gradient: LiveGradient, index: int) -> int:
         """Return the bytes that a gradient adds to what is kept for W.
 
         A gradient that another operation keeps moves to this one, whose W is later (in parallel blocks, attention and
         feed-forward add to one sum).
         """
-        former_keeper, gradient.keeper = gradient.keeper, place
+        former_keeper, gradient.keeper = gradient.keeper, index
         if former_keeper is not None:
-            self.held[former_keeper] -= gradient.bytes
-            self.late -= gradient.bytes
+            self.deferred_by_op[former_keeper] -= gradient.bytes
+            self.deferred_bytes -= gradient.bytes
             self.kept -= gradient.bytes
         return gradient.bytes
 
     def _allocate_sums(self, op: Op) -> None:
         """Allocate the gradient sums of the operation's family (experts or dense), if this is its first gradient."""
-        new_sums = self.unborn.pop("table" if self._uses_table(op) else "experts" if is_expert(op) else "dense", 0)
+        new_sums = self.unallocated_sums.pop(
+            "table" if self._uses_table(op) else "experts" if is_expert(op) else "dense", 0
+        )
         self.live += new_sums
         self.sums += new_sums
 
     def _uses_table(self, op: Op) -> bool:
         """Return True if the operation makes a gradient of the embedding's table in a head that looks up tokens."""
-        return op.kind in self.into_table or op.name in self.into_table
+        return op.kind in self.table_ops or op.name in self.table_ops
 
     def _reduce(self, backward_bytes: int) -> None:
         """Reduce the experts' gradients, which are complete before the rest of the unit's backward."""
-        reduced, freed = self.reduction
+        reduced, freed = self.expert_reduction
         self.live += reduced
         self.sums += reduced
-        self._note(self.live + backward_bytes, self.closing)
+        self._update_peak(self.live + backward_bytes, self.last_reduced_op)
         self.live -= freed
         self.sums -= freed
 
 
-def is_put_off(op: Op) -> bool:
+def defers_wgrad(op: Op) -> bool:
     """Return True if zero-bubble schedules defer the operation's weight gradients to W."""
-    return bool(op.gradient_widths) and (op.kind == "matmul" or op.name == "moe.arrive")
+    return bool(op.wgrad_numels) and (op.kind == "matmul" or op.name == "moe.arrive")
 
 
 def is_expert(op: Op) -> bool:

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 from fivefold.layout.sharding import policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.in_flight import Before, Kind, Reduced
-from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, Waits
-from fivefold.planner.counts.memory.stages import RunMemory
+from fivefold.planner.counts.memory.in_flight import Kind, PendingReductions, PreviousPass
+from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, WaitingGradients
+from fivefold.planner.counts.memory.stages import UnitGroupMemory
 from fivefold.planner.counts.memory.states import UnitStates
 
 # Destination of a unit's gradients:
@@ -35,38 +35,38 @@ Release = Literal["at_once", "next_reduction", "next_copy"]
 class GradientChange(NamedTuple):
     """The change of gradient bytes by a unit's backward."""
 
-    reducing: int  # while its reduction begins
-    lasting: int  # when it has ended
-    waits: int  # gradient of a tied table: allocated by the head, freed by the embedding
+    during_reduction: int  # while its reduction begins
+    after_backward: int  # when it has ended
+    tied_table: int  # gradient of a tied table: allocated by the head, freed by the embedding
 
 
 class SharedTable(NamedTuple):
     """The embedding's table, if the head on the same rank uses it too.
 
-    The head's gradient is added to the sums at once and the head frees the table (``adds``), or it waits for the
-    embedding's gradient (``waiting_bytes``).
+    The head's gradient is added to the sums at once and the head frees the table (``head_accumulates``), or it waits
+    for the embedding's gradient (``head_gradient_bytes``).
     """
 
-    here: bool
-    adds: bool
+    is_local: bool
+    head_accumulates: bool
     is_output: bool  # the head multiplies by it
-    states: UnitStates  # zero if it is not ``here``
-    waits: bool  # the gradient waits in the sums until the last pass
-    waiting_bytes: int
+    states: UnitStates  # zero if it is not ``is_local``
+    waits_for_last_pass: bool  # the gradient waits in the sums until the last pass
+    head_gradient_bytes: int
 
 
 class Reductions(NamedTuple):
     """The time at which the gradients of one layout's units are reduced, and the bytes allocated until then."""
 
-    stays: bool  # unsharded gradients are kept until the update
+    keeps_unsharded: bool  # unsharded gradients are kept until the update
     every_micro_batch: bool  # reduced with every micro-batch
     destination: Destination
     release: Release
-    bucket: int  # bytes that a backward or a step allocates at its start
-    midway: bool  # experts are reduced within their block's backward
-    biased: bool  # a separate operation adds the experts' biases, and its backward makes their gradients
+    bucket_bytes: int  # bytes that a backward or a step allocates at its start
+    reduces_experts_midway: bool  # experts are reduced within their block's backward
+    has_separate_biases: bool  # a separate operation adds the experts' biases, and its backward makes their gradients
     table: SharedTable
-    widths: tuple[int, int]  # bytes per element of a gradient, of its sum
+    element_bytes: tuple[int, int]  # bytes per element of a gradient, of its sum
 
     @property
     def is_bucketed(self) -> bool:
@@ -79,104 +79,126 @@ class Reductions(NamedTuple):
         return self.destination in ("lasting", "late", "lasting_bucket")
 
     @property
-    def pending_after(self) -> Reduced:
+    def pending_after(self) -> PendingReductions:
         """Return the passes after which a reduction may be in flight."""
         return "never" if self.release != "next_reduction" else "each" if self.every_micro_batch else "last"
 
-    def reduces_every_micro_batch(self, unit: RunMemory) -> bool:
+    def reduces_every_micro_batch(self, unit: UnitGroupMemory) -> bool:
         """Return True if the gradients of ``unit`` are reduced with every micro-batch."""
-        return self.every_micro_batch and not (self.table.waits and unit.run.name == "embed")
+        return self.every_micro_batch and not (self.table.waits_for_last_pass and unit.group.name == "embed")
 
-    def is_reduced(self, unit: RunMemory, *, last: bool) -> bool:
+    def is_reduced(self, unit: UnitGroupMemory, *, last: bool) -> bool:
         """Return True if the gradients of ``unit`` are reduced in a pass that completes them."""
-        return not self.stays and (last or self.is_bucketed or self.reduces_every_micro_batch(unit))
+        return not self.keeps_unsharded and (last or self.is_bucketed or self.reduces_every_micro_batch(unit))
 
-    def copies(self, *, first: bool) -> bool:
+    def copies_gradients(self, *, first: bool) -> bool:
         """Return True if reduced gradients are copied from where they were made, because no sums are allocated yet."""
         return self.release == "next_copy" and (first or self.every_micro_batch)
 
     def allocated_sums(
-        self, unit: RunMemory, *, first: bool, deferred: bool = False, reduces: bool = False
+        self, unit: UnitGroupMemory, *, first: bool, deferred: bool = False, reduces: bool = False
     ) -> GradientSums:
         """Return the sums that a backward of ``unit`` allocates.
 
         ``deferred``: it is a B, whose W makes all deferred gradients, so B allocates only those of a lookup table and
-        ``bias_sum_bytes``. ``is_reduced``: gradients are reduced in this pass.
+        ``bias_sum_bytes``. ``reduces``: gradients are reduced in this pass.
         """
-        if (reduces and self.copies(first=first)) or (first and self.destination == "first" and not deferred):
-            return NO_SUMS._replace(held=True, tied=unit.born.tied)
+        if (reduces and self.copies_gradients(first=first)) or (first and self.destination == "first" and not deferred):
+            return NO_SUMS._replace(keeps_gradients=True, tied=unit.first_sums.tied)
         if deferred:
             unit_sums = self.allocated_sums(unit, first=first)
             return GradientSums(experts=first * self.bias_sum_bytes(unit), table=unit_sums.table, tied=unit_sums.tied)
-        bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
+        bucket_bytes = self.bucket_bytes if unit.group.name == "head" and (first or not self.keeps_unsharded) else 0
         if self.is_bucketed:
             return NO_SUMS._replace(dense=bucket_bytes)
         if first or not self.every_micro_batch:
             return (
-                unit.born._replace(dense=unit.born.dense + bucket_bytes)
+                unit.first_sums._replace(dense=unit.first_sums.dense + bucket_bytes)
                 if first
                 else NO_SUMS._replace(dense=bucket_bytes)
             )
         table = self.table
-        table_sums = table.states.sums if table.waits and table.is_output and unit.run.name == "head" else 0
-        table_sums -= unit.born.table if table_sums else 0
-        dense = unit.born.dense - table_sums if self.reduces_every_micro_batch(unit) else 0
-        looked_up = 0 if table.waits else unit.born.table
-        experts = unit.born.experts if cut(unit.parts[-1]) else 0
-        return GradientSums(dense, experts, table=looked_up, tied=unit.born.tied)
+        table_sums = (
+            table.states.sums if table.waits_for_last_pass and table.is_output and unit.group.name == "head" else 0
+        )
+        table_sums -= unit.first_sums.table if table_sums else 0
+        dense = unit.first_sums.dense - table_sums if self.reduces_every_micro_batch(unit) else 0
+        looked_up = 0 if table.waits_for_last_pass else unit.first_sums.table
+        experts = unit.first_sums.experts if count_shard_bytes(unit.parts[-1]) else 0
+        return GradientSums(dense, experts, table=looked_up, tied=unit.first_sums.tied)
 
-    def get_waits(self, unit: RunMemory) -> Waits:
+    def get_waiting(self, unit: UnitGroupMemory) -> WaitingGradients:
         """Return which gradients made in B wait for W: those of experts only if experts are sharded."""
-        return Waits(
-            self.every_micro_batch, self.every_micro_batch and unit.born.experts > 0 and cut(unit.parts[-1]) > 0
+        return WaitingGradients(
+            self.every_micro_batch,
+            self.every_micro_batch and unit.first_sums.experts > 0 and count_shard_bytes(unit.parts[-1]) > 0,
         )
 
-    def bias_sum_bytes(self, unit: RunMemory) -> int:
+    def bias_sum_bytes(self, unit: UnitGroupMemory) -> int:
         """Return the bytes of experts' sums that B allocates, not W, because bias gradients do not wait for W."""
-        return unit.born.experts if self.biased and not self.get_waits(unit).biases else 0
+        return (
+            unit.first_sums.experts if self.has_separate_biases and not self.get_waiting(unit).expert_biases_wait else 0
+        )
 
-    def experts_by_w(self, units: Iterable[RunMemory]) -> int:
+    def experts_by_w(self, units: Iterable[UnitGroupMemory]) -> int:
         """Return the bytes of experts' sums that W of a stage allocates."""
-        return sum(unit.run.times * (unit.born.experts - self.bias_sum_bytes(unit)) for unit in units)
+        return sum(unit.group.times * (unit.first_sums.experts - self.bias_sum_bytes(unit)) for unit in units)
 
-    def is_reduced_in_b(self, unit: RunMemory, *, last: bool) -> bool:
+    def is_reduced_in_b(self, unit: UnitGroupMemory, *, last: bool) -> bool:
         """Return True if a table of ``unit`` is reduced before W: it is used for lookups and not in a matmul."""
-        return unit.born.table > 0 and not unit.born.tied and not self.table.adds and self.is_reduced(unit, last=last)
+        return (
+            unit.first_sums.table > 0
+            and not unit.first_sums.tied
+            and not self.table.head_accumulates
+            and self.is_reduced(unit, last=last)
+        )
 
-    def shards(self, unit: RunMemory, *, first: bool) -> int:
+    def count_new_shards(self, unit: UnitGroupMemory, *, first: bool) -> int:
         """Return the bytes of this rank's reduced gradients that a reduction of ``unit`` allocates."""
         return (
-            0 if self.is_bucketed or (self.reduces_every_micro_batch(unit) and not first) else sum(map(cut, unit.parts))
+            0
+            if self.is_bucketed or (self.reduces_every_micro_batch(unit) and not first)
+            else sum(map(count_shard_bytes, unit.parts))
         )
 
-    def table_shard_bytes(self, unit: RunMemory, *, first: bool) -> int:
-        """Return the part of ``shards`` of the head's own table, which is reduced as soon as its gradient is made."""
-        if unit.run.name != "head":
+    def table_shard_bytes(self, unit: UnitGroupMemory, *, first: bool) -> int:
+        """Return the part of ``count_new_shards`` of the head's own table, reduced once its gradient is made."""
+        if unit.group.name != "head":
             return 0
-        table_parts = unit.parts[1:-1] if unit.born.experts else unit.parts[1:]  # the table lies before the experts
-        return min(sum(map(cut, table_parts)), self.shards(unit, first=first))
+        table_parts = (
+            unit.parts[1:-1] if unit.first_sums.experts else unit.parts[1:]
+        )  # the table lies before the experts
+        return min(sum(map(count_shard_bytes, table_parts)), self.count_new_shards(unit, first=first))
 
-    def change(self, unit: RunMemory, *, first: bool, reduces: bool, made_later: int = 0) -> GradientChange:
+    def count_gradient_change(
+        self, unit: UnitGroupMemory, *, first: bool, reduces: bool, made_later: int = 0
+    ) -> GradientChange:
         """Return the change by a backward; ``made_later``: bytes of weight gradients that W makes."""
-        state, table, is_late = unit.state, self.table, self.destination == "late"
-        made_bytes, sum_bytes = self.widths
-        bucket_bytes = self.bucket if unit.run.name == "head" and (first or not self.stays) else 0
+        state, table, is_late = unit.states, self.table, self.destination == "late"
+        made_bytes, sum_bytes = self.element_bytes
+        bucket_bytes = self.bucket_bytes if unit.group.name == "head" and (first or not self.keeps_unsharded) else 0
         if self.is_bucketed:
-            wait_bytes = {"head": table.waiting_bytes, "embed": -table.waiting_bytes}.get(str(unit.run.name), 0)
+            wait_bytes = {"head": table.head_gradient_bytes, "embed": -table.head_gradient_bytes}.get(
+                str(unit.group.name), 0
+            )
             return GradientChange(bucket_bytes + wait_bytes, bucket_bytes, wait_bytes)
         if is_late:  # separate gradients, not their sums
             sums_bytes = max(0, state.sums * made_bytes // sum_bytes - made_later)
         elif first or not self.reduces_every_micro_batch(unit):
             sums_bytes = state.sums if first else 0
         else:
-            sums_bytes = sum(part.sums for part in unit.parts if cut(part))
-        is_first_gradient = first or (self.every_micro_batch and not table.waits)
-        waiting_bytes = table.states.sums if table.adds and is_first_gradient and not is_late else table.waiting_bytes
-        wait_bytes = {"head": waiting_bytes, "embed": -waiting_bytes}.get(str(unit.run.name), 0)
-        shard_bytes = self.shards(unit, first=first)
-        freed = sum(part.sums for part in unit.parts if cut(part)) if reduces else 0
+            sums_bytes = sum(part.sums for part in unit.parts if count_shard_bytes(part))
+        is_first_gradient = first or (self.every_micro_batch and not table.waits_for_last_pass)
+        waiting_bytes = (
+            table.states.sums
+            if table.head_accumulates and is_first_gradient and not is_late
+            else table.head_gradient_bytes
+        )
+        wait_bytes = {"head": waiting_bytes, "embed": -waiting_bytes}.get(str(unit.group.name), 0)
+        shard_bytes = self.count_new_shards(unit, first=first)
+        freed = sum(part.sums for part in unit.parts if count_shard_bytes(part)) if reduces else 0
         if reduces and self.release == "next_copy":  # the copy is made, gradients are freed, the shard is made
-            copies_made = self.copies(first=first)
+            copies_made = self.copies_gradients(first=first)
             made_bytes_freed, sums_before = (
                 (freed * made_bytes // sum_bytes, sums_bytes - freed) if copies_made else (0, sums_bytes)
             )
@@ -191,7 +213,7 @@ class Reductions(NamedTuple):
             sums_bytes + wait_bytes + shard_bytes, sums_bytes + (shard_bytes - freed if reduces else 0), wait_bytes
         )
 
-    def lag_bytes(self, unit: RunMemory) -> int:
+    def pending_sum_bytes(self, unit: UnitGroupMemory) -> int:
         """Return the bytes of a unit's sums kept until the next reduction has begun.
 
         Experts are not counted, as they come first.
@@ -200,44 +222,44 @@ class Reductions(NamedTuple):
 
     def in_flight_bytes(
         self,
-        units: tuple[RunMemory, ...],
-        before: Before,
-        late: list[int],
+        units: tuple[UnitGroupMemory, ...],
+        previous: PreviousPass,
+        deferred: list[int],
         *,
-        then: tuple[Kind, int],
+        next_pass: tuple[Kind, int],
         experts_first: bool,
     ) -> int:
         """Return the bytes of sums in flight after a backward pass.
 
         They belong to the unit of its stage that was reduced last.
 
-        ``late``: bytes that each unit of the stage defers from B to W; ``then``: the next pass. Of two equal passes in
-        a row that make the gradients of only one unit, the second ends the reduction before it allocates the unit's
-        sums again, unless the sums of experts come first (``experts_first``: in W).
+        ``deferred``: bytes that each unit of the stage defers from B to W; ``next_pass``: the next pass. Of two equal
+        passes in a row that make the gradients of only one unit, the second ends the reduction before it allocates the
+        unit's sums again, unless the sums of experts come first (``experts_first``: in W).
         """
-        if self.every_micro_batch and then == (before.kind, before.stage) and before.kind != "B":
+        if self.every_micro_batch and next_pass == (previous.kind, previous.stage) and previous.kind != "B":
             made_units = [
                 last_reduced
-                for last_reduced, put_off in zip(units, late, strict=True)
-                if put_off or before.kind == "BW"
+                for last_reduced, deferred_bytes in zip(units, deferred, strict=True)
+                if deferred_bytes or previous.kind == "BW"
             ]
-            experts_first = experts_first if before.kind == "W" else made_units[0].born.experts > 0
-            if [last_reduced.run.times for last_reduced in made_units] == [1] and not experts_first:
+            experts_first = experts_first if previous.kind == "W" else made_units[0].first_sums.experts > 0
+            if [last_reduced.group.times for last_reduced in made_units] == [1] and not experts_first:
                 return 0
         reduced_units = (
             last_reduced
-            for last_reduced, put_off in zip(units, late, strict=True)
-            if {"B": not put_off, "W": bool(put_off)}.get(before.kind, True)
-            and self.is_reduced(last_reduced, last=before.last)
+            for last_reduced, deferred_bytes in zip(units, deferred, strict=True)
+            if {"B": not deferred_bytes, "W": bool(deferred_bytes)}.get(previous.kind, True)
+            and self.is_reduced(last_reduced, last=previous.last)
         )
         last_reduced = next(reduced_units, None)
-        return self.lag_bytes(last_reduced) if last_reduced is not None else 0
+        return self.pending_sum_bytes(last_reduced) if last_reduced is not None else 0
 
 
 def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
     """Return how the gradients of a layout are reduced by the job's software."""
     job, stack, zero_policy = counts.job, counts.job.stack, policy(layout, counts.job)
-    gradients_stay, reduces_every_backward, facts = (
+    gradients_stay, reduces_every_backward, kernel_facts = (
         zero_policy.gradients_stay,
         counts.reduces_every_micro_batch(layout),
         stack.kernel_facts,
@@ -248,19 +270,21 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
     if not gradients_stay and not bucketed:
         if stack.comm_buffers == "retained":
             release = "next_copy"
-        elif "dp" in stack.overlap and (facts.overlaps_each_reduction or not reduces_every_backward):
+        elif "dp" in stack.overlap and (kernel_facts.overlaps_each_reduction or not reduces_every_backward):
             release = "next_reduction"
     n_buckets = (2 if "dp" in stack.overlap else 1) if layout.shards > 1 and zero_policy.weights_stay else 0
     return Reductions(
-        stays=gradients_stay,
+        keeps_unsharded=gradients_stay,
         every_micro_batch=reduces_every_backward,
         destination=destination,
         release=release,
-        bucket=n_buckets * stack.reduce_bucket * job.precision.summed_bytes,
-        midway=facts.reduces_experts_midway and not bucketed,
-        biased=facts.separate_biases and counts.model.moe is not None and counts.model.moe.expert_bias,
+        bucket_bytes=n_buckets * stack.reduce_bucket * job.precision.summed_bytes,
+        reduces_experts_midway=kernel_facts.reduces_experts_midway and not bucketed,
+        has_separate_biases=kernel_facts.separate_biases
+        and counts.model.moe is not None
+        and counts.model.moe.expert_bias,
         table=_shared_table(counts, layout),
-        widths=(job.precision.table_gradients_bytes, job.precision.summed_bytes),
+        element_bytes=(job.precision.table_gradients_bytes, job.precision.summed_bytes),
     )
 
 
@@ -284,16 +308,16 @@ def _shared_table(counts: Counts, layout: Layout) -> SharedTable:
     gradient_bytes = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp
     gradient_bytes = 0 if counts.job.adapter is not None else gradient_bytes  # the table is frozen
     return SharedTable(
-        here=is_local,
-        adds=adds,
+        is_local=is_local,
+        head_accumulates=adds,
         is_output=model.tied_embeddings,
         states=counts.states(layout, "embed") if is_local else UnitStates(),
-        waits=adds and not counts.reduces_every_micro_batch(layout, "embed"),
-        waiting_bytes=gradient_bytes if is_local and not adds else 0,
+        waits_for_last_pass=adds and not counts.reduces_every_micro_batch(layout, "embed"),
+        head_gradient_bytes=gradient_bytes if is_local and not adds else 0,
     )
 
 
-def cut(part: UnitStates) -> int:
+def count_shard_bytes(part: UnitStates) -> int:
     """Return the bytes of a rank's shard of reduced gradients.
 
     0 if there is one shard, which is the buffer of the sums.

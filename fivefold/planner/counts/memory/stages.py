@@ -16,8 +16,8 @@ from fivefold.job import Job
 from fivefold.layout.sharding import is_gemm_weight, policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts, Name, UnitGroup, run_part
-from fivefold.planner.counts.memory.liveness import GradientSums, Profile
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
+from fivefold.planner.counts.memory.liveness import GradientSums, UnitProfile
 from fivefold.planner.counts.memory.states import UnitStates, count_scales
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 
@@ -25,61 +25,62 @@ UnitKey = tuple[Name, bool]  # name of a unit, True if it is recomputed
 Cause = tuple[Any, ...]  # (index of the group, of the unit in it, phase, operation), or one word
 
 
-class RunMemory(NamedTuple):
+class UnitGroupMemory(NamedTuple):
     """A group of equal units with the live bytes and states of one unit.
 
-    ``first`` is the profile that allocates the gradient sums ``born``, ``later`` the one with sums allocated before.
-    ``state``: bytes of one unit; ``parts``: the same by what is gathered separately (dense, experts).
+    ``first_profile`` is the profile that allocates the gradient sums ``first_sums``, ``later_profile`` the one with
+    sums allocated before. ``states``: bytes of one unit; ``parts``: the same by what is gathered separately (dense,
+    experts).
     """
 
-    run: UnitGroup
-    part: LocalDegrees
-    first: Profile
-    later: Profile
-    state: UnitStates
+    group: UnitGroup
+    degrees: LocalDegrees
+    first_profile: UnitProfile
+    later_profile: UnitProfile
+    states: UnitStates
     parts: tuple[UnitStates, ...]
-    born: GradientSums
-    logits: int
-    noted: bool = True  # False: none of its moments can be the peak
+    first_sums: GradientSums
+    logits_bytes: int
+    can_be_peak: bool = True  # False: none of its moments can be the peak
 
 
 class ModelChunk(NamedTuple):
     """One stage, in bytes.
 
-    ``states``: of all its units; ``kept``: activations of one micro-batch until its backward; ``first_equal_stage``:
-    index of the first stage with equal units.
+    ``states``: of all its units; ``kept_bytes``: activations of one micro-batch until its backward;
+    ``first_equal_stage``: index of the first stage with equal units.
     """
 
-    runs: tuple[RunMemory, ...]
+    groups: tuple[UnitGroupMemory, ...]
     states: UnitStates
-    kept: int
+    kept_bytes: int
     first_equal_stage: int
-    shapes: frozenset[tuple[int, int]]  # of weights with fused wgrad accumulation
+    fused_wgrad_shapes: frozenset[tuple[int, int]]  # of weights with fused wgrad accumulation
 
 
 class PassKey(NamedTuple):
     """The values that the peak of a pass through a stage depends on, besides the stages themselves."""
 
     first_equal_stage: int  # the first stage with equal units
-    output: int  # bytes of the stage's output that stay allocated until its backward has ended
+    output_bytes: int  # bytes of the stage's output that stay allocated until its backward has ended
     kind: str
     first: bool
     last: bool
-    lag: int
-    held: bool
+    pending_bytes: int
+    is_gathered: bool
     every_micro_batch: bool
 
 
 class PipelineStages(NamedTuple):
     """All stages in model order, and two caches that ``passes.py`` fills.
 
-    ``peaks``: the peak bytes of a pass with their cause; ``late``: the bytes that a micro-batch keeps between B and W,
-    by the first stage with equal units and by whether gradients are reduced with every micro-batch.
+    ``peaks``: the peak bytes of a pass with their cause; ``deferred_bytes``: the bytes that a micro-batch keeps between
+    B and W, by the first stage with equal units and by whether gradients are reduced with every micro-batch.
     """
 
     chunks: tuple[ModelChunk, ...]
     peaks: dict[PassKey, tuple[int, Cause]]
-    late: dict[tuple[int, bool], int]
+    deferred_bytes: dict[tuple[int, bool], int]
 
 
 class StageCache(dict[tuple[object, ...], PipelineStages]):
@@ -96,10 +97,10 @@ def build_stages(counts: Counts, layout: Layout) -> PipelineStages:
     cache, key = counts.caches.get_cache(StageCache), stages_key(counts, layout)
     all_stages = cache.get(key)
     if all_stages is None:
-        stages, units = counts.stage_runs(layout), dict[UnitKey, RunMemory]()
+        stages, units = counts.stage_groups(layout), dict[UnitKey, UnitGroupMemory]()
         for run in chain(*stages):
             if _unit_key(run) not in units:
-                units[_unit_key(run)] = _run_memory(counts, layout, run)
+                units[_unit_key(run)] = _count_group_memory(counts, layout, run)
         kinds = [tuple((*_unit_key(run), run.times) for run in runs) for runs in stages]
         chunks: list[ModelChunk] = []
         for index, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
@@ -114,9 +115,9 @@ def build_stages(counts: Counts, layout: Layout) -> PipelineStages:
     return all_stages
 
 
-def _unit_key(run: UnitGroup) -> UnitKey:
-    """Return the values that the live bytes of a unit of ``run`` depend on, under one layout."""
-    return run.name, run.recomputed
+def _unit_key(group: UnitGroup) -> UnitKey:
+    """Return the values that the live bytes of a unit of ``group`` depend on, under one layout."""
+    return group.name, group.recomputed
 
 
 def describe(cause: Cause, chunk: ModelChunk | None = None) -> str:
@@ -124,7 +125,7 @@ def describe(cause: Cause, chunk: ModelChunk | None = None) -> str:
     if len(cause) == 1 or chunk is None:
         return str(cause[0])
     group_index, unit_index, *words = cause
-    return " ".join((chunk.runs[group_index].run.unit_name(unit_index), *words)).strip()
+    return " ".join((chunk.groups[group_index].group.unit_name(unit_index), *words)).strip()
 
 
 def _chunk(
@@ -132,7 +133,7 @@ def _chunk(
     layout: Layout,
     runs: tuple[UnitGroup, ...],
     first_equal_stage: int,
-    units: Mapping[UnitKey, RunMemory],
+    units: Mapping[UnitKey, UnitGroupMemory],
 ) -> ModelChunk:
     """Return a stage that consists of ``units``.
 
@@ -140,77 +141,79 @@ def _chunk(
     """
     kinds = [(*_unit_key(run), run.times) for run in runs]
     ends = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
-    groups = [units[_unit_key(run)]._replace(run=run, noted=index in ends) for index, run in enumerate(runs)]
+    groups = [units[_unit_key(run)]._replace(group=run, can_be_peak=index in ends) for index, run in enumerate(runs)]
     total_states = UnitStates()
     for group in groups:
-        total_states += UnitStates._make(group.run.times * size for size in group.state)
+        total_states += UnitStates._make(group.group.times * size for size in group.states)
     return ModelChunk(
-        runs=tuple(groups),
+        groups=tuple(groups),
         states=total_states,
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
-        kept=sum(group.run.times * group.later.kept_bytes for group in groups)
+        kept_bytes=sum(group.group.times * group.later_profile.kept_bytes for group in groups)
         + (
             4 * (1 + counts.model.mtp_depth)
             if runs[-1].name == "head"
             else counts.get_local(get_local_degrees(layout)).width
         ),
         first_equal_stage=first_equal_stage,
-        shapes=frozenset(shape for run in runs for shape in counts.shapes(get_local_degrees(layout), run.name)),
+        fused_wgrad_shapes=frozenset(
+            shape for run in runs for shape in counts.fused_wgrad_shapes(get_local_degrees(layout), run.name)
+        ),
     )
 
 
 def _move_to_layers(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChunk:
     """Return an equal stage of other layers."""
-    return chunk._replace(runs=tuple(unit._replace(run=run) for unit, run in zip(chunk.runs, runs, strict=True)))
+    return chunk._replace(groups=tuple(unit._replace(group=run) for unit, run in zip(chunk.groups, runs, strict=True)))
 
 
-def _run_memory(counts: Counts, layout: Layout, run: UnitGroup) -> RunMemory:
+def _count_group_memory(counts: Counts, layout: Layout, group: UnitGroup) -> UnitGroupMemory:
     """Return the live bytes and states of one unit of a group."""
-    part, state = run_part(get_local_degrees(layout), run), counts.states(layout, run.name)
-    parts, dense_sums = counts.parts(layout, run.name), state.sums
-    expert_sums = parts[-1].sums if counts.count_moe_layers(run.name) else 0
+    degrees, states = get_group_degrees(get_local_degrees(layout), group), counts.states(layout, group.name)
+    parts, dense_sums = counts.parts(layout, group.name), states.sums
+    expert_sums = parts[-1].sums if counts.count_moe_layers(group.name) else 0
     if counts.adds_table_gradient(layout):
         # The head makes the first gradient of a tied table, so it allocates the embedding's sums.
         table_sums = (
             counts.states(layout, "embed").sums if counts.model.tied_embeddings else 0
         )  # else the last of the head's
-        dense_sums += {"head": table_sums, "embed": -dense_sums}.get(str(run.name), 0)
-    lookup_sums = _lookup_sum_bytes(counts, layout, run, parts)
+        dense_sums += {"head": table_sums, "embed": -dense_sums}.get(str(group.name), 0)
+    lookup_sums = _lookup_sum_bytes(counts, layout, group, parts)
     tied = counts.model.tied_embeddings
     if tied or not counts.adds_table_gradient(layout):
         dense_sums -= lookup_sums
     allocated_sums = GradientSums(
         dense_sums - expert_sums, expert_sums, table=lookup_sums, tied=tied and lookup_sums > 0
     )
-    profiles = counts.profile(part, run.name, allocated_sums), counts.profile(part, run.name)
-    logits = counts.logits(part) if run.name == "head" else 0
-    return RunMemory(run, part, *profiles, state, parts, allocated_sums, logits)
+    profiles = counts.profile(degrees, group.name, allocated_sums), counts.profile(degrees, group.name)
+    logits = counts.logits(degrees) if group.name == "head" else 0
+    return UnitGroupMemory(group, degrees, *profiles, states, parts, allocated_sums, logits)
 
 
-def _lookup_sum_bytes(counts: Counts, layout: Layout, run: UnitGroup, parts: tuple[UnitStates, ...]) -> int:
+def _lookup_sum_bytes(counts: Counts, layout: Layout, group: UnitGroup, parts: tuple[UnitStates, ...]) -> int:
     """Return the bytes of the sums of a table whose first gradient is made by a head with MTP modules."""
-    if run.name != "head" or not counts.model.mtp_depth:
+    if group.name != "head" or not counts.model.mtp_depth:
         return 0
     if counts.adds_table_gradient(layout):
         return counts.states(layout, "embed").sums
-    table_parts = parts[1:-1] if counts.count_moe_layers(run.name) else parts[1:]
+    table_parts = parts[1:-1] if counts.count_moe_layers(group.name) else parts[1:]
     return sum(part.sums for part in table_parts)
 
 
 # Weights that stay gathered
 
 
-def held_bytes(units: Iterable[RunMemory], *, but: str = "") -> int:
+def gathered_stage_bytes(units: Iterable[UnitGroupMemory], *, excluded: str = "") -> int:
     """Return the bytes of a stage's weights that may stay gathered from an F to a B.
 
-    The embedding and ``but`` are not counted.
+    The embedding and ``excluded`` are not counted.
     """
-    return sum(unit.run.times * unit.state.gathered for unit in units if unit.run.name not in ("embed", but))
+    return sum(unit.group.times * unit.states.gathered for unit in units if unit.group.name not in ("embed", excluded))
 
 
-def head_bytes(units: Sequence[RunMemory], *, table: int) -> int:
+def gathered_head_bytes(units: Sequence[UnitGroupMemory], *, table: int) -> int:
     """Return the bytes of the head's gathered weights and of a tied ``table``; 0 in a stage without the head."""
-    return units[-1].state.gathered + table if units[-1].run.name == "head" else 0
+    return units[-1].states.gathered + table if units[-1].group.name == "head" else 0
 
 
 # Inputs and outputs of stages
@@ -220,43 +223,47 @@ class StageBuffers(NamedTuple):
     """The buffers of PyTorch's pipelines for a stage.
 
     They are its output until its backward has ended, and receive buffers of inputs and gradients for each micro-batch.
-    ``stream``: bytes of one input or output.
+    ``stream_bytes``: bytes of one input or output.
 
     Source: pytorch/pytorch@v2.13.0:torch/distributed/pipelining/stage.py, fwd_cache, args_recv_info and grad_recv_info.
     """
 
     stages: int
-    stream: int
-    received: bool  # each micro-batch has its own receive buffer
-    outputs: bool
-    graph: bool  # the autograd graph is kept between B and W
-    turn: int  # the stage of a V whose next is on the same rank; -1: none
+    stream_bytes: int
+    has_recv_buffers: bool  # each micro-batch has its own receive buffer
+    retains_outputs: bool
+    retains_graph: bool  # the autograd graph is kept between B and W
+    turning_stage: int  # the stage of a V whose next is on the same rank; -1: none
 
-    def output(self, stage: int) -> int:
+    def output_bytes(self, stage: int) -> int:
         """Return the bytes of a stage's output if it is kept until its backward has ended.
 
         It is 0 for the last stage, and if the output is the input of the next stage on the same rank.
         """
-        return self.stream * (self.outputs and stage < self.stages - 1 and stage != self.turn)
+        return self.stream_bytes * (self.retains_outputs and stage < self.stages - 1 and stage != self.turning_stage)
 
     def graph_bytes(self, stage: int) -> int:
         """Return the bytes kept between B and W that count as buffers.
 
         They are the stage's input and its output's gradient.
         """
-        return self.stream * (self.graph and self.received) * ((stage > 0) + (stage < self.stages - 1))
+        return (
+            self.stream_bytes
+            * (self.retains_graph and self.has_recv_buffers)
+            * ((stage > 0) + (stage < self.stages - 1))
+        )
 
 
-def stage_buffers(layout: Layout, job: Job, *, stages: int, stream: int) -> StageBuffers:
+def stage_buffers(layout: Layout, job: Job, *, stages: int, stream_bytes: int) -> StageBuffers:
     """Return the buffers that the job's software keeps for the ``stages`` of a layout."""
-    stack, piped = job.stack, layout.pp > 1
+    stack, has_pipeline = job.stack, layout.pp > 1
     return StageBuffers(
         stages,
-        stream,
-        received=piped and stack.recv_buffers == "preallocated",
-        outputs=piped and stack.stage_outputs == "retained",
-        graph=stack.deferred_wgrad == "graph",
-        turn=stages // 2 - 1 if layout.pipeline.places_v else -1,
+        stream_bytes,
+        has_recv_buffers=has_pipeline and stack.recv_buffers == "preallocated",
+        retains_outputs=has_pipeline and stack.stage_outputs == "retained",
+        retains_graph=stack.deferred_wgrad == "graph",
+        turning_stage=stages // 2 - 1 if layout.pipeline.places_v else -1,
     )
 
 
@@ -300,7 +307,7 @@ def spare_gradients_bytes(job: Job, chunks: Collection[ModelChunk], *, layout: L
     if job.stack.reduce_bucket and not policy(layout, job).weights_stay:
         return job.stack.reduce_bucket * recipe.summed_bytes
     if job.stack.wgrad_accumulation == "fused_dummy":
-        shapes = frozenset[tuple[int, int]]().union(*(chunk.shapes for chunk in chunks))
+        shapes = frozenset[tuple[int, int]]().union(*(chunk.fused_wgrad_shapes for chunk in chunks))
         return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes
     if job.stack.wgrad_accumulation in ("deferred_buckets", "ddp_buckets"):
         return sum(chunk.states.sums for chunk in chunks) * recipe.gradients_bytes // recipe.summed_bytes

@@ -35,15 +35,15 @@ class UnitStates(NamedTuple):
     """Bytes of one unit's states on the first rank, and of the buffers of its all-gather."""
 
     gathered: int = 0  # gathered (unsharded) weights
-    apart: int = 0  # this rank's weights or masters that are not part of the gathered ones, and DPO's reference
+    separate: int = 0  # this rank's weights or masters that are not part of the gathered ones, and DPO's reference
     sums: int = 0  # unsharded gradients
     reduced: int = 0  # this rank's shard of the gradients, if it is another buffer
     moments: int = 0
-    travel: int = 0  # buffers of the all-gather: output, and input if it is a copy
-    updated: int = 0  # elements that this rank's optimizer updates
+    gather_buffers: int = 0  # buffers of the all-gather: output, and input if it is a copy
+    updated_numel: int = 0  # elements that this rank's optimizer updates
 
     def __add__(self, other: UnitStates) -> UnitStates:  # type: ignore[override]
-        return UnitStates._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
+        return UnitStates._make(ours + theirs for ours, theirs in zip(self, other, strict=True))
 
 
 def local_units(weights: Iterable[Weight], *, model: Model, layout: Layout, job: Job) -> tuple[FsdpUnit, ...]:
@@ -71,22 +71,22 @@ def shard_unit(unit: FsdpUnit, layout: Layout) -> tuple[FsdpUnit, int, int]:
     return unit, layout.shards, layout.dp * layout.cp // layout.shards
 
 
-def part_states(unit: FsdpUnit, *, uncut: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
+def part_states(unit: FsdpUnit, *, unsharded: Iterable[Weight], shards: int, layout: Layout, job: Job) -> UnitStates:
     """Return the states of one part (dense, experts) of a unit on the rank with the largest shards.
 
-    ``uncut``: the unit's unsharded weights. Of ``layout`` only the ZeRO stage matters, whether it shards, and whether
-    it has pipeline stages.
+    ``unsharded``: the unit's unsharded weights. Of ``layout`` only the ZeRO stage matters, whether it shards, and
+    whether it has pipeline stages.
     """
     quantised_names = frozenset(
-        weight.name for weight in uncut if is_quantized(weight.numel, vector=weight.is_vector)
+        weight.name for weight in unsharded if is_quantized(weight.numel, vector=weight.is_vector)
     )  # if moments scale
-    recipe, zero_policy, entire = job.precision, policy(layout, job), unit
+    recipe, zero_policy, all_weights = job.precision, policy(layout, job), unit
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
-    frozen, unit = frozen_bytes(entire, shards=shards if shards_frozen else 1, job=job), select_trained(unit, job)
+    frozen, unit = frozen_bytes(all_weights, shards=shards if shards_frozen else 1, job=job), select_trained(unit, job)
     padded = padded_numel(unit, shards=shards)
-    shard_numel_padded, weights_bytes = padded // shards, held_bytes(unit, shards=shards, recipe=recipe)
+    shard_numel_padded, weights_bytes = padded // shards, kept_gathered_bytes(unit, shards=shards, recipe=recipe)
     stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered
     gathers_fp8 = recipe.gathers == "fp8" and any(map(is_gemm_weight, unit.weights))
     has_own_shard = (
@@ -96,7 +96,7 @@ def part_states(unit: FsdpUnit, *, uncut: Iterable[Weight], shards: int, layout:
     gather_buffers = (
         0
         if shards == 1 and not recipe.holds_casts
-        else _travel(unit, shards=shards, recipe=recipe, copied=copies_input)
+        else _gather_buffer_bytes(unit, shards=shards, recipe=recipe, copied=copies_input)
     )
     if frozen.gathered and shards_frozen and shards > 1:  # shards of several formats are copied to one input
         gather_buffers = frozen.gathered + weights_bytes
@@ -106,7 +106,7 @@ def part_states(unit: FsdpUnit, *, uncut: Iterable[Weight], shards: int, layout:
     if job.copies_reference:
         stays = zero_policy.weights_stay or stays_gathered
         reference = weights_bytes if stays else shard_numel_padded * recipe.weights_bytes
-    if updates_one(layout, job):
+    if updates_flat_tensor(layout, job):
         moments -= 4 * len(unit.weights)
     offloaded = "optimizer" in layout.list_offloaded(job)
     bytes_per_element = recipe.updated_bytes if has_own_shard else 0  # per element of this rank's shard
@@ -114,25 +114,25 @@ def part_states(unit: FsdpUnit, *, uncut: Iterable[Weight], shards: int, layout:
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
     return UnitStates(
         gathered=0 if stays_gathered else weights_bytes + frozen.gathered,
-        apart=shard_numel_padded * bytes_per_element
+        separate=shard_numel_padded * bytes_per_element
         + (weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen)
         + frozen.scales
         + reference,
         sums=padded * recipe.summed_bytes,
         reduced=0 if zero_policy.gradients_stay else shard_numel_padded * recipe.summed_bytes,
         moments=0 if offloaded else moments,
-        travel=gather_buffers,
-        updated=shard_numel_padded,
+        gather_buffers=gather_buffers,
+        updated_numel=shard_numel_padded,
     )
 
 
-def updates_one(layout: Layout, job: Job) -> bool:
+def updates_flat_tensor(layout: Layout, job: Job) -> bool:
     """Return True if this rank's part of all weights is updated as one tensor, with one step count."""
     joins = job.stack.reduce_bucket > 0 and layout.zero > 0 and find_cost(job.optimizer.kind).updates_flat_buffer
     return joins and "optimizer" not in layout.list_offloaded(job)
 
 
-def held_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
+def kept_gathered_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
     """Return the bytes of a unit's gathered weights as they are kept, padding included."""
     if recipe.holds_casts:
         return gathered_bytes(unit, shards=shards, recipe=recipe)
@@ -147,7 +147,7 @@ def gathered_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe) -> int:
     return shards * sum(size * width for size, width in zip(sizes, widths, strict=True))
 
 
-def _travel(unit: FsdpUnit, *, shards: int, recipe: Recipe, copied: bool) -> int:
+def _gather_buffer_bytes(unit: FsdpUnit, *, shards: int, recipe: Recipe, copied: bool) -> int:
     """Return the bytes of the all-gather's output and, if ``copied``, of its input.
 
     In fp8 each weight's rows are cast before they are copied to the input, while there is no output yet.

@@ -52,7 +52,7 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     (rows, outof, into), (source, *_) = op.shape, op.reads
     base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
     yield _freeze(op, local, adapter)._replace(writes={base: size})
-    keeps, scratch, regathered, held = op.keeps, op.backward_scratch, op.regathered, tuple[str, ...]()
+    keeps, scratch, regathered, held = op.keeps, op.backward_scratch, op.regathered_bytes, tuple[str, ...]()
     size_of_input, width = rows * into * local.width, 1
     widens = local.job.precision.autocasts and adapter.base != "nf4"
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
@@ -69,10 +69,12 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     if widens or adapter.dropout:
         keeps, scratch, regathered = (source,), 0, 0
     factors = (
-        matmul(f"{op.name}.lora_a", source, low, rows=rows, into=into, outof=adapter.rank, width=local.width)._replace(
-            keeps=keeps, backward_scratch=scratch, regathered=regathered
+        matmul(
+            f"{op.name}.lora_a", source, low, rows=rows, in_features=into, out_features=adapter.rank, width=local.width
+        )._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=regathered),
+        matmul(
+            f"{op.name}.lora_b", low, high, rows=rows, in_features=adapter.rank, out_features=outof, width=local.width
         ),
-        matmul(f"{op.name}.lora_b", low, high, rows=rows, into=adapter.rank, outof=outof, width=local.width),
     )
     for factor in factors:
         if local.job.precision.autocasts:  # autocast's cache keeps the cast of a factor
@@ -97,16 +99,23 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     if adapter.dropout:
         dropped, size_of_input = f"{out}.lora_drop", rows * into * width
         yield dropout(f"{op.name}.lora_dropout", source, dropped, size=size_of_input, mask=rows * into)
-        source, kept = dropped, op._replace(keeps=(dropped,), backward_scratch=0, regathered=0)
-    factor = matmul(f"{op.name}.lora_a", source, low, rows=rows, into=into, outof=adapter.rank, width=width)
+        source, kept = dropped, op._replace(keeps=(dropped,), backward_scratch=0, regathered_bytes=0)
+    factor = matmul(
+        f"{op.name}.lora_a", source, low, rows=rows, in_features=into, out_features=adapter.rank, width=width
+    )
     yield factor._replace(
-        keeps=kept.keeps, backward_scratch=kept.backward_scratch, regathered=kept.regathered, accumulates=True
+        keeps=kept.keeps,
+        backward_scratch=kept.backward_scratch,
+        regathered_bytes=kept.regathered_bytes,
+        accumulates_dgrad=True,
     )
     frozen = _freeze(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
     yield frozen._replace(
-        writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates=True
+        writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates_dgrad=True
     )
-    factor = matmul(f"{op.name}.lora_b", low, high, rows=rows, into=adapter.rank, outof=outof, width=width)
+    factor = matmul(
+        f"{op.name}.lora_b", low, high, rows=rows, in_features=adapter.rank, out_features=outof, width=width
+    )
     yield factor._replace(writes={high: 0}, gradients={high: size})
     yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
 
@@ -119,14 +128,14 @@ def _cast(name: str, source: str, out: str, *, size: int) -> Op:
 
 def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
     """Return an operation whose weights are not trained."""
-    op = op._replace(parameters=0, gradient_widths=(), biases=0)
+    op = op._replace(parameters=0, wgrad_numels=(), bias_wgrad_numel=0)
     if op.kind == "norm":  # x̂ is kept for the gradient of the weight alone
         keeps = tuple(name for name in op.keeps if not name.endswith(".normal"))
         scratch = 0 if local.job.stack.kernels == "triton" else op.backward_scratch
         return op._replace(keeps=keeps, backward_scratch=scratch)
     if op.kind != "matmul":
         return op
-    op = op._replace(keeps=(), backward_scratch=0, regathered=0)
+    op = op._replace(keeps=(), backward_scratch=0, regathered_bytes=0)
     if adapter.base != "nf4" or op.name == "head.out":
         return op
     _, outof, into = op.shape
@@ -137,7 +146,7 @@ def _freeze(op: Op, local: Local, adapter: Adapter) -> Op:
     if not local.job.stack.kernel_facts.fused_dequantization:
         # fp32 scales are freed before the product; its result is allocated after them
         scratch = max(weight, weight + scales - sum(op.writes.values()))
-    return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_by_casts=(moved, moved, 0))
+    return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))
 
 
 def _differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
@@ -145,7 +154,7 @@ def _differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     needs_gradient, result = set(entry), list[Op]()
     for op in ops:
         inputs = op.reads if op.differentiates is None else op.differentiates
-        wanted, trains = tuple(name for name in inputs if name in needs_gradient), bool(op.gradient_widths)
+        wanted, trains = tuple(name for name in inputs if name in needs_gradient), bool(op.wgrad_numels)
         if not wanted and not trains:
             result.append(_drop_backward(op))
             continue
@@ -156,7 +165,7 @@ def _differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
         elif op.kind == "loss":  # in chunks: the weight of the head is frozen
             products = 1
         result.append(op._replace(differentiates=wanted, backward_products=products))
-    kept_inputs = {name for op in ops if op.regathered for name in op.reads}
+    kept_inputs = {name for op in ops if op.regathered_bytes for name in op.reads}
     return [
         op._replace(message=op.message._replace(regather=""))
         if op.message and op.message.forward and op.message.regather and kept_inputs.isdisjoint(op.writes)
@@ -175,5 +184,5 @@ def _drop_backward(op: Op) -> Op:
         moved_backward_bytes=0,
         backward_scratch=0,
         message=message,
-        moved_by_casts=(op.moved_by_casts[0], 0, 0),
+        moved_cast_bytes=(op.moved_cast_bytes[0], 0, 0),
     )

@@ -25,7 +25,7 @@ from fivefold.units import ceil_div
 
 def attention(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
-    return (_latent if local.model.mla else _list_grouped)(local, source, layer=layer)
+    return (_list_latent if local.model.mla else _list_grouped)(local, source, layer=layer)
 
 
 def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
@@ -44,15 +44,15 @@ def attended_pairs(model: Model, job: Job, *, layer: int, causal: bool) -> int:
 
 def get_window(model: Model, job: Job, *, layer: int) -> int | None:
     """Return a layer's sliding window; None if it has none, or one that is no shorter than the sequence."""
-    return _bound(model, job, layer=layer) if model.window_kind == "sliding" else None
+    return _find_shorter_window(model, job, layer=layer) if model.window_kind == "sliding" else None
 
 
 def get_chunk(model: Model, job: Job, *, layer: int) -> int | None:
     """Return the chunk that a layer attends within; None if it has none, or none shorter than the sequence."""
-    return _bound(model, job, layer=layer) if model.window_kind == "chunks" else None
+    return _find_shorter_window(model, job, layer=layer) if model.window_kind == "chunks" else None
 
 
-def _bound(model: Model, job: Job, *, layer: int) -> int | None:
+def _find_shorter_window(model: Model, job: Job, *, layer: int) -> int | None:
     if not model.has_window(layer) or model.window is None or model.window >= job.sequence:
         return None
     return model.window
@@ -63,21 +63,21 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     model, rows, width, shape = local.model, local.rows, local.width, local.attention(layer)
     q_columns, out_columns = shape.query_dims, shape.output_dims
     columns = {"q": q_columns, "k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.value_dim}
-    qkv_input = LinearInput(local, source, into=local.stream_width, rows=local.stream_rows)
+    qkv_input = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows)
     shared = local.part.tp > model.kv_heads  # the inner ranks of 2D tensor parallelism share one key head
     gate_columns = shape.heads if model.gate_per_head else out_columns
     ops, sizes = [*qkv_input.ops], columns | ({"gate": gate_columns} if model.output_gate else {})
     if shape.tied_values:
         del sizes["v"]
     if local.job.stack.merged_projections:
-        ops.append(qkv_input.column("attention.qkv", "qkv", outof=sum(sizes.values()), bias=model.qkv_bias))
+        ops.append(qkv_input.column("attention.qkv", "qkv", out_features=sum(sizes.values()), bias=model.qkv_bias))
         ops.append(split("attention.split", "qkv", {name: rows * out * width for name, out in sizes.items()}))
     else:
         ops += [
             qkv_input.column(
                 f"attention.{name}",
                 name,
-                outof=out // local.part.tp_inner if shared and name in "kv" else out,
+                out_features=out // local.part.tp_inner if shared and name in "kv" else out,
                 bias=model.qkv_bias,
                 shared=shared and name in "kv",
             )
@@ -87,7 +87,7 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     q, k, v = "q", "k", "k" if shape.tied_values else "v"
     norms_heads = model.qk_norm != "none" and (model.qk_norm != "unit" or model.has_rope(layer))
     if norms_heads and model.qk_norm == "full":
-        ops += [_normed_heads(local, name, name, out=columns[name], dim=columns[name]) for name in "qk"]
+        ops += [_norm_heads(local, name, name, columns=columns[name], dim=columns[name]) for name in "qk"]
         q, k = "qn", "kn"
     if model.qkv_clip is not None:
         ops += [
@@ -101,11 +101,11 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         ops.append(elementwise("attention.scale.v", "activation", (v,), "vs", size=rows * columns["v"] * width))
         v = "vs"
     if model.value_norm:
-        ops.append(_normed_heads(local, "v", v, out=columns["v"], dim=shape.value_dim))
+        ops.append(_norm_heads(local, "v", v, columns=columns["v"], dim=shape.value_dim))
         v = "vn"
     if norms_heads and model.qk_norm != "full" and not model.qk_norm_after_rope:
         ops += [
-            _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
+            _norm_heads(local, name, x, columns=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
         ]
         q, k = "qn", "kn"
     if model.has_rope(layer):
@@ -116,13 +116,13 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
         q, k = "qr", "kr"
     if norms_heads and model.qk_norm_after_rope:
         ops += [
-            _normed_heads(local, name, x, out=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
+            _norm_heads(local, name, x, columns=columns[name], dim=shape.head_dim) for name, x in (("q", q), ("k", k))
         ]
         q, k = "qn", "kn"
     if model.has_temperature(layer):
         ops.append(rope("rope.temperature", q, "qt", numel=rows * q_columns, width=width))
         q = "qt"
-    ops += _core(local, q=q, k=k, v=v, layer=layer)
+    ops += _list_core(local, q=q, k=k, v=v, layer=layer)
     out = "o"
     if model.output_gate:
         size, out = rows * out_columns * width, "og"
@@ -140,19 +140,22 @@ def _list_grouped(local: Local, source: str, *, layer: int) -> list[Op]:
     if model.sub_norm:
         ops.append(list_sub_norm(local, "attention.out_norm", out, dim=out_columns))
         out = f"{out}n"
-    return [*ops, *row(local, "attention.out", out, "a", into=out_columns, outof=model.width, bias=model.out_bias)]
+    return [
+        *ops,
+        *row(local, "attention.out", out, "a", in_features=out_columns, out_features=model.width, bias=model.out_bias),
+    ]
 
 
-def _normed_heads(local: Local, name: str, source: str, *, out: int, dim: int) -> Op:
-    """Return the norm of ``dim`` of queries, keys or values, ``out`` columns on this rank: ``source`` → ``name``n."""
+def _norm_heads(local: Local, name: str, source: str, *, columns: int, dim: int) -> Op:
+    """Return the norm over ``dim`` of queries, keys or values [rows, columns] of this rank: ``source`` → ``name``n."""
     rows, qk_norm = local.rows, "unit" if name == "v" else local.model.qk_norm
-    heads, kind = out // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
+    heads, kind = columns // dim, local.norm._replace(norm=NORMS["rmsnorm"]) if qk_norm == "unit" else local.norm
     op = norm(f"attention.{name}_norm", source, f"{name}n", rows=rows * heads, dim=dim, width=local.width, kind=kind)
     if qk_norm == "unit":
-        return op._replace(parameters=0, gradient_widths=())
+        return op._replace(parameters=0, wgrad_numels=())
     if qk_norm == "heads":
-        widths = tuple(size * heads for size in op.gradient_widths)
-        return op._replace(parameters=op.parameters * heads, batch=heads, gradient_widths=widths)
+        widths = tuple(size * heads for size in op.wgrad_numels)
+        return op._replace(parameters=op.parameters * heads, batch=heads, wgrad_numels=widths)
     if (
         qk_norm == "full" and local.part.tp > 1
     ):  # all-reduce over the heads of all ranks: sums of squares, for LayerNorm also of values
@@ -161,11 +164,11 @@ def _normed_heads(local: Local, name: str, source: str, *, out: int, dim: int) -
     return op
 
 
-def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -> list[Op]:
+def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storage: str = "") -> list[Op]:
     """List the operations of the attention core.
 
-    Flash keeps q, k, v, its output and an fp32 log-sum-exp per query and head (arXiv:2205.14135). ``held``: the tensor
-    that the values are a view of, if they are one.
+    Flash keeps q, k, v, its output and an fp32 log-sum-exp per query and head (arXiv:2205.14135). ``value_storage``:
+    the tensor that the values are a view of, if they are one.
     """
     model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
     shape = local.attention(layer)
@@ -177,7 +180,7 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
     if part.cp > 1 and part.ulysses:
         for tensor, size in ((q, heads * dims[0]), (k, kv_heads * dims[0]), (v, kv_heads * dims[1])):
             ops.append(_all_to_all(tensor, f"{tensor}.all", size=rows * size * width))
-        q, k, v, held = f"{q}.all", f"{k}.all", f"{v}.all", ""
+        q, k, v, value_storage = f"{q}.all", f"{k}.all", f"{v}.all", ""
     elif part.cp > 1:
         # in the backward the gradients of keys and values travel with them
         message = OpMessage(
@@ -196,17 +199,17 @@ def _core(local: Local, *, q: str, k: str, v: str, layer: int, held: str = "") -
         "attention",
         (q, k, v),
         {out: rows * heads * dims[1] * width, "lse": rows * heads * 4},
-        keeps=(q, k, held or v, out, "lse"),
+        keeps=(q, k, value_storage or v, out, "lse"),
         parameters=sum(sinks),
-        gradient_widths=sinks,
+        wgrad_numels=sinks,
         shape=(part.sequences * job.sequence // chunk, chunk, dims[0]),
         batch=heads,
         moved_bytes=moved,
         moved_backward_bytes=2 * moved,
         message=message,
     )
-    forward, backward = _scratch(local, shape, kernel=kernel, own=kv_bytes if message else 0)
-    core = _with_work(core, local, layer=layer, dims=kernel)._replace(
+    forward, backward = _count_scratch(local, shape, kernel=kernel, ring_bytes=kv_bytes if message else 0)
+    core = _with_flops(core, local, layer=layer, dims=kernel)._replace(
         forward_scratch=forward, backward_scratch=backward
     )
     # a kernel with two head dims saves its random seeds
@@ -226,7 +229,7 @@ def _uses_dropout_kernel(local: Local) -> bool:
     return dropped and local.job.stack.attention != "unfused" and local.facts.own_attention
 
 
-def _with_work(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
+def _with_flops(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) -> Op:
     """Return the core with its FLOPs.
 
     They are those of the full square, of the visible pairs, and with a window those of all cp ranks.
@@ -257,32 +260,32 @@ def _kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
     return (max(dims),) * 2 if pads else dims
 
 
-def _scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, int], own: int) -> tuple[int, int]:
+def _count_scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, int], ring_bytes: int) -> tuple[int, int]:
     """Return the scratch bytes of the core, forward and backward.
 
-    ``own``: bytes of this rank's keys and values in a ring, else 0. If head dims differ, v and the output are padded,
-    in the backward also their gradients. A ring holds its keys and values and those that arrive, the result of a half
-    of the queries, and fp32 sums; in the backward a result, and sums of the gradients of keys and values: the local
-    ones and, with more than two ranks, those that arrive and leave.
+    ``ring_bytes``: bytes of this rank's keys and values in a ring, else 0. If head dims differ, v and the output are
+    padded, in the backward also their gradients. A ring holds its keys and values and those that arrive, the result of
+    a half of the queries, and fp32 sums; in the backward a result, and sums of the gradients of keys and values: the
+    local ones and, with more than two ranks, those that arrive and leave.
     """
     n_rows, width, cp, dims = local.rows * shape.heads, local.width, local.part.cp, (shape.head_dim, shape.value_dim)
     padded_bytes = n_rows * max(dims) * width if kernel != dims else 0
-    if not own:
+    if not ring_bytes:
         return 2 * padded_bytes, 4 * padded_bytes
     fp32_column = 4 * n_rows if width < 4 else 0
     q_bytes, o_bytes = n_rows * dims[0] * width, n_rows * dims[1] * width
     halves_bytes = (
         0 if local.part.sequences == 1 else q_bytes // 2 if padded_bytes else q_bytes // 2 + o_bytes
     )  # halves are copies only if there are several sequences
-    first_step = 2 * own + 2 * padded_bytes
+    first_step = 2 * ring_bytes + 2 * padded_bytes
     ring_step = (
         fp32_column * dims[1]
-        + own * min(cp - 1, 2)
+        + ring_bytes * min(cp - 1, 2)
         + 3 * padded_bytes // 2
         - (o_bytes // 2 if fp32_column else -o_bytes // 2)
     )
-    ring_backward = q_bytes // 2 + 3 * padded_bytes + halves_bytes + own * (3, 5, 6)[min(cp, 4) - 2]
-    last_step = 4 * own - q_bytes // 2 if cp == 2 else 0
+    ring_backward = q_bytes // 2 + 3 * padded_bytes + halves_bytes + ring_bytes * (3, 5, 6)[min(cp, 4) - 2]
+    last_step = 4 * ring_bytes - q_bytes // 2 if cp == 2 else 0
     return max(first_step, ring_step), fp32_column * dims[0] + max(ring_backward, last_step)
 
 
@@ -293,7 +296,7 @@ def _all_to_all(source: str, out: str, *, size: int) -> Op:
     )
 
 
-def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
+def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations of multi-head latent attention.
 
     Down-projections work on the rank's local tokens, and tp gathers the small latents.
@@ -301,27 +304,31 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     model, mla, rows, width = local.model, local.model.mla, local.rows, local.width
     assert mla is not None
     N, q_dim, indexer = local.heads, mla.nope_dim + mla.rope_dim, mla.indexer
-    local_input = LinearInput(local, source, into=model.width, rows=local.stream_rows, gathered=False)
+    local_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows, needs_all_rows=False)
     ops, up_ops = [*local_input.ops], list[Op]()
     if mla.q_rank is None:
-        gathered_input = LinearInput(local, source, into=model.width, rows=local.stream_rows)
+        gathered_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
         ops += [op for op in gathered_input.ops if op.kind != "cast"]
-        ops.append(gathered_input.column("attention.q", "q", outof=N * q_dim))
+        ops.append(gathered_input.column("attention.q", "q", out_features=N * q_dim))
     else:
-        ops.append(local_input.column("attention.q_down", "cq", outof=mla.q_rank, bias=model.qkv_bias))
-        q_ops, _ = _list_up_projection(local, "q", "cq", rank=mla.q_rank, out="q", outof=N * q_dim)
+        ops.append(local_input.column("attention.q_down", "cq", out_features=mla.q_rank, bias=model.qkv_bias))
+        q_ops, _ = _list_up_projection(local, "q", "cq", rank=mla.q_rank, out="q", out_features=N * q_dim)
         up_ops += q_ops
         if indexer is not None and model.has_indexer(layer):
             up_ops += choose_keys(local, indexer, latent="cqn", hidden=source)
-    ops.append(local_input.column("attention.kv_down", "ckv", outof=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias))
+    ops.append(
+        local_input.column("attention.kv_down", "ckv", out_features=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
+    )
     key_ops, key_tensors = _rotary_key(local, "ckv", "key", dim=mla.rope_dim)
     kv_ops, kv_latent = _list_up_projection(
-        local, "kv", "ckv", rank=mla.kv_rank, out="kv", outof=N * (mla.nope_dim + mla.v_dim)
+        local, "kv", "ckv", rank=mla.kv_rank, out="kv", out_features=N * (mla.nope_dim + mla.v_dim)
     )
-    out = row(local, "attention.out", "o", "a", into=N * mla.v_dim, outof=model.width, bias=model.out_bias)
+    out = row(
+        local, "attention.out", "o", "a", in_features=N * mla.v_dim, out_features=model.width, bias=model.out_bias
+    )
     if indexer is not None:
-        key, here = (*key_tensors, "ckv")[0], model.has_indexer(layer)
-        sparse = attend_to_chosen(local, kv_latent, q="q", key=key, chosen_here=here)
+        key, has_indexer = (*key_tensors, "ckv")[0], model.has_indexer(layer)
+        sparse = attend_to_chosen(local, kv_latent, q="q", key=key, chosen_here=has_indexer)
         return [*ops, *up_ops, *key_ops, *map(_gather_once, kv_ops[:-1]), *sparse, *out]
     up_ops += [*key_ops, *kv_ops]
     # Keys and values are views of kv, which is kept as one for the values; their gradients are joined.
@@ -347,7 +354,7 @@ def _latent(local: Local, source: str, *, layer: int) -> list[Op]:
     if model.has_temperature(layer):
         up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
         q = "qt"
-    ops += [*up_ops, *_core(local, q=q, k="kr", v="v", layer=layer, held="kv")]
+    ops += [*up_ops, *_list_core(local, q=q, k="kr", v="v", layer=layer, value_storage="kv")]
     return [*ops, *out]
 
 
@@ -370,7 +377,7 @@ def _rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[
 
 
 def _list_up_projection(
-    local: Local, name: str, latent: str, *, rank: int, out: str, outof: int
+    local: Local, name: str, latent: str, *, rank: int, out: str, out_features: int
 ) -> tuple[list[Op], LinearInput]:
     """List the norm of a latent and its up-projection to the heads of this rank; return the gathered latent too."""
     norm_op = norm(
@@ -382,8 +389,8 @@ def _list_up_projection(
         width=local.width,
         kind=local.norm,
     )
-    up_input = LinearInput(local, f"{latent}n", into=rank, rows=local.stream_rows)
-    return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, outof=outof)], up_input
+    up_input = LinearInput(local, f"{latent}n", in_features=rank, rows=local.stream_rows)
+    return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, out_features=out_features)], up_input
 
 
 def _list_unfused(local: Local, core: Op) -> list[Op]:
@@ -397,7 +404,7 @@ def _list_unfused(local: Local, core: Op) -> list[Op]:
         forward_scratch=0,
         backward_scratch=0,
         parameters=0,
-        gradient_widths=(),
+        wgrad_numels=(),
     )
     scores = half_core._replace(name="attention.core.scores", reads=(q, k), writes={"s": n_pairs * width}, keeps=(q, k))
     softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=n_pairs * width, keeps=("p",))
@@ -413,6 +420,6 @@ def _list_unfused(local: Local, core: Op) -> list[Op]:
         keeps=(probabilities, core.keeps[2]),
         message=None,
         parameters=core.parameters,
-        gradient_widths=core.gradient_widths,
+        wgrad_numels=core.wgrad_numels,
     )
     return [*ops, output]

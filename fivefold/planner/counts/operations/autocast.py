@@ -44,7 +44,7 @@ def _autocast(ops: Sequence[Op], *, stream_bytes: int, narrow: bool) -> Iterator
                 op = op._replace(keeps=(*op.keeps, weight), differentiates=op.differentiates or op.reads)
             yield op
             continue
-        if op.passes and read:
+        if op.passes_gradient and read:
             branches = {name: f"{name}.wide" for name in op.reads if name not in wide}
             for name, widened in branches.items():
                 yield _cast_gradient(name, widened, size=sizes[name])

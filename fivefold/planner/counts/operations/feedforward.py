@@ -63,7 +63,7 @@ def experts(local: Local, source: str) -> list[Op]:
         ops += [*dispatch_ops[:1], *shared, *dispatch_ops[1:], *expert_ops, *combine_ops]
     else:
         kept_names = () if "layer" in local.part.recomputed else ("ends",)
-        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, stays=kept_names)
+        ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, always_kept=kept_names)
         ops += [*shared, *_grouped_mlp(local, "routed", "returned", rows=received)]
     combined = "e" if shared else "d"
     ops.append(
@@ -84,7 +84,7 @@ def _shared_gate(local: Local, source: str, shared: str) -> Op:
     width, size = local.model.width, local.stream_rows * local.model.width * local.width
     kept = (source, shared)
     op = elementwise("moe.shared_gate", "activation", kept, "shared", size=size, keeps=kept, backward_scratch=size)
-    return op._replace(parameters=width, gradient_widths=(width,))
+    return op._replace(parameters=width, wgrad_numels=(width,))
 
 
 def _router(local: Local, source: str) -> list[Op]:
@@ -98,7 +98,14 @@ def _router(local: Local, source: str) -> list[Op]:
     scores, copies = 4 * rows * moe.experts, rows * moe.topk
     fp32_copies = 0 if local.width == 4 else 4 * (rows + moe.experts) * model.width
     router = matmul(
-        "moe.router", source, "choices", rows=rows, into=model.width, outof=moe.experts, width=4, bias=moe.router_bias
+        "moe.router",
+        source,
+        "choices",
+        rows=rows,
+        in_features=model.width,
+        out_features=moe.experts,
+        width=4,
+        bias=moe.router_bias,
     )._replace(keeps=(source,), forward_scratch=fp32_copies, backward_scratch=fp32_copies)
     kept_tensors = {"scores": scores, "chosen": 8 * copies} | (
         {"shares": 4 * (copies + rows)} if moe.normalized else {}
@@ -108,7 +115,9 @@ def _router(local: Local, source: str) -> list[Op]:
     return [
         router,
         topk._replace(
-            writes={"weights": 4 * copies, **kept_tensors, **permutation}, keeps=(*kept_tensors,), stays=(*permutation,)
+            writes={"weights": 4 * copies, **kept_tensors, **permutation},
+            keeps=(*kept_tensors,),
+            always_kept=(*permutation,),
         ),
     ]
 
@@ -179,7 +188,7 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
         (tensor, "share", cast if in_fp8 else "routed"),
         {"arrived": received * row_bytes, "arrived.share": 4 * received, "dispatch_plan": dispatch_plan},
         differentiates=(tensor, "share"),
-        stays=("dispatch_plan",),
+        always_kept=("dispatch_plan",),
         # the sent copy is freed
         forward_scratch=max(0, received - sent) * scaled_row_bytes if in_fp8 and _needs_sort(local) else 0,
     )
@@ -231,7 +240,7 @@ def _overlap_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[
     first = [op for op in mine if op.kind == "matmul" and op.name != "moe.experts.down"]
     held_bytes, weights = (
         sum(sum(op.writes.values()) for op in first),
-        [size for op in first for size in op.gradient_widths],
+        [size for op in first for size in op.wgrad_numels],
     )
     casts = max(op.casts.columns + op.casts.gradient_columns for op in first)
     arrival, sent_bytes = (
@@ -246,13 +255,13 @@ def _overlap_wgrad(local: Local, there: list[Op], mine: list[Op]) -> tuple[list[
         )
     arrival = arrival._replace(
         keeps=(*arrival.keeps, *first[0].keeps),
-        delivers=True,
-        gradient_widths=tuple(weights),
+        accumulates_wgrads=True,
+        wgrad_numels=tuple(weights),
         backward_scratch=held_bytes + sent_bytes,
-        product_bytes=held_bytes,
-        scratch_of_casts=(0, casts),
+        wgrad_operand_bytes=held_bytes,
+        cast_scratch_bytes=(0, casts),
     )
-    return [*there[:-1], arrival], [op._replace(gradient_widths=()) if op in first else op for op in mine]
+    return [*there[:-1], arrival], [op._replace(wgrad_numels=()) if op in first else op for op in mine]
 
 
 def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
@@ -264,17 +273,17 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     ends: tuple[str, ...] = ("ends",)
     if source == "arrived":
         share, ends = "arrived.share", ()
-    entry = LinearInput(local, source, into=model.width, rows=rows, gathered=False)
+    entry = LinearInput(local, source, in_features=model.width, rows=rows, needs_all_rows=False)
 
     def to_grouped(op: Op) -> Op:
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.merged_projections
         op = add_casts(op._replace(batch=1), local, first=first, experts=local_experts)
-        widths = tuple(size * local_experts for size in op.gradient_widths)
+        widths = tuple(size * local_experts for size in op.wgrad_numels)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
             parameters=op.parameters * local_experts,
-            gradient_widths=widths[:of_matmul],
-            biases=sum(widths[of_matmul:]),
+            wgrad_numels=widths[:of_matmul],
+            bias_wgrad_numel=sum(widths[of_matmul:]),
             shape=(max(1, rows // local_experts), *op.shape[1:]),
             batch=local_experts,
             keeps=(*op.keeps, *ends),
@@ -285,7 +294,7 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
     ops += [to_grouped(op) for op in _list_up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
     # dx of gate and up are summed before their dW are computed
     if local.facts.sums_expert_dgrad and not local.job.precision.is_low_precision:
-        wgrad_bytes = 0 if source == "arrived" else ops[-1].gradient_widths[0] * local.job.precision.gradients_bytes
+        wgrad_bytes = 0 if source == "arrived" else ops[-1].wgrad_numels[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - wgrad_bytes))
     activation = _activation(local, "moe.experts", size=rows * ffn * width)
@@ -309,7 +318,14 @@ def _grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list[Op]:
         down_input = f"{activated}.cast"
         ops.append(cast(local, activated, down_input, numel=rows * ffn))
     down = matmul(
-        "moe.experts.down", down_input, out, rows=rows, into=ffn, outof=model.width, width=width, bias=moe.expert_bias
+        "moe.experts.down",
+        down_input,
+        out,
+        rows=rows,
+        in_features=ffn,
+        out_features=model.width,
+        width=width,
+        bias=moe.expert_bias,
     )
     return [*ops, to_grouped(down)]
 
@@ -319,22 +335,22 @@ def _mlp(local: Local, source: str, out: str, *, name: str, ffn: int) -> list[Op
     model, inner = local.model, ffn // local.part.tp
     m = f"{name}.m"
     reader = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
-    entry = LinearInput(local, source, into=local.stream_width, rows=local.stream_rows, reader=reader)
+    entry = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows, reader=reader)
     ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     ops.append(_activation(local, name, size=local.rows * inner * local.width))
     if model.sub_norm:
         ops.append(list_sub_norm(local, f"{name}.norm", m, dim=inner))
         m = f"{m}n"
-    return [*ops, *row(local, f"{name}.down", m, out, into=inner, outof=model.width, bias=model.mlp_bias)]
+    return [*ops, *row(local, f"{name}.down", m, out, in_features=inner, out_features=model.width, bias=model.mlp_bias)]
 
 
 def _list_up_and_gate(local: Local, entry: LinearInput, name: str, *, ffn: int, bias: bool) -> list[Op]:
     """List the matmuls before the activation: up, and gate if there is one; ``joint``: one matmul, gate first."""
     if local.model.mlp == "plain":
-        return [entry.column(f"{name}.up", f"{name}.u", outof=ffn, bias=bias)]
+        return [entry.column(f"{name}.up", f"{name}.u", out_features=ffn, bias=bias)]
     if local.job.stack.merged_projections:
-        return [entry.column(f"{name}.gate_up", f"{name}.gu", outof=2 * ffn, bias=bias)]
-    return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", outof=ffn, bias=bias) for part in ("gate", "up")]
+        return [entry.column(f"{name}.gate_up", f"{name}.gu", out_features=2 * ffn, bias=bias)]
+    return [entry.column(f"{name}.{part}", f"{name}.{part[0]}", out_features=ffn, bias=bias) for part in ("gate", "up")]
 
 
 def _activation(local: Local, name: str, *, size: int) -> Op:
@@ -345,7 +361,7 @@ def _activation(local: Local, name: str, *, size: int) -> Op:
     softplus = 4 * 2 * numbers  # of each number in fp32, and what is made from it
     return op._replace(
         parameters=numbers,
-        gradient_widths=(1,) * numbers,
+        wgrad_numels=(1,) * numbers,
         forward_scratch=op.forward_scratch + softplus,
         backward_scratch=op.backward_scratch + softplus,
     )

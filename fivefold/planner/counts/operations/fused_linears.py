@@ -61,7 +61,7 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
                 writes | {gathered_name: size},
                 backward - first.backward_scratch,
             )
-        elif gather.message is None or gather.message.wide_payload is None:  # else only the cast is gathered
+        elif gather.message is None or gather.message.uncast_payload is None:  # else only the cast is gathered
             forward = size
     if reduce is not None:  # the partial output, and its gathered gradient
         (partial,), (size,) = last.writes.values(), reduce.writes.values()
@@ -77,17 +77,17 @@ def _fuse(ops: Sequence[Op], *, width: int) -> Op:
         writes=writes,
         keeps=keeps,
         parameters=sum(op.parameters for op in linears),
-        gradient_widths=tuple(size for op in linears for size in op.gradient_widths),
-        biases=sum(op.biases for op in linears),
+        wgrad_numels=tuple(size for op in linears for size in op.wgrad_numels),
+        bias_wgrad_numel=sum(op.bias_wgrad_numel for op in linears),
         flops=sum(op.flops for op in linears),
         causal_flops=sum(op.causal_flops for op in linears),
         forward_scratch=forward,
         backward_scratch=backward,
-        product_bytes=product,
+        wgrad_operand_bytes=product,
         recomputed=first.recomputed,
         differentiates=(gather or first).differentiates,
-        delivers=True,
-        scratch_of_casts=_backward_cast_bytes(linears, width=width),
+        accumulates_wgrads=True,
+        cast_scratch_bytes=_backward_cast_bytes(linears, width=width),
     )
 
 
@@ -111,7 +111,7 @@ def _backward_cast_bytes(linears: Sequence[Op], *, width: int) -> tuple[int, int
     dgrad_bytes = max(
         cast.gradient + cast.transposed + (cast.product if index else 0) for index, cast in enumerate(casts)
     )
-    wgrad_bytes = [width * max(op.gradient_widths, default=0) for op in linears]
+    wgrad_bytes = [width * max(op.wgrad_numels, default=0) for op in linears]
     extra_wgrad_bytes = max(
         op.casts.gradient_columns + size for op, size in zip(linears, wgrad_bytes, strict=True)
     ) - max(wgrad_bytes)

@@ -46,10 +46,20 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
         forward_scratch=4 * min(QUERY_BLOCK, rows) * tokens,
     )
     ops = [
-        matmul("attention.indexer.q", latent, "iq", rows=rows, into=model.mla.q_rank, outof=heads * dim, width=width),
-        matmul("attention.indexer.k", hidden, "ik", rows=rows, into=model.width, outof=dim, width=width),
+        matmul(
+            "attention.indexer.q",
+            latent,
+            "iq",
+            rows=rows,
+            in_features=model.mla.q_rank,
+            out_features=heads * dim,
+            width=width,
+        ),
+        matmul("attention.indexer.k", hidden, "ik", rows=rows, in_features=model.width, out_features=dim, width=width),
         norm("attention.indexer.k_norm", "ik", "ikn", rows=rows, dim=dim, width=width, kind=norm_kind),
-        matmul("attention.indexer.w", hidden, "iw", rows=rows, into=model.width, outof=heads, width=width),
+        matmul(
+            "attention.indexer.w", hidden, "iw", rows=rows, in_features=model.width, out_features=heads, width=width
+        ),
         rope("attention.indexer.rope.q", "iq", "iqr", numel=rows * heads * dim, width=width),
         rope("attention.indexer.rope.k", "ikn", "ikr", numel=rows * dim, width=width),
         *([_gather_rows(local, "ikr", "ika", row_bytes=dim * width)] if part.sp else ()),
@@ -71,7 +81,7 @@ def _drop_gradient(op: Op) -> Op:
     return op._replace(
         keeps=(),
         differentiates=(),
-        gradient_widths=(),
+        wgrad_numels=(),
         backward_products=0,
         backward_scratch=0,
         scratch_tensor=0,
@@ -112,22 +122,24 @@ def attend_to_chosen(local: Local, latent: LinearInput, *, q: str, key: str, cho
         backward_scratch=4 * rows * dim,
     )
     return [
-        _absorb(local, "attention.core.absorb_k", q, "qa", into=mla.nope_dim, outof=mla.kv_rank),
+        _absorb(local, "attention.core.absorb_k", q, "qa", in_features=mla.nope_dim, out_features=mla.kv_rank),
         rope("rope.q", "qa", "qr", numel=rows * N * dim, width=width)._replace(reads=("qa", q)),
         join,
         core,
-        _absorb(local, "attention.core.absorb_v", "ol", "o", into=mla.kv_rank, outof=mla.v_dim),
+        _absorb(local, "attention.core.absorb_v", "ol", "o", in_features=mla.kv_rank, out_features=mla.v_dim),
     ]
 
 
-def _absorb(local: Local, name: str, source: str, out: str, *, into: int, outof: int) -> Op:
+def _absorb(local: Local, name: str, source: str, out: str, *, in_features: int, out_features: int) -> Op:
     """Return the product of each head of ``source`` with its part of the up-projection of keys or values."""
-    op = matmul(name, source, out, rows=local.rows, into=into, outof=outof, width=local.width)
+    op = matmul(
+        name, source, out, rows=local.rows, in_features=in_features, out_features=out_features, width=local.width
+    )
     N = local.heads
     return op._replace(
         writes={out: N * op.writes[out]},
         parameters=N * op.parameters,
-        gradient_widths=(N * into * outof,),
+        wgrad_numels=(N * in_features * out_features,),
         flops=N * op.flops,
         causal_flops=N * op.causal_flops,
         moved_bytes=N * op.moved_bytes,

@@ -17,11 +17,11 @@ def fuse_kernels(op: Op, local: Local) -> Op:
     if local.job.stack.kernels != "triton":
         return op
     if op.kind == "norm" and op.batch == 1:  # there is no kernel for norms with weights per head
-        if not op.gradient_widths:  # no weights, so no partial sums of their gradients
+        if not op.wgrad_numels:  # no weights, so no partial sums of their gradients
             return op._replace(forward_scratch=0, backward_scratch=0)
-        width = op.gradient_widths[0]
+        width = op.wgrad_numels[0]
         rows = op.moved_bytes // (2 * local.width * width)
-        partial = norm_programs(rows, width) * sum(op.gradient_widths) * STATISTIC
+        partial = norm_programs(rows, width) * sum(op.wgrad_numels) * STATISTIC
         return op._replace(forward_scratch=0, backward_scratch=partial)
     if op.kind == "rope" or (op.kind == "activation" and op.name.endswith(".act") and not op.parameters):
         return op._replace(forward_scratch=0, backward_scratch=0)

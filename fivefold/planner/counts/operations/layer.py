@@ -35,7 +35,7 @@ def embedding(local: Local) -> list[Op]:
     table = local.vocab * model.width
     output = "x" if part.tp == 1 else "x.partial"
     tokens = elementwise("embed.tokens", "embedding", ("ids",), output, size=size, keeps=("ids",))
-    ops = [tokens._replace(parameters=table, gradient_widths=(table,), differentiates=())]
+    ops = [tokens._replace(parameters=table, wgrad_numels=(table,), differentiates=())]
     if part.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
         message = OpMessage(get_row_group(part), *kinds, payload=size)
@@ -49,8 +49,8 @@ def embedding(local: Local) -> list[Op]:
         ops.append(
             add._replace(
                 parameters=table,
-                gradient_widths=(table,),
-                passes=True,
+                wgrad_numels=(table,),
+                passes_gradient=True,
                 forward_scratch=8 * local.stream_rows,
                 backward_scratch=8 * local.stream_rows,
             )
@@ -194,8 +194,8 @@ def head(local: Local) -> list[Op]:
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part, ranks_pairs = local.part, job.objective == "dpo"
     logits = rows * vocab * width
-    norm_output = LinearInput(_use_bf16(local), "h", into=local.stream_width, rows=local.stream_rows)
-    project = norm_output.column("head.out", "logits", outof=vocab, bias=model.head_bias)
+    norm_output = LinearInput(_use_bf16(local), "h", in_features=local.stream_width, rows=local.stream_rows)
+    project = norm_output.column("head.out", "logits", out_features=vocab, bias=model.head_bias)
     # DPO's loss reads one sequence after another, and keeps a factor of the gradient for each
     sequences, sums = (part.sequences, {"loss": 16, "loss.factors": 4 * part.sequences}) if ranks_pairs else (1, {})
     vocab_reduce = (
@@ -293,7 +293,7 @@ def _chunked_loss(local: Local) -> list[Op]:
             {"loss.own": 4, "targets": targets},
             keeps=("h", "targets"),
             parameters=weight + bias,
-            gradient_widths=(weight, bias) if bias else (weight,),
+            wgrad_numels=(weight, bias) if bias else (weight,),
             flops=flops,
             causal_flops=flops,
             shape=(rows, vocab, model.width),
@@ -303,9 +303,9 @@ def _chunked_loss(local: Local) -> list[Op]:
             + logits
             + softmax
             + (bias * width if job.adapter is None else 0),
-            regathered=gathered_bytes,
+            regathered_bytes=gathered_bytes,
             differentiates=("h",),
-            delivers=True,
+            accumulates_wgrads=True,
         )
     ]
     if part.tp > 1:

@@ -25,43 +25,43 @@ class LinearInput:
     """The input of column-parallel linears, cast and gathered once for all of them by ``ops``."""
 
     def __init__(
-        self, local: Local, tensor: str, *, into: int, rows: int, gathered: bool = True, reader: str = ""
+        self, local: Local, tensor: str, *, in_features: int, rows: int, needs_all_rows: bool = True, reader: str = ""
     ) -> None:
-        """List the operations that cast and gather ``tensor`` [rows, into].
+        """List the operations that cast and gather ``tensor`` [rows, in_features].
 
-        ``gathered``: its readers need the rows of all tp ranks. ``reader``: suffix of the names of the tensors made
-        here, needed if another ``LinearInput`` of the same tensor makes them too.
+        ``needs_all_rows``: its readers need the rows of all tp ranks. ``reader``: suffix of the names of the tensors
+        made here, needed if another ``LinearInput`` of the same tensor makes them too.
         """
-        self.local, self.into, self.kept = local, into, tensor
+        self.local, self.in_features, self.kept = local, in_features, tensor
         self.ops: list[Op] = []
         self.sums: list[
             Op
         ] = []  # 2D tensor parallelism: reductions of the readers' outputs over tp_inner, after all readers
         self.first = True  # the next reader is the first
-        size = rows * into * local.width
+        size = rows * in_features * local.width
         if keeps_casts(local):
             self.kept = f"{tensor}.cast{reader}"
-            size = low_precision_bytes(local, rows * into)
-            self.ops.append(cast(local, tensor, self.kept, numel=rows * into))
+            size = low_precision_bytes(local, rows * in_features)
+            self.ops.append(cast(local, tensor, self.kept, numel=rows * in_features))
         self.read, self.rows = self.kept, rows
         self.regathered = self.cast_rows = 0  # cast_rows: rows cast here before the gather; 0: cast after it
         part = local.part
-        if not gathered or part.tp == 1:
+        if not needs_all_rows or part.tp == 1:
             return
         self.read = f"{tensor}.whole{reader}"
         if part.sp:
             keeps_gathered = local.job.stack.column_inputs == "saved"
             self.rows, self.regathered = local.rows, 0 if keeps_gathered else size * local.outer
             # the gradient is sent in 16 bits, whatever the operand was cast to
-            gradient_bytes = local.rows * into * local.width
+            gradient_bytes = local.rows * in_features * local.width
             regather = "" if keeps_gathered else "all_gather"
             message = OpMessage(
                 get_row_group(part), "all_gather", "reduce_scatter", size * local.outer, 1, regather, gradient_bytes
             )
             if local.job.precision.is_low_precision and local.facts.fuses_linears:
                 self.cast_rows = rows
-                payload, *scales = list_sent_casts(local, into)
-                message = message._replace(payload=payload[1], wide_payload=size * local.outer, scales=tuple(scales))
+                payload, *scales = list_sent_casts(local, in_features)
+                message = message._replace(payload=payload[1], uncast_payload=size * local.outer, scales=tuple(scales))
             self.ops.append(
                 exchange(
                     f"{tensor}.gather",
@@ -75,55 +75,75 @@ class LinearInput:
             if keeps_gathered:
                 self.kept = self.read
         else:
-            message = OpMessage("tp", "", "all_reduce", rows * into * local.width)
+            message = OpMessage("tp", "", "all_reduce", rows * in_features * local.width)
             self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))
 
-    def column(self, name: str, out: str, *, outof: int, bias: bool = False, shared: bool = False) -> Op:
-        """Return the column-parallel matmul to ``out`` [rows, outof].
+    def column(self, name: str, out: str, *, out_features: int, bias: bool = False, shared: bool = False) -> Op:
+        """Return the column-parallel matmul to ``out`` [rows, out_features].
 
-        ``outof`` is the size on this rank. Under 2D tensor parallelism it is a y-th of the columns that are summed over
-        the inner ranks, or of those that all of them need (``shared``: one key head for several ranks).
+        ``out_features`` is the size on this rank. Under 2D tensor parallelism it is a y-th of the columns that are
+        summed over the inner ranks, or of those that all of them need (``shared``: one key head for several ranks).
         """
         local, inner = self.local, self.local.part.tp_inner
         partial = out if inner == 1 else f"{out}.partial"
         op = matmul(
-            name, self.read, partial, rows=self.rows, into=self.into, outof=outof * inner, width=local.width, bias=bias
+            name,
+            self.read,
+            partial,
+            rows=self.rows,
+            in_features=self.in_features,
+            out_features=out_features * inner,
+            width=local.width,
+            bias=bias,
         )
         if inner > 1:
-            size, kinds = self.rows * outof * local.width, ("reduce_scatter", "all_gather")
+            size, kinds = self.rows * out_features * local.width, ("reduce_scatter", "all_gather")
             message = OpMessage("tp_inner", *kinds, payload=inner * size)
             if shared:  # every inner rank needs the full columns
                 size, message = inner * size, OpMessage("tp_inner", "all_reduce", "all_reduce", payload=inner * size)
             self.sums.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
         op = add_casts(op, self.local, first=self.first, cast_rows=self.cast_rows)
         self.first = False
-        return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered=self.regathered)
+        return op._replace(keeps=(self.kept,), backward_scratch=self.regathered, regathered_bytes=self.regathered)
 
 
-def row(local: Local, name: str, source: str, out: str, *, into: int, outof: int, bias: bool) -> Sequence[Op]:
-    """List the row-parallel matmul ``source`` [rows, into] → ``out`` [stream rows, outof]; ``into`` is this rank's."""
+def row(
+    local: Local, name: str, source: str, out: str, *, in_features: int, out_features: int, bias: bool
+) -> Sequence[Op]:
+    """List the row-parallel matmul ``source`` [rows, in] → ``out`` [stream rows, out], both of this rank."""
     part = local.part
     ops, tensor = [], source
     if keeps_casts(local):
         tensor = f"{source}.cast"
-        ops.append(cast(local, source, tensor, numel=local.rows * into))
+        ops.append(cast(local, source, tensor, numel=local.rows * in_features))
     partial = out if part.tp == 1 else f"{out}.partial"
-    inner, outof = part.tp_inner, outof // part.tp_inner
+    inner, out_features = part.tp_inner, out_features // part.tp_inner
     if inner > 1:
-        ops.append(_gather_columns(local, source, into=into))
+        ops.append(_gather_columns(local, source, in_features=in_features))
         tensor = f"{source}.whole"
-    into *= inner
-    product = matmul(name, tensor, partial, rows=local.rows, into=into, outof=outof, width=local.width, bias=bias)
+    in_features *= inner
+    product = matmul(
+        name,
+        tensor,
+        partial,
+        rows=local.rows,
+        in_features=in_features,
+        out_features=out_features,
+        width=local.width,
+        bias=bias,
+    )
     product = add_casts(product, local)
     if inner > 1:
-        regathered_bytes = local.rows * into * local.width
-        product = product._replace(keeps=(source,), backward_scratch=regathered_bytes, regathered=regathered_bytes)
+        regathered_bytes = local.rows * in_features * local.width
+        product = product._replace(
+            keeps=(source,), backward_scratch=regathered_bytes, regathered_bytes=regathered_bytes
+        )
     ops.append(product)
     if part.tp > 1:
-        size = local.rows * outof * local.width
+        size = local.rows * out_features * local.width
         kinds = ("reduce_scatter", "all_gather") if part.sp else ("all_reduce", "")
         message = OpMessage(get_row_group(part), *kinds, payload=size)
-        size = local.stream_rows * outof * local.width
+        size = local.stream_rows * out_features * local.width
         ops.append(exchange(f"{name}.reduce", partial, out, size=size, message=message))
     return ops
 
@@ -140,7 +160,7 @@ def list_norm(local: Local, op: Op) -> Op:
     """
     if local.part.tp_inner == 1:
         return op
-    sums_bytes = 8 if len(op.gradient_widths) > 1 else 4  # LayerNorm: of x and of x²
+    sums_bytes = 8 if len(op.wgrad_numels) > 1 else 4  # LayerNorm: of x and of x²
     return op._replace(message=OpMessage("tp_inner", "all_reduce", "all_reduce", sums_bytes * local.stream_rows))
 
 
@@ -156,16 +176,16 @@ def list_sub_norm(local: Local, name: str, source: str, *, dim: int) -> Op:
     return op._replace(message=OpMessage("tp", "all_reduce", "all_reduce", sums_bytes))
 
 
-def _gather_columns(local: Local, source: str, *, into: int) -> Op:
-    """Return the all-gather over tp_inner of a row-parallel layer's input [rows, ``into``], or of its cast.
+def _gather_columns(local: Local, source: str, *, in_features: int) -> Op:
+    """Return the all-gather over tp_inner of a row-parallel layer's input [rows, ``in_features``], or of its cast.
 
     It is needed under 2D tensor parallelism.
     """
-    gathered_bytes = local.rows * into * local.width * local.part.tp_inner
+    gathered_bytes = local.rows * in_features * local.width * local.part.tp_inner
     message = OpMessage("tp_inner", "all_gather", "reduce_scatter", gathered_bytes, 1, "all_gather", gathered_bytes)
     if local.job.precision.is_low_precision:
-        payload, *scales = list_sent_casts(local, into * local.part.tp_inner)
-        message = message._replace(payload=payload[1], wide_payload=gathered_bytes, scales=tuple(scales))
+        payload, *scales = list_sent_casts(local, in_features * local.part.tp_inner)
+        message = message._replace(payload=payload[1], uncast_payload=gathered_bytes, scales=tuple(scales))
     return exchange(
         f"{source}.gather",
         source,
@@ -180,7 +200,7 @@ def drop_wgrad(op: Op, job: Job) -> Op:
     """Return ``op`` without a weight gradient tensor (0 elements) if its matmul accumulates in place."""
     if job.stack.wgrad_accumulation not in ("fused", "fused_dummy") or not has_fused_wgrad_accumulation(op):
         return op
-    return op._replace(gradient_widths=(0, *op.gradient_widths[1:]))
+    return op._replace(wgrad_numels=(0, *op.wgrad_numels[1:]))
 
 
 def has_fused_wgrad_accumulation(op: Op) -> bool:
@@ -208,7 +228,7 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
         return op
     rows, outof, into = op.shape
     if keeps_casts(local):  # W reads the output gradient as cast for dx (Transformer Engine's WeightGradStore)
-        return op._replace(product_bytes=low_precision_bytes(local, rows * op.batch * outof))
+        return op._replace(wgrad_operand_bytes=low_precision_bytes(local, rows * op.batch * outof))
     n_groups, rows = max(1, experts), rows * op.batch
     input_bytes, gradient_bytes = cast_bytes(local, rows, into), cast_bytes(local, rows, outof)
     weight = cast_bytes(local, outof, into, matrices=n_groups, weight="forward")
@@ -237,11 +257,11 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
         gradient_moved + gradient_bytes + weight_moved + transposed,
         (first * (input_moved + input_columns) + gradient_moved + gradient_columns) * (not recipe.wide_gradients),
     )
-    op = op._replace(casts=casts, moved_by_casts=moved_bytes)
+    op = op._replace(casts=casts, moved_cast_bytes=moved_bytes)
     if local.facts.fuses_linears:  # that operation holds them
         return op
     scratch = casts.gradient + casts.transposed, input_columns + gradient_columns
-    return op._replace(forward_scratch=input_bytes + weight, scratch_of_casts=scratch)
+    return op._replace(forward_scratch=input_bytes + weight, cast_scratch_bytes=scratch)
 
 
 def cast_bytes(
@@ -271,20 +291,20 @@ def cast_bytes(
     return numel + 4 * rows * tiles
 
 
-def list_sent_casts(local: Local, into: int) -> Iterator[tuple[str, int]]:
-    """Yield the collectives and payloads that send the cast [rows, ``into``] of all rows.
+def list_sent_casts(local: Local, in_features: int) -> Iterator[tuple[str, int]]:
+    """Yield the collectives and payloads that send the cast [rows, ``in_features``] of all rows.
 
     The data come first, then the scales.
 
     For a scale of the full matrix the ranks agree on its largest element.
     """
     scaling, rows = local.job.precision.scaling, local.rows
-    data = rows * (ceil_div(into, 2) if local.job.precision.compute == "fp4" else into)
+    data = rows * (ceil_div(in_features, 2) if local.job.precision.compute == "fp4" else in_features)
     yield "all_gather", data
     if scaling in ("tensorwise", "blocks16"):
         yield "all_reduce", 4
     if scaling != "tensorwise":
-        scales = 1 if scaling == "rowwise" else ceil_div(into, SCALED_ELEMENTS[scaling])
+        scales = 1 if scaling == "rowwise" else ceil_div(in_features, SCALED_ELEMENTS[scaling])
         yield "all_gather", rows * scales * (1 if scaling in ("blocks", "blocks16") else 4)
 
 

@@ -81,8 +81,8 @@ def _module(
     tokens, *reduce_ops = (op for op in embedding(local) if op.name in ("embed.tokens", "embed.reduce"))
     tokens = tokens._replace(reads=("h", "ids"), writes=tokens.writes | {"ids": local.ids_bytes})
     join = elementwise("mtp.join", "add", ("en", "hn"), "both", size=2 * size)
-    entry = LinearInput(local, "both", into=2 * model.width, rows=rows, gathered=False)
-    project = drop_wgrad(entry.column("mtp.project", "p", outof=model.width), job)
+    entry = LinearInput(local, "both", in_features=2 * model.width, rows=rows, needs_all_rows=False)
+    project = drop_wgrad(entry.column("mtp.project", "p", out_features=model.width), job)
     rename_in_block = _prefix("block.", {"x": "p"})
     joined_ops = make_norm("embed_norm", "e", "en"), make_norm("hidden_norm", "h", "hn"), join, *entry.ops, project
     ops_before = *rename((tokens, *reduce_ops), _prefix("", {"x": "e"})), *apply_autocast(local, joined_ops)
@@ -108,7 +108,7 @@ def rename_tensors(ops: Iterable[Op], rename: Rename) -> Iterable[Op]:
         yield op._replace(
             reads=tuple(map(rename, op.reads)),
             keeps=tuple(map(rename, op.keeps)),
-            stays=tuple(map(rename, op.stays)),
+            always_kept=tuple(map(rename, op.always_kept)),
             writes={rename(name): size for name, size in op.writes.items()},
             differentiates=None if op.differentiates is None else tuple(map(rename, op.differentiates)),
             gradients=None if op.gradients is None else {rename(name): size for name, size in op.gradients.items()},

@@ -44,7 +44,7 @@ def _lower_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
                     moved_bytes=sizes[source] + size,
                     moved_backward_bytes=0,
                     gradients={cast: sizes[source]},
-                    passes=True,
+                    passes_gradient=True,
                 )
             yield op._replace(
                 reads=tuple(low_precision_names.get(name, name) for name in op.reads),

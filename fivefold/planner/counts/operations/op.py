@@ -31,13 +31,13 @@ class OpMessage(NamedTuple):
     regather: str = ""  # collective that gathers again in the backward a tensor freed after the forward
     backward_payload: int | None = None  # None: as forward
     backward_parts: int = 1  # number of messages into which the backward payload is split
-    wide_payload: int | None = None  # payload of the regather if the forward sends a cast: the uncast tensor
+    uncast_payload: int | None = None  # payload of the regather if the forward sends a cast: the uncast tensor
     scales: tuple[tuple[str, int], ...] = ()  # additional collectives and payloads of a forward that sends a cast
 
     @property
     def uncast(self) -> OpMessage:
         """Return the message without casts, as recomputed operations send it, because dW reads their uncast result."""
-        return self if self.wide_payload is None else self._replace(payload=self.wide_payload, scales=())
+        return self if self.uncast_payload is None else self._replace(payload=self.uncast_payload, scales=())
 
 
 class Float8Casts(NamedTuple):
@@ -69,8 +69,8 @@ class Op(NamedTuple):
     keeps: tuple[str, ...] = ()
     parameters: int = 0  # trainable elements used
     # Elements of each weight gradient made here, in order; 0: accumulated by the matmul, without a tensor.
-    gradient_widths: tuple[int, ...] = ()
-    biases: int = 0  # elements of bias gradients that a separate operation adds, so that no W makes them
+    wgrad_numels: tuple[int, ...] = ()
+    bias_wgrad_numel: int = 0  # elements of bias gradients that a separate operation adds, so that no W makes them
     flops: int = 0  # forward, attention as the full square
     backward_flops: int = 0  # 0: twice the forward
     causal_flops: int = 0  # forward, only the pairs that a causal mask lets through
@@ -81,22 +81,22 @@ class Op(NamedTuple):
     forward_scratch: int = 0
     backward_scratch: int = 0
     scratch_tensor: int = 0  # the largest tensor of backward_scratch if there are several; 0: there is one
-    regathered: int = 0  # part of backward_scratch: the input that is gathered again for dW
-    product_bytes: int = 0  # output gradients for dW other than those received: gathered, or of gate and up
+    regathered_bytes: int = 0  # part of backward_scratch: the input that is gathered again for dW
+    wgrad_operand_bytes: int = 0  # output gradients for dW other than those received: gathered, or of gate and up
     differentiates: tuple[str, ...] | None = None  # inputs that get a gradient; None: all of ``reads``
     in_place: bool = False  # the gradient of the input overwrites the kept tensor
-    passes: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
+    passes_gradient: bool = False  # passes its gradient on to its inputs without a copy, as an addition does
     batch: int = 1  # equal matmuls (experts, chunks of a scan's heads), heads of attention or with a norm weight each
     message: OpMessage | None = None
     gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, if their sizes differ
     recomputed: bool = False  # runs a second time, in the backward
-    stays: tuple[str, ...] = ()  # written tensors that are kept even if the operation is recomputed
+    always_kept: tuple[str, ...] = ()  # written tensors that are kept even if the operation is recomputed
     casts: Float8Casts = Float8Casts()
-    moved_by_casts: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
-    scratch_of_casts: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
+    moved_cast_bytes: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
+    cast_scratch_bytes: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
     backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
-    accumulates: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
-    delivers: bool = False  # accumulates its weight gradients one after another before it frees anything
+    accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
+    accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
 
 
 def scratch_tensor(op: Op) -> int:
@@ -115,21 +115,23 @@ def is_weight_cast(op: Op) -> bool:
     return op.kind == "cast" and op.differentiates == ()
 
 
-def matmul(name: str, source: str, out: str, *, rows: int, into: int, outof: int, width: int, bias: bool = False) -> Op:
+def matmul(
+    name: str, source: str, out: str, *, rows: int, in_features: int, out_features: int, width: int, bias: bool = False
+) -> Op:
     """Return ``out[rows, outof] = source[rows, into] @ weight.T`` in ``width`` bytes per element."""
-    flops = 2 * rows * into * outof
-    moved_bytes = (rows * into + into * outof + rows * outof) * width
+    flops = 2 * rows * in_features * out_features
+    moved_bytes = (rows * in_features + in_features * out_features + rows * out_features) * width
     return Op(
         name,
         "matmul",
         (source,),
-        {out: rows * outof * width},
+        {out: rows * out_features * width},
         keeps=(source,),
-        parameters=into * outof + (outof if bias else 0),
-        gradient_widths=(into * outof, outof) if bias else (into * outof,),
+        parameters=in_features * out_features + (out_features if bias else 0),
+        wgrad_numels=(in_features * out_features, out_features) if bias else (in_features * out_features,),
         flops=flops,
         causal_flops=flops,
-        shape=(rows, outof, into),
+        shape=(rows, out_features, in_features),
         moved_bytes=moved_bytes,
         moved_backward_bytes=2 * moved_bytes,
     )
@@ -162,7 +164,7 @@ def norm(name: str, source: str, out: str, *, rows: int, dim: int, width: int, k
         {out: numel * width, f"{out}.stat": 4 * rows * kind.norm.statistics},
         keeps=(source, f"{out}.stat"),
         parameters=dim * (kind.weight + has_bias),
-        gradient_widths=(dim,) * (kind.weight + has_bias),
+        wgrad_numels=(dim,) * (kind.weight + has_bias),
         moved_bytes=2 * numel * width,
         moved_backward_bytes=3 * numel * width,
         # trainer/model/kernels/norms.py: forward x·rstd in fp32; backward x̂ and a product in fp32, one of which is
@@ -211,7 +213,7 @@ def elementwise(
         kind,
         reads,
         writes,
-        passes=kind == "add",
+        passes_gradient=kind == "add",
         keeps=(*keeps, *([f"{out}.mask"] if mask else ())),
         moved_bytes=(len(reads) + 1) * size + mask,
         moved_backward_bytes=(len(reads) + len(keeps) + 1) * size + mask,

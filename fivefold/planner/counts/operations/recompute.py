@@ -54,37 +54,39 @@ def _parse_groups(name: str, kind: str) -> frozenset[str]:
 
 
 def recompute(
-    ops: Sequence[Op], wanted: frozenset[str], *, early_stop: bool = False, fused: bool = False
+    ops: Sequence[Op], recomputed_groups: frozenset[str], *, early_stop: bool = False, fused: bool = False
 ) -> UnitOperations:
-    """Return ``ops`` with those of the ``wanted`` groups marked as recomputed, and the tensors that are dropped.
+    """Return ``ops`` with those of ``recomputed_groups`` marked as recomputed, and the tensors that are dropped.
 
     ``early_stop``: operations whose results the backward does not need are not recomputed. ``fused``: linear layers on
     one input are one operation, which is recomputed as one or not at all.
     """
-    chosen = [bool(groups(op) & wanted) for op in ops] if wanted else []
-    if not any(chosen):
+    is_recomputed = [bool(groups(op) & recomputed_groups) for op in ops] if recomputed_groups else []
+    if not any(is_recomputed):
         return UnitOperations(tuple(ops))
-    _mark_messages(ops, chosen)
+    _mark_messages(ops, is_recomputed)
     cheap = {
         name
-        for op, is_chosen in zip(ops, chosen, strict=True)
-        if is_chosen and groups(op) & wanted & CHEAP
+        for op, recomputed in zip(ops, is_recomputed, strict=True)
+        if recomputed and groups(op) & recomputed_groups & CHEAP
         for name in op.writes
     }
-    _mark_casts(ops, chosen, cheap)
-    written = {name for op, is_chosen in zip(ops, chosen, strict=True) if is_chosen for name in op.writes}
-    kept_by_others = {name for op, is_chosen in zip(ops, chosen, strict=True) if not is_chosen for name in op.keeps}
-    dropped = written - (kept_by_others - cheap) - {name for op in ops for name in op.stays}
+    _mark_casts(ops, is_recomputed, cheap)
+    written = {name for op, recomputed in zip(ops, is_recomputed, strict=True) if recomputed for name in op.writes}
+    kept_by_others = {
+        name for op, recomputed in zip(ops, is_recomputed, strict=True) if not recomputed for name in op.keeps
+    }
+    dropped = written - (kept_by_others - cheap) - {name for op in ops for name in op.always_kept}
     marked = [
         op._replace(
             recomputed=True, keeps=tuple(dict.fromkeys((*op.keeps, *(n for n in op.reads if n not in written))))
         )
-        if is_chosen
+        if recomputed
         else op
-        for op, is_chosen in zip(ops, chosen, strict=True)
+        for op, recomputed in zip(ops, is_recomputed, strict=True)
     ]
     if early_stop:
-        marked = _stop_early(marked, frozenset(dropped), full_layer="layer" in wanted, fused=fused)
+        marked = _stop_early(marked, frozenset(dropped), full_layer="layer" in recomputed_groups, fused=fused)
     return UnitOperations(tuple(marked), frozenset(dropped))
 
 
@@ -95,8 +97,8 @@ def is_linear(op: Op) -> bool:
 
 def is_fused_with(op: Op, first: Op) -> bool:
     """Return True if our engine runs ``op`` in one operation with ``first``; latent attention's query runs alone."""
-    apart = first.name == "attention.q" and op.name == "attention.kv_down"
-    return is_linear(op) and is_linear(first) and op.reads == first.reads and not apart
+    runs_alone = first.name == "attention.q" and op.name == "attention.kv_down"
+    return is_linear(op) and is_linear(first) and op.reads == first.reads and not runs_alone
 
 
 def _groups_of_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
@@ -133,7 +135,7 @@ def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, full_layer: bool,
     return stopped_ops[::-1]
 
 
-def _mark_casts(ops: Sequence[Op], chosen: list[bool], cheap: set[str]) -> None:
+def _mark_casts(ops: Sequence[Op], is_recomputed: list[bool], cheap: set[str]) -> None:
     """Mark the casts of the outputs of cheap groups, which are dropped with them.
 
     The linear layer saves its input as it was given, and casts it again
@@ -141,11 +143,11 @@ def _mark_casts(ops: Sequence[Op], chosen: list[bool], cheap: set[str]) -> None:
     """
     for index, op in enumerate(ops):
         if op.kind == "cast" and cheap.issuperset(op.reads):
-            chosen[index] = True
+            is_recomputed[index] = True
             cheap.update(op.writes)
 
 
-def _mark_messages(ops: Sequence[Op], chosen: list[bool]) -> None:
+def _mark_messages(ops: Sequence[Op], is_recomputed: list[bool]) -> None:
     """Mark also messages and casts that only recomputed operations read, so that their input is kept, not their output.
 
     Reductions of earlier operations' results are excluded, and all_to_alls, whose output is as large as their input.
@@ -153,6 +155,6 @@ def _mark_messages(ops: Sequence[Op], chosen: list[bool]) -> None:
     for index in reversed(range(len(ops))):
         op = ops[index]
         can_recompute = op.kind in ("message", "cast") and not op.name.endswith((".reduce", ".swap", ".share"))
-        if can_recompute and not chosen[index]:
-            readers = [chosen[later] for later, other in enumerate(ops) if set(other.reads) & op.writes.keys()]
-            chosen[index] = bool(readers) and all(readers)
+        if can_recompute and not is_recomputed[index]:
+            readers = [is_recomputed[later] for later, other in enumerate(ops) if set(other.reads) & op.writes.keys()]
+            is_recomputed[index] = bool(readers) and all(readers)

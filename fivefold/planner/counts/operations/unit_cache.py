@@ -134,5 +134,5 @@ def _with_high_precision_gradients(op: Op) -> Op:
     has_one_byte = has_fused_wgrad_accumulation(op) and op.name != "head.out"
     first = 1 if has_one_byte or op.name == "moe.arrive" else 2
     biases = 1 if op.name == "moe.arrive" else 2
-    widths = tuple(size * (biases if index else first) for index, size in enumerate(op.gradient_widths))
-    return op._replace(gradient_widths=widths, biases=2 * op.biases)
+    widths = tuple(size * (biases if index else first) for index, size in enumerate(op.wgrad_numels))
+    return op._replace(wgrad_numels=widths, bias_wgrad_numel=2 * op.bias_wgrad_numel)

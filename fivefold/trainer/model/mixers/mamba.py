@@ -31,10 +31,10 @@ from fivefold.trainer.model.rotary import RowInputs
 class Matrix(nn.Module):
     """The weight [out, in] of a projection within the core, and a bias [out]."""
 
-    def __init__(self, outof: int, into: int, *, bias: bool) -> None:
+    def __init__(self, out_features: int, in_features: int, *, bias: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outof, into))
-        self.bias = nn.Parameter(torch.empty(outof)) if bias else None
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
 
 class MambaMixer(nn.Module):
@@ -88,11 +88,11 @@ def core(
     """Return the gated outputs [R, I] of ``xz`` [R, 2I]; ``weight`` and ``bias`` are those of the convolution."""
     norms = dt_norm, b_norm, c_norm
     factors = select, step, step_bias, a_log, d, *norms
-    out: Tensor = _Core.apply(xz, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
+    out: Tensor = _MambaCore.apply(xz, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Core(torch.autograd.Function):
+class _MambaCore(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, xz: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon = rest

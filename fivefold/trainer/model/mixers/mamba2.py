@@ -72,11 +72,11 @@ def core(
     ``weight``, ``bias``: of the convolution; ``norm``: weight of the norm.
     """
     factors = a_log, dt_bias, d, norm
-    out: Tensor = _Core.apply(projected, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
+    out: Tensor = _Mamba2Core.apply(projected, weight, bias, *factors, shape, tokens, epsilon)  # type: ignore[no-untyped-call]
     return out
 
 
-class _Core(torch.autograd.Function):
+class _Mamba2Core(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -10,7 +10,7 @@ import fivefold
 from fivefold.display import Rows
 from fivefold.layout.spec import Layout
 from fivefold.rendering.sweep import table
-from fivefold.results.sweep_row import Row, columns_from_layout, columns_from_step
+from fivefold.results.sweep_row import SweepRow, columns_from_layout, columns_from_step
 from fivefold.sweeps.rows_file import write
 from fivefold.web.app import create
 
@@ -22,7 +22,7 @@ fields |= {
     **columns_from_layout(Layout.parse("dp2 zero1 mbs1")),
     **columns_from_step(step),
 }
-row = Row.model_validate(fields)
+row = SweepRow.model_validate(fields)
 console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
 console.print(table.page([row]))
 with TemporaryDirectory() as name:

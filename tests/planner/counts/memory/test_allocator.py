@@ -10,7 +10,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.allocator import PUBLISHED, allocator_totals, communicators, segment
-from fivefold.planner.counts.memory.peak import list_live_bytes, memory
+from fivefold.planner.counts.memory.peak import count_rank_memory, list_live_bytes
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.catalog import build_stack as named_stack
 from fivefold.units import GIB, MIB
@@ -47,7 +47,7 @@ def test_segments(size: int, segment_bytes: int) -> None:
 def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: float) -> None:
     """Allocated to 0.3 %, reserved to 3 %."""
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(global_batch=batch)), Layout.parse(text)
-    ranks = memory(counts, layout)
+    ranks = count_rank_memory(counts, layout)
     result = allocator_totals(counts, layout, ranks)
     assert max(rank.peak_bytes for rank in ranks) == pytest.approx(allocated * GIB, rel=0.003)
     assert result.reserved_bytes == pytest.approx(reserved * GIB, rel=0.03)
@@ -55,13 +55,13 @@ def test_published_gibibytes(text: str, batch: int, allocated: float, reserved: 
 
 def test_expandable_segments_reserve_what_lives() -> None:
     counts, layout = Counts(LLAMA_70B, MEGATRON.replace(expandable_segments=True)), Layout(dp=4, tp=2, zero=1)
-    ranks = memory(counts, layout)
+    ranks = count_rank_memory(counts, layout)
     assert allocator_totals(counts, layout, ranks).reserved_bytes == segment(ranks[0].peak_bytes)
 
 
 def count_reserved(job: Job, text: str) -> int:
     counts, layout = Counts(LLAMA_70B, job), Layout.parse(text)
-    return allocator_totals(counts, layout, memory(counts, layout)).reserved_bytes
+    return allocator_totals(counts, layout, count_rank_memory(counts, layout)).reserved_bytes
 
 
 def test_joined_weights_are_a_segment_of_their_own() -> None:
@@ -83,7 +83,7 @@ def test_dtensors_loss_in_eager_holds_four_logits(compiled: bool, logits: int) -
     stack = named_stack("torchtitan").replace(compile_loss=compiled)
     counts = Counts(LLAMA_70B, Job(sequence=8192, global_batch=16, stack=stack))
     layout = Layout.parse("tp8 zero3 mbs16 ac=full")
-    ranks, wide = memory(counts, layout), 16 * 8192 * LLAMA_70B.vocab // 8 * 4
+    ranks, wide = count_rank_memory(counts, layout), 16 * 8192 * LLAMA_70B.vocab // 8 * 4
     assert ranks[0].peak_cause == "head backward loss"
     head = next(moment for moment in list_live_bytes(counts, layout) if moment.cause == "head backward loss")
     assert head.activations_bytes + head.logits_bytes + head.temporary_bytes == pytest.approx(
@@ -104,7 +104,7 @@ def test_the_driver_shows_context_and_communicators() -> None:
         (Layout(dp=2, tp=2), 3),
     )
     for layout, groups in axes:
-        result = allocator_totals(counts, layout, memory(counts, layout))
+        result = allocator_totals(counts, layout, count_rank_memory(counts, layout))
         assert (
             result.driver_bytes
             == result.reserved_bytes + PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes
@@ -115,7 +115,7 @@ def test_logits_of_a_rank_that_holds_one_micro_batch_are_not_lost() -> None:
     """In 1f1b the last rank has no other micro-batch, whose activations could take the block of freed logits."""
     job, layout = Job(sequence=131_072, global_batch=16), Layout.parse("dp2 pp4 zero1 mbs1 ac=full")
     counts = Counts(build_model("llama3-8b").replace(layers=6), job)
-    ranks = memory(counts, layout)
+    ranks = count_rank_memory(counts, layout)
     reserved_bytes = allocator_totals(counts, layout, ranks).reserved_bytes
     assert reserved_bytes < max(rank.peak_bytes for rank in ranks) + counts.logits(get_local_degrees(layout))
 

@@ -13,8 +13,8 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.liveness import EnteredUnit, GradientSums, play
-from fivefold.planner.counts.memory.peak import RankMemory, list_live_bytes, memory
+from fivefold.planner.counts.memory.liveness import GradientSums, SimulatedUnit, simulate_unit
+from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory, list_live_bytes
 from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import elementwise, matmul
@@ -27,8 +27,8 @@ ZERO_TABLE = Model(name="7.5B", layers=37, width=4096, heads=32, kv_heads=32, he
 JOB = Job(sequence=16, global_batch=1024, precision=recipe("bf16-grad16"))
 
 
-def count_rank_memory(model: Model, *, layout: Layout, job: Job) -> RankMemory:
-    return memory(Counts(model, job.replace(overlap=())), layout)[0]
+def count_all_ranks(model: Model, *, layout: Layout, job: Job) -> RankMemory:
+    return count_rank_memory(Counts(model, job.replace(overlap=())), layout)[0]
 
 
 def states_bytes(rank: RankMemory) -> int:
@@ -40,7 +40,7 @@ def states_bytes(rank: RankMemory) -> int:
 def test_states_are_those_of_zero_table_1(zero: int, shards: int) -> None:
     """2 + 2 + 12 bytes: w + g + o/S, w + (g + o)/S, (w + g + o)/S; moments alone have a step count per weight."""
     P, S = ZERO_TABLE.parameters, shards
-    stage = count_rank_memory(ZERO_TABLE, layout=Layout(dp=shards, zero=zero), job=JOB)
+    stage = count_all_ranks(ZERO_TABLE, layout=Layout(dp=shards, zero=zero), job=JOB)
     expected = {1: 2 * P + 2 * P + 12 * P / S, 2: 2 * P + 14 * P / S, 3: 16 * P / S}[zero]
     if S > 1 and zero == 3:
         expected -= 2 * P / S  # the 16-bit weights exist only while they are gathered: the master is the shard
@@ -51,14 +51,14 @@ def test_zero_0_keeps_everything_whole() -> None:
     P = ZERO_TABLE.parameters
     for name, per_parameter in (("fp32", 16), ("bf16", 18), ("bf16-grad16", 16), ("bf16-pure", 12)):
         job = JOB.replace(precision=recipe(name))
-        stage = count_rank_memory(ZERO_TABLE, layout=Layout(dp=8, zero=0), job=job)
+        stage = count_all_ranks(ZERO_TABLE, layout=Layout(dp=8, zero=0), job=job)
         assert states_bytes(stage) == pytest.approx(per_parameter * P, rel=1e-6)
 
 
 def test_more_sharding_of_states_never_takes_more_memory() -> None:
     job = Job(sequence=2048, global_batch=64)
     peaks = [
-        count_rank_memory(ZERO_TABLE, layout=Layout(dp=8, zero=zero, mbs=8), job=job).peak_bytes for zero in range(4)
+        count_all_ranks(ZERO_TABLE, layout=Layout(dp=8, zero=zero, mbs=8), job=job).peak_bytes for zero in range(4)
     ]
     assert peaks == sorted(peaks, reverse=True)
 
@@ -70,7 +70,7 @@ def test_peak_grows_with_batch_and_sequence(mbs: int, sequence: int, zero: int) 
 
     def peak(mbs: int, sequence: int) -> int:
         job = Job(sequence=sequence, global_batch=4 * mbs)  # two micro-batches, however large
-        return count_rank_memory(model, layout=Layout(dp=2, zero=zero, mbs=mbs), job=job).peak_bytes
+        return count_all_ranks(model, layout=Layout(dp=2, zero=zero, mbs=mbs), job=job).peak_bytes
 
     assert peak(mbs, sequence) < peak(2 * mbs, sequence)
     assert peak(mbs, sequence) < peak(mbs, sequence + 1)
@@ -88,7 +88,7 @@ def test_peak_grows_with_batch_sequence_and_layers(mbs: int, sequence: int, laye
         model = Model(name="m", layers=layers, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
         layout = Layout.parse(f"{text} mbs{mbs}")
         job = Job(sequence=sequence, global_batch=2 * layout.dp * mbs)
-        return count_rank_memory(model, layout=layout, job=job).peak_bytes
+        return count_all_ranks(model, layout=layout, job=job).peak_bytes
 
     here = peak(mbs, sequence, layers)
     assert here < peak(2 * mbs, sequence, layers)
@@ -111,7 +111,7 @@ LAYOUTS = (
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_moments_add_up_and_the_fullest_is_the_peak(text: str) -> None:
     counts, layout = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=64)), Layout.parse(text)
-    for rank, result in enumerate(memory(counts, layout)):
+    for rank, result in enumerate(count_rank_memory(counts, layout)):
         moments = list_live_bytes(counts, layout, rank=rank)
         for moment in moments:
             parts = moment[3:]  # gradients, states, activations, gathers, logits, temporary
@@ -131,7 +131,9 @@ def test_offloaded_activations_leave_two_units() -> None:
     """What every layer keeps is on the host but for the layer that runs and the one on its way."""
     job = Job(sequence=8192, global_batch=16)  # a second micro-batch: activations and gradients at once
     model, layout = build_model("llama3-8b"), Layout(dp=8, zero=1)
-    here, away = (memory(Counts(model, item), layout)[0] for item in (job, job.replace(offload=("activations",))))
+    here, away = (
+        count_rank_memory(Counts(model, item), layout)[0] for item in (job, job.replace(offload=("activations",)))
+    )
     kept = Counts(model, job).profile(get_local_degrees(layout), get_kind(model, 0)).kept_bytes
     assert here.activations_bytes > model.layers * kept
     head = Counts(model, job).profile(get_local_degrees(layout), "head").kept_bytes
@@ -142,7 +144,7 @@ def test_offloaded_activations_leave_two_units() -> None:
 def test_offloaded_activations_of_a_pipeline_do_not_pile_up() -> None:
     model = build_model("llama3-8b")
     counts = Counts(model, Job(sequence=2048, global_batch=64, offload=("activations",)))
-    peaks = [memory(counts, Layout(pp=4, dp=2, schedule=name))[0].peak_bytes for name in ("gpipe", "1f1b")]
+    peaks = [count_rank_memory(counts, Layout(pp=4, dp=2, schedule=name))[0].peak_bytes for name in ("gpipe", "1f1b")]
     assert abs(peaks[0] - peaks[1]) <= 2 * 2048 * model.width * 2  # but for messages on their way
 
 
@@ -165,7 +167,7 @@ def test_published_peaks_of_megatron(
     model = build_model(name).replace(layers=layers, kv_heads=kv_heads)
     job = Job(sequence=sequence, global_batch=16, overlap=(), vocab_multiple=128, merged_projections=True)
     layout = Layout.parse(text)
-    ranks = memory(Counts(model, job.replace(wgrad_accumulation="fused_dummy")), layout)
+    ranks = count_rank_memory(Counts(model, job.replace(wgrad_accumulation="fused_dummy")), layout)
     assert [rank.peak_bytes / MIB for rank in ranks] == pytest.approx(measured, rel=0.003)
 
 
@@ -173,7 +175,7 @@ def test_placeholders_are_one_of_each_shape() -> None:
     model = build_model("llama3-8b")
     job = Job(sequence=1024, global_batch=8, merged_projections=True, wgrad_accumulation="fused")
     summed, kept = (
-        memory(Counts(model, job.replace(wgrad_accumulation=item)), Layout(dp=8, zero=1))[0].peak_bytes
+        count_rank_memory(Counts(model, job.replace(wgrad_accumulation=item)), Layout(dp=8, zero=1))[0].peak_bytes
         for item in ("fused", "fused_dummy")
     )
     D, F, kv = model.width, model.ffn, model.kv_heads * model.head_dim
@@ -185,7 +187,9 @@ def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
     model = build_model("llama3-8b").replace(layers=4)
     layout, P = Layout(dp=2, zero=0), model.parameters
     apart, late, buckets = (
-        memory(Counts(model, Job(sequence=64, global_batch=2, wgrad_accumulation=item)), layout)[0].passes_bytes
+        count_rank_memory(Counts(model, Job(sequence=64, global_batch=2, wgrad_accumulation=item)), layout)[
+            0
+        ].passes_bytes
         for item in ("separate", "deferred", "deferred_buckets")
     )
     assert buckets - late == 2 * P
@@ -196,9 +200,9 @@ def test_late_gradients_live_beside_their_sums_and_again_in_buckets() -> None:
 def test_gradients_joined_for_the_update() -> None:
     """Each rank's half of them, in 2 bytes and in 4."""
     job = JOB.replace(flat_copies=("gradients",))
-    apart, joined = (count_rank_memory(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=item) for item in (JOB, job))
+    apart, joined = (count_all_ranks(ZERO_TABLE, layout=Layout(dp=2, zero=1), job=item) for item in (JOB, job))
     assert (apart.peak_cause, joined.peak_cause) == ("optimizer", "optimizer")
-    assert joined.peak_bytes - apart.peak_bytes == 2 * joined.updated
+    assert joined.peak_bytes - apart.peak_bytes == 2 * joined.updated_numel
     assert joined.peak_bytes == pytest.approx((2 + 2 + (12 + 2 + 4) / 2) * ZERO_TABLE.parameters, rel=0.001)
 
 
@@ -220,16 +224,16 @@ def test_bytes_per_logit_at_the_fullest_moment_of_the_loss(loss: str, per_logit:
 
 def test_the_tape_by_hand() -> None:
     """h = x·a keeps x, y = x + h keeps nothing."""
-    first = matmul("first", "x", "h", rows=2, into=4, outof=4, width=4)
+    first = matmul("first", "x", "h", rows=2, in_features=4, out_features=4, width=4)
     ops = [first, elementwise("sum", "add", ("x", "h"), "y", size=32)]
-    entered = EnteredUnit(UnitOperations(tuple(ops)), entry="x", entry_bytes=32, gradient_width=4)
-    profile = play(entered, sums=GradientSums(1000))
+    entered = SimulatedUnit(UnitOperations(tuple(ops)), input_name="x", input_bytes=32, wgrad_element_bytes=4)
+    profile = simulate_unit(entered, sums=GradientSums(1000))
     assert profile.kept_bytes == 32  # x alone: h is freed in the sum
     assert profile.forward_peak_bytes == 32 + 32 + 32
     # Gradient of y (also of h and, in part, of x) 32, x 32; then a's gradient 64 and the product into x 32; then x and
     # the product of y's gradient are summed into a third buffer; last the sums are made while a's gradient is held.
     assert profile.backward_peak_bytes == 32 + 1000 + 64
-    assert play(entered, sums=GradientSums()).backward_peak_bytes == 32 + 32 + 32 + 64
+    assert simulate_unit(entered, sums=GradientSums()).backward_peak_bytes == 32 + 32 + 32 + 64
 
 
 def test_bytes_per_step_are_those_of_the_formulas() -> None:
@@ -267,7 +271,10 @@ def test_the_optimizer_sees_the_reduced_gradients(zero: int, reduce: str) -> Non
     counts = Counts(build_model("llama3-8b"), Job(sequence=2048, global_batch=32, reduce=reduce, overlap=()))
     layout = Layout(dp=8, zero=zero)
     at_update = list_live_bytes(counts, layout)[-1]
-    assert (at_update.cause, at_update.gradients_bytes) == ("optimizer", memory(counts, layout)[0].gradients_bytes)
+    assert (at_update.cause, at_update.gradients_bytes) == (
+        "optimizer",
+        count_rank_memory(counts, layout)[0].gradients_bytes,
+    )
 
 
 def test_memory_is_the_same_whatever_was_asked_before() -> None:
@@ -275,10 +282,10 @@ def test_memory_is_the_same_whatever_was_asked_before() -> None:
     model = Model(name="m", layers=8, width=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=300)
     job = JOB.replace(stage_outputs="retained", global_batch=8)
     layouts = [Layout.parse(f"pp2 v2 {name}") for name in ("interleaved", "zbv", "dualpipev")]
-    alone = [memory(Counts(model, job), layout) for layout in layouts]
+    alone = [count_rank_memory(Counts(model, job), layout) for layout in layouts]
     for order in permutations(range(3)):
         counts = Counts(model, job)
-        assert {at: memory(counts, layouts[at]) for at in order} == dict(enumerate(alone))
+        assert {at: count_rank_memory(counts, layouts[at]) for at in order} == dict(enumerate(alone))
     zbv = alone[1][1]  # rank 1 holds stages 1 and 2
     assert zbv.peak_bytes == max(
         moment.live_bytes for moment in list_live_bytes(Counts(model, job), layouts[1], rank=1)

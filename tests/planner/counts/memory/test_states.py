@@ -14,7 +14,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import memory
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.stack.catalog import build_stack
 
 MODEL = Model(name="m", layers=8, width=1024, heads=16, kv_heads=16, head_dim=64, ffn=4096, vocab=32768)
@@ -23,7 +23,7 @@ MODEL = Model(name="m", layers=8, width=1024, heads=16, kv_heads=16, head_dim=64
 def states_bytes(layout: Layout, job: Job, model: Model = MODEL) -> int:
     return max(
         rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
-        for rank in memory(Counts(model, job), layout)
+        for rank in count_rank_memory(Counts(model, job), layout)
     )
 
 
@@ -39,7 +39,7 @@ def test_tp_divides_all_but_the_norms(tp: int, zero: int, dp: int) -> None:
 @given(pp=st.sampled_from([2, 4, 8]))
 def test_pp_divides_the_layers(pp: int) -> None:
     job = Job(sequence=128, global_batch=8)
-    ranks = memory(Counts(MODEL, job), Layout(pp=pp))
+    ranks = count_rank_memory(Counts(MODEL, job), Layout(pp=pp))
     item = [rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes for rank in ranks]
     assert sum(item) == states_bytes(Layout(), job)
     assert item[0] > item[-2] if pp > 2 else True  # the embedding
@@ -48,7 +48,7 @@ def test_pp_divides_the_layers(pp: int) -> None:
 @given(dp=st.sampled_from([2, 4, 8]), pp=st.sampled_from([1, 2]), tp=st.sampled_from([1, 2]))
 def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> None:
     counts = Counts(MODEL, Job(sequence=4096, global_batch=16, overlap=()))
-    ranks = [memory(counts, Layout(dp=dp, tp=tp, pp=pp, zero=zero))[0] for zero in range(4)]
+    ranks = [count_rank_memory(counts, Layout(dp=dp, tp=tp, pp=pp, zero=zero))[0] for zero in range(4)]
     states = [rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes for rank in ranks]
     assert states == sorted(states, reverse=True)
     peaks = [rank.peak_bytes for rank in ranks]
@@ -58,7 +58,7 @@ def test_more_zero_is_never_more_state_nor_peak(dp: int, pp: int, tp: int) -> No
 @pytest.mark.parametrize(("kind", "per_parameter"), [("adamw", 8), ("adamw8bit", 2 + 8 / 256), ("sgd", 4)])
 def test_moments_per_parameter(kind: Literal["adamw", "adamw8bit", "sgd"], per_parameter: float) -> None:
     job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
-    result = memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
+    result = count_rank_memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
     rel = 3e-4 if kind == "adamw8bit" else 1e-4  # its vectors keep fp32
     assert result == pytest.approx(per_parameter * MODEL.parameters, rel=rel)
 
@@ -73,14 +73,14 @@ def test_a_flat_shard_has_one_step_count(zero: int) -> None:
     optimizer.step()
     states = sum(state.numel() * state.element_size() for state in optimizer.state[flat].values())
     job = Job(sequence=16, global_batch=4, stack=build_stack("deepspeed"))
-    found = memory(Counts(MODEL, job), Layout(dp=2, zero=zero))[0].optimizer_bytes
+    found = count_rank_memory(Counts(MODEL, job), Layout(dp=2, zero=zero))[0].optimizer_bytes
     assert found == states + 8 * (shard - 64)
 
 
 def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> None:
     def moments(kind: Literal["adamw", "muon", "adafactor"]) -> int:
         job = Job(sequence=16, global_batch=1, optimizer=Optimizer(kind=kind))
-        return memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
+        return count_rank_memory(Counts(MODEL, job), Layout())[0].optimizer_bytes
 
     tables = 2 * MODEL.vocab * MODEL.width
     assert moments("muon") == pytest.approx(4 * (MODEL.parameters - tables) + 8 * tables, rel=1e-3)
@@ -89,6 +89,6 @@ def test_adafactor_is_far_smaller_and_muon_keeps_one_moment_of_matrices() -> Non
 
 def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
     job = Job(sequence=16, global_batch=1, precision=recipe("bf16"), offload=("optimizer",))
-    stage = memory(Counts(build_model("llama3-8b"), job), Layout())[0]
+    stage = count_rank_memory(Counts(build_model("llama3-8b"), job), Layout())[0]
     P = build_model("llama3-8b").parameters
     assert (stage.parameters_bytes, stage.gradients_bytes, stage.optimizer_bytes) == (2 * P, 4 * P, 0)

@@ -9,7 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.peak import PeakMoment, list_live_bytes, memory
+from fivefold.planner.counts.memory.peak import PeakMoment, count_rank_memory, list_live_bytes
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.catalog import build_stack as stack_named
 
@@ -26,7 +26,7 @@ def moments(layout: str, **changed: object) -> dict[str, PeakMoment]:
 def gathered_bytes(name: str) -> int:
     """Bytes of a unit's gathered weights, which two ranks divide."""
     counts, layout = Counts(MODEL, Job(precision="fp32")), Layout.parse("dp2 zero3")
-    run = next(run for run in counts.stage_runs(layout)[0] if name in (run.name, run.unit_name(0)))
+    run = next(run for run in counts.stage_groups(layout)[0] if name in (run.name, run.unit_name(0)))
     return counts.states(layout, run.name).gathered
 
 
@@ -63,19 +63,19 @@ def test_a_graph_that_stays_keeps_all_of_the_forward_between_b_and_w() -> None:
     model = MODEL.replace(layers=4)
     job = Job(stack=stack_named("torchtitan").replace(compile=False, kernels="plain"), sequence=128, global_batch=8)
     peaks = {
-        item: [rank.peak_bytes for rank in memory(Counts(model, job.replace(deferred_wgrad=item)), layout)]
+        item: [rank.peak_bytes for rank in count_rank_memory(Counts(model, job.replace(deferred_wgrad=item)), layout)]
         for item in ("operands", "graph")
     }
     assert all(more > less for more, less in zip(peaks["graph"], peaks["operands"], strict=True))
     counts = Counts(model, job)
-    part = counts.stage_runs(layout)[1][0]
+    part = counts.stage_groups(layout)[1][0]
     profile, split = (
         counts.profile(get_local_degrees(layout), part.name),
-        counts.split(get_local_degrees(layout), part.name),
+        counts.profile_split(get_local_degrees(layout), part.name),
     )
     sizes = {op.name: next(iter(op.writes.values())) for op in counts.unit(get_local_degrees(layout), part.name).ops}
-    weighed = [op.name for op in counts.unit(get_local_degrees(layout), part.name).ops if op.gradient_widths]
-    assert split.late_bytes == profile.kept_bytes + sum(sizes[name] for name in weighed)
+    weighed = [op.name for op in counts.unit(get_local_degrees(layout), part.name).ops if op.wgrad_numels]
+    assert split.deferred_bytes == profile.kept_bytes + sum(sizes[name] for name in weighed)
 
 
 def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
@@ -85,7 +85,7 @@ def test_a_copy_that_goes_when_experts_are_reduced_goes_once() -> None:
     moe, layout = build_model("qwen3-30b-a3b").replace(layers=3), Layout.parse("dp4 ep4 zero2 mbs1")
     job = Job(stack=stack_named("fivefold").replace(comm_buffers="retained"), sequence=128, global_batch=8)
     counts = Counts(moe, job)
-    (block,) = {counts.states(layout, run.name).sums for run in counts.stage_runs(layout)[0] if run.routes}
+    (block,) = {counts.states(layout, run.name).sums for run in counts.stage_groups(layout)[0] if run.routes}
     assert (
         min(item.gradients_bytes for item in list_live_bytes(counts, layout) if item.cause.endswith("reduce")) >= block
     )

@@ -9,24 +9,24 @@ from fivefold.layout.schedule.action import Action, parts
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
 from fivefold.layout.schedule.table import Table
-from fivefold.planner.counts.memory.in_flight import Before, Kind, LivePass, PassKind, Rules
+from fivefold.planner.counts.memory.in_flight import Kind, LivePass, PassKind, PassOptions, PreviousPass
 
 Pass = tuple[Kind, int, int]  # stage, micro-batch
 PARTS = {"F": "", "B": "B", "BW": "BW", "W": "W"}
 
 
-def walk(table: Table, rank: int, rules: Rules) -> Iterator[LivePass]:
+def walk(table: Table, rank: int, rules: PassOptions) -> Iterator[LivePass]:
     """Every pass of a rank in time order."""
     row = _row(table, rank, list(_count_sent(table))[rank], rules)
-    before: Before | None = None
-    for live_pass in _inputs_kept(row, table, rank) if rules.buffers else row:
-        yield live_pass._replace(own=live_pass.own._replace(before=before))
-        kind, stage, _, last, *_ = live_pass.own
-        leaves = kind != "F" and (rules.reduced == "each" or (rules.reduced == "last" and last))
-        before = Before(kind, stage, last) if leaves else None
+    before: PreviousPass | None = None
+    for live_pass in _inputs_kept(row, table, rank) if rules.has_recv_buffers else row:
+        yield live_pass._replace(pass_kind=live_pass.pass_kind._replace(previous=before))
+        kind, stage, _, last, *_ = live_pass.pass_kind
+        leaves = kind != "F" and (rules.pending_reductions == "each" or (rules.pending_reductions == "last" and last))
+        before = PreviousPass(kind, stage, last) if leaves else None
 
 
-def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator[LivePass]:
+def _row(table: Table, rank: int, sent: Sequence[int], rules: PassOptions) -> Iterator[LivePass]:
     """``sent``: the rank's sent messages that still live at each action."""
     held, row = table.rank_stages[rank], [_list_passes(action) for action in table.rows[rank]]
     place = {stage: at for at, stage in enumerate(held)}
@@ -48,13 +48,13 @@ def _row(table: Table, rank: int, sent: Sequence[int], rules: Rules) -> Iterator
             messages, stays = ahead + waits + sent[at] + gone + here, here + (target == rank)
             last = kind != "F" and not left["B" if kind == "B" else "W", stage]
             others = whole if kind == "W" else [int(index != mine and some) for index, some in enumerate(whole)]
-            if rules.heads == "tied" and (kind, stage) == ("F", 0) and not rules.keeps:
+            if rules.gathered_heads == "tied" and (kind, stage) == ("F", 0) and not rules.keeps_gathered:
                 others = [0] * len(held)  # the table, which it gathers itself
             counts = (*until_b, *until_w, *born, *made, *reduced_in_b, *reduced, *others, stays, messages)
-            there = kind != "W" if rules.keeps else kind == "F"
+            there = kind != "W" if rules.keeps_gathered else kind == "F"
             yield LivePass(PassKind(kind, stage, first, last, None, there and bool(whole[mine])), counts)
             begun[mine] = 1
-            stays_whole = rules.keeps or (rules.heads != "" and stage == table.stages - 1)
+            stays_whole = rules.keeps_gathered or (rules.gathered_heads != "" and stage == table.stages - 1)
             whole[mine] = int(stays_whole and kind == "F") if kind != "W" else whole[mine]
             until_b[mine] += kind == "F"
             until_w[mine] += kind == "B"
@@ -70,7 +70,7 @@ def _inputs_kept(found: Iterable[LivePass], table: Table, rank: int) -> Iterator
     made, several = 0, len(table.rank_stages[rank]) > 1
     sends = [several and _exit(table, ("F", stage, 0)) not in (None, rank) for stage in range(table.stages)]
     for live_pass in found:
-        kind, stage = live_pass.own[:2]
+        kind, stage = live_pass.pass_kind[:2]
         own = (kind != "W" and stage > 0) + (kind in ("B", "BW") and stage < table.stages - 1)
         yield live_pass._replace(counts=(*live_pass.counts[:-2], 0, made - own))
         made += ((stage > 0) + sends[stage]) * (kind in ("B", "BW"))

@@ -86,13 +86,13 @@ def test_every_weight_gets_its_gradient_once(text: str) -> None:
     """Those of gate and up while the gradients of rows travel, whose place is where the rows arrive."""
     layout = Layout.parse(text)
     whole, mine = (
-        sum(sum(op.gradient_widths) for op in operations(item) if op.name.startswith(("moe.experts", "moe.arrive")))
+        sum(sum(op.wgrad_numels) for op in operations(item) if op.name.startswith(("moe.experts", "moe.arrive")))
         for item in ("dp1", text)
     )
     assert whole == 3 * E * D * F
     assert mine * layout.ep * layout.etp == whole
     (arrive,) = (op for op in operations(text) if op.name == "moe.arrive")
-    assert len(arrive.gradient_widths) == 2
+    assert len(arrive.wgrad_numels) == 2
     assert "arrived" in arrive.keeps
 
 
@@ -102,7 +102,7 @@ def test_sums_of_experts_are_born_with_their_first_gradient() -> None:
     early = counts.profile(part, MOE, GradientSums(dense=10**5, experts=9 * 10**5))
     assert early.backward_cause == "moe.arrive"
     assert early.backward_sums_bytes == 9 * 10**5
-    reduced = counts.profile(part, MOE, GradientSums(reduced=10**6, gone=10**7))
+    reduced = counts.profile(part, MOE, GradientSums(shard_bytes=10**6, freed_bytes=10**7))
     assert reduced.backward_sums_bytes == 10**6
     assert reduced.backward_peak_bytes == counts.profile(part, MOE).backward_peak_bytes + 10**6
 

@@ -69,7 +69,7 @@ def test_operations_use_every_weight_once(layer: int, tp: int) -> None:
 def test_the_choice_keeps_indices_alone_and_has_no_backward() -> None:
     ops = list_ops()
     for name in (name for name in ops if name.startswith("attention.indexer")):
-        assert (ops[name].keeps, ops[name].gradient_widths, ops[name].backward_products) == ((), (), 0)
+        assert (ops[name].keeps, ops[name].wgrad_numels, ops[name].backward_products) == ((), (), 0)
     core = ops["attention.core"]
     assert ops["attention.indexer.choice"].writes == {"indices": 4 * 24 * TOPK}
     assert "indices" in core.keeps

@@ -198,7 +198,7 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
 def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     model = build_model(name)
     counted = sum(
-        times * sum(sum(op.gradient_widths) + op.biases for op in ops)
+        times * sum(sum(op.wgrad_numels) + op.bias_wgrad_numel for op in ops)
         for times, ops in unit_lists(Local(model, Job(sequence=8), LocalDegrees(1)))
     )
     # an indexer runs without gradients; its own loss, which would make them, is not counted

@@ -20,7 +20,7 @@ ROWS, INTO, OUTOF = 300, 200, 130
 
 def count_work(name: str, *, linears: str = "fused_backward", first: bool = True) -> Float8Casts:
     job = Job(precision=recipe(name), linears=linears)  # type: ignore[arg-type]
-    op = matmul("mlp.up", "x", "u", rows=ROWS, into=INTO, outof=OUTOF, width=2)
+    op = matmul("mlp.up", "x", "u", rows=ROWS, in_features=INTO, out_features=OUTOF, width=2)
     return add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1)), first=first).casts
 
 
@@ -54,9 +54,11 @@ def test_the_engine_makes_as_many_bytes(name: str) -> None:
 
 def test_others_keep_the_cast_of_an_outputs_gradient_for_a_late_dw() -> None:
     job = Job(precision="fp8", stack=build_stack("megatron-core"))
-    op = matmul("layer", "x", "y", rows=ROWS, into=INTO, outof=OUTOF, width=2)
-    assert add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1))).product_bytes == ROWS * OUTOF + 4
-    assert add_casts(op, Local(MODEL, job.replace(precision="bf16"), LocalDegrees(sequences=1))).product_bytes == 0
+    op = matmul("layer", "x", "y", rows=ROWS, in_features=INTO, out_features=OUTOF, width=2)
+    assert add_casts(op, Local(MODEL, job, LocalDegrees(sequences=1))).wgrad_operand_bytes == ROWS * OUTOF + 4
+    assert (
+        add_casts(op, Local(MODEL, job.replace(precision="bf16"), LocalDegrees(sequences=1))).wgrad_operand_bytes == 0
+    )
 
 
 def list_column(name: str, *, stack: str, tp: int = 2) -> tuple[Op, ...]:
@@ -64,8 +66,8 @@ def list_column(name: str, *, stack: str, tp: int = 2) -> tuple[Op, ...]:
     local = Local(
         MODEL, Job(precision=recipe(name), stack=build_stack(stack)), LocalDegrees(sequences=1, tp=tp, sp=True)
     )
-    source = LinearInput(local, "x", into=INTO, rows=ROWS)
-    return (*source.ops, source.column("mlp.up", "u", outof=OUTOF))
+    source = LinearInput(local, "x", in_features=INTO, rows=ROWS)
+    return (*source.ops, source.column("mlp.up", "u", out_features=OUTOF))
 
 
 @pytest.mark.parametrize("name", ["fp8-rowwise", "fp8-rowwise-gw"])

@@ -29,17 +29,17 @@ def operations(local: Local, source: str) -> list[Op]:
     model, net = local.model, local.model.gated_delta_net
     assert net is not None
     K, V, N = net.key_width, net.value_width, net.value_heads
-    entry = LinearInput(local, source, into=model.width, rows=local.stream_rows)
+    entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     widths = {"q": K, "k": K, "v": V, "gate": V, "b": N, "dt": N}
     names = dict(zip(widths, ("q", "k", "v", "z", "b", "a"), strict=True))  # "a" and "z" are tensors of the stream
-    columns = [entry.column(f"mixer.{names[tensor]}", tensor, outof=outof) for tensor, outof in widths.items()]
+    columns = [entry.column(f"mixer.{names[tensor]}", tensor, out_features=outof) for tensor, outof in widths.items()]
     return [
         *entry.ops,
         *columns,
         _convolution(local, net),
         _scan(local, net),
         _gate(local, net),
-        *row(local, "mixer.out", "og", "a", into=V, outof=model.width, bias=False),
+        *row(local, "mixer.out", "og", "a", in_features=V, out_features=model.width, bias=False),
     ]
 
 
@@ -59,7 +59,7 @@ def _convolution(local: Local, net: GatedDeltaNet) -> Op:
         {f"{name}c": rows * columns * width for name, columns in sizes.items()},
         keeps=("q", "k", "v"),
         parameters=parameters,
-        gradient_widths=(parameters,),
+        wgrad_numels=(parameters,),
         moved_bytes=2 * rows * total * width,
         moved_backward_bytes=3 * rows * total * width,
         forward_scratch=0 if is_wide else 4 * rows * net.value_width,
@@ -79,7 +79,7 @@ def _gate(local: Local, net: GatedDeltaNet) -> Op:
         {"og": size, "og.stat": 4 * rows * net.value_heads},
         keeps=("o", "gate", "og.stat"),
         parameters=net.value_dim,
-        gradient_widths=(net.value_dim,),
+        wgrad_numels=(net.value_dim,),
         moved_bytes=3 * size,
         moved_backward_bytes=5 * size,
         forward_scratch=4 * rows * V * (1 if width == 4 else 2),
@@ -105,7 +105,7 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
         {"o": rows * net.value_width * width},
         keeps=("qc", "kc", "vc", "b", "dt"),
         parameters=2 * N,
-        gradient_widths=(N, N),
+        wgrad_numels=(N, N),
         flops=forward,
         causal_flops=forward,
         backward_flops=backward,

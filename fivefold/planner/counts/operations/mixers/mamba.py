@@ -23,12 +23,12 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.mamba
     assert net is not None
-    entry = LinearInput(local, source, into=model.width, rows=local.stream_rows)
+    entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     return [
         *entry.ops,
-        entry.column("mixer.project", "xz", outof=2 * net.inner, bias=net.bias),
+        entry.column("mixer.project", "xz", out_features=2 * net.inner, bias=net.bias),
         _core(local, net),
-        *row(local, "mixer.out", "og", "a", into=net.inner, outof=model.width, bias=net.bias),
+        *row(local, "mixer.out", "og", "a", in_features=net.inner, out_features=model.width, bias=net.bias),
     ]
 
 
@@ -60,7 +60,7 @@ def _core(local: Local, net: Mamba) -> Op:
         {"og": size, "o": size, "selected": rows * selected * width},
         keeps=("xz", "o", "selected"),
         parameters=sum(gradients),
-        gradient_widths=gradients,
+        wgrad_numels=gradients,
         flops=rows * forward,
         causal_flops=rows * forward,
         backward_flops=rows * backward,

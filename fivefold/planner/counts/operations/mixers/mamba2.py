@@ -27,12 +27,12 @@ def operations(local: Local, source: str) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
     model, net = local.model, local.model.mamba2
     assert net is not None
-    entry = LinearInput(local, source, into=model.width, rows=local.stream_rows)
+    entry = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
     return [
         *entry.ops,
-        entry.column("mixer.project", "projected", outof=net.projected_width, bias=net.bias),
+        entry.column("mixer.project", "projected", out_features=net.projected_width, bias=net.bias),
         _core(local, net),
-        *row(local, "mixer.out", "og", "a", into=net.inner_width, outof=model.width, bias=net.bias),
+        *row(local, "mixer.out", "og", "a", in_features=net.inner_width, out_features=model.width, bias=net.bias),
     ]
 
 
@@ -60,7 +60,7 @@ def _core(local: Local, net: Mamba2) -> Op:
         {"og": rows * inner * width, "o": rows * inner * width, **statistics},
         keeps=("projected", "o", *statistics),
         parameters=sum(gradients),
-        gradient_widths=gradients,
+        wgrad_numels=gradients,
         flops=forward,
         causal_flops=forward,
         backward_flops=backward,

@@ -18,7 +18,7 @@ def operations(local: Local, source: str) -> list[Op]:
     conv = model.short_conv
     assert conv is not None
     D, elements = model.width, rows * model.width
-    entry = LinearInput(local, source, into=D, rows=local.stream_rows)
+    entry = LinearInput(local, source, in_features=D, rows=local.stream_rows)
     bias = (D,) if conv.bias else ()
     core = Op(
         "mixer.core",
@@ -27,7 +27,7 @@ def operations(local: Local, source: str) -> list[Op]:
         {"o": elements * width},
         keeps=("bcx",),
         parameters=D * conv.taps + sum(bias),
-        gradient_widths=(D * conv.taps, *bias),
+        wgrad_numels=(D * conv.taps, *bias),
         moved_bytes=4 * elements * width,
         moved_backward_bytes=7 * elements * width,
         forward_scratch=elements * 4,  # B · x and the fp32 sums of the taps, which become the output
@@ -36,7 +36,7 @@ def operations(local: Local, source: str) -> list[Op]:
     )
     return [
         *entry.ops,
-        entry.column("mixer.project", "bcx", outof=3 * D, bias=conv.bias),
+        entry.column("mixer.project", "bcx", out_features=3 * D, bias=conv.bias),
         core,
-        *row(local, "mixer.out", "o", "a", into=D, outof=D, bias=conv.bias),
+        *row(local, "mixer.out", "o", "a", in_features=D, out_features=D, bias=conv.bias),
     ]

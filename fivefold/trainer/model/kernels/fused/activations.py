@@ -17,7 +17,7 @@ from fivefold.units import ceil_div
 WALK = 1024  # maximum columns at a time of a kernel that loops along a row
 
 
-class _Plain(torch.autograd.Function):
+class _FusedPlain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, up: Tensor, kind: int) -> Tensor:
         ctx.kind = kind
@@ -31,7 +31,7 @@ class _Plain(torch.autograd.Function):
         return plain_backward(grad, up, ctx.kind), None
 
 
-class _Gated(torch.autograd.Function):
+class _FusedGated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, kind: int) -> Tensor:
         ctx.kind = kind
@@ -64,7 +64,7 @@ def activate(up: Tensor, name: ActivationName) -> Tensor:
     kind = FUNCTIONS[name].kind
     if kind is None:
         return eager.activate(up, name)
-    out: Tensor = _Plain.apply(up, kind)  # type: ignore[no-untyped-call]
+    out: Tensor = _FusedPlain.apply(up, kind)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -73,7 +73,7 @@ def activate_gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     kind = FUNCTIONS[name].kind
     if kind is None:
         return eager.activate_gated(gate, up, name)
-    out: Tensor = _Gated.apply(gate, up, kind)  # type: ignore[no-untyped-call]
+    out: Tensor = _FusedGated.apply(gate, up, kind)  # type: ignore[no-untyped-call]
     return out
 
 

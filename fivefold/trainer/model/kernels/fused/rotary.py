@@ -10,7 +10,7 @@ from torch import Tensor
 from fivefold.trainer.model.kernels.fused.launch import power
 
 
-class _Rotate(torch.autograd.Function):
+class _FusedRotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, first: int) -> Tensor:
         ctx.first = first
@@ -26,14 +26,14 @@ class _Rotate(torch.autograd.Function):
 
 def rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     """Compute ``rotate_first`` of ``kernels/rotary.py`` in one kernel."""
-    out: Tensor = _Rotate.apply(x_BTNH, cos_TH, sin_TH, 0)  # type: ignore[no-untyped-call]
+    out: Tensor = _FusedRotate.apply(x_BTNH, cos_TH, sin_TH, 0)  # type: ignore[no-untyped-call]
     return out
 
 
 def rotate_last(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     """Compute ``rotate_last`` of ``kernels/rotary.py`` in one kernel."""
     first = x_BTNH.shape[-1] - cos_TH.shape[-1]
-    out: Tensor = _Rotate.apply(x_BTNH, cos_TH, sin_TH, first)  # type: ignore[no-untyped-call]
+    out: Tensor = _FusedRotate.apply(x_BTNH, cos_TH, sin_TH, first)  # type: ignore[no-untyped-call]
     return out
 
 
