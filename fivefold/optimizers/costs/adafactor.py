@@ -31,12 +31,12 @@ class AdafactorCost(OptimizerCost):
         """
         total = 4 * len(weights)
         for weight in weights:
-            if len(weight.shape) == 1 or weight.name.endswith("bias"):
-                total += 4 * local_numel(weight, shards)
-            else:
-                *stacked, rows, columns = weight.shape
-                experts = stacked[0] if stacked else 1
+            experts, *shape = weight.shape if weight.kind.startswith("expert") else (1, *weight.shape)
+            if len(shape) == 2:
+                rows, columns = shape
                 total += 4 * (ceil_div(experts * rows, shards) + experts * columns)
+            else:
+                total += 4 * local_numel(weight, shards)
         return total
 
     def moved_bytes(self, job: Job) -> float:

@@ -9,6 +9,7 @@ forwards, replicated key heads, padded vocabulary, and Muon's products; ring att
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 
 from fivefold.job import Job
@@ -38,14 +39,27 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
 
 def _hardware_flops(model: Model, layout: Layout, job: Job) -> int:
     """Return the hardware FLOPs of all ranks: those of one rank without expert imbalance, times all ranks."""
-    counts, part = Counts(model, job.replace(imbalance=1.0)), get_local_degrees(layout)
+    job = job.replace(imbalance=1.0)
+    counts, part = Counts(model, job), get_local_degrees(layout)
     rank_flops = sum(
-        times * (_extra_backward(op) + (_count_passes(op, job) + op.recomputed) * _count_executed(op, part))
-        for stage in counts.stage_work(layout)
-        for run, times in stage
-        for op in counts.unit(get_group_degrees(part, run), run.name).ops
+        times * (_extra_backward(op) + (1 + op.backward_products + op.recomputed) * _count_executed(op, part))
+        for op, times in _list_operations(counts, layout)
     )
+    if job.objective == "dpo":  # the reference runs without dropout, and so with another kernel of attention
+        plain = model.replace(dropout=0.0, embedding_dropout=0.0, attention_dropout=0.0)
+        rank_flops += sum(
+            times * runs_in_reference(op, job) * _count_executed(op, part)
+            for op, times in _list_operations(Counts(plain, job), layout)
+        )
     return rank_flops * layout.dp * layout.tp * layout.micro_batches(job) + update_flops(counts, layout)
+
+
+def _list_operations(counts: Counts, layout: Layout) -> Iterator[tuple[Op, int]]:
+    """Yield the operations of one micro-batch in all stages, and how often each runs."""
+    for stage in counts.stage_work(layout):
+        for run, times in stage:
+            for op in counts.unit(get_group_degrees(get_local_degrees(layout), run), run.name).ops:
+                yield op, times
 
 
 def _extra_backward(op: Op) -> int:

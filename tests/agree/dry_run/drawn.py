@@ -46,11 +46,18 @@ class Counted(NamedTuple):
 
     @classmethod
     def from_case(cls, case: Drawn) -> Counted:
-        """Return ``case`` without capacity and with joined documents, on GPUs for odd numbers and on CPUs for even."""
-        model, streams = case.model, bool(case.number % 2)
+        """Return ``case`` without capacity and with joined documents, on GPUs for odd numbers and on CPUs for even.
+
+        Its micro-batches have as many rows as can be spread evenly over the ranks of the experts.
+        """
+        model, layout, job = case.model, case.layout, case.job.replace(documents="joined")
         if model.moe is not None:
             model = model.replace(moe=model.moe.replace(capacity=None))
-        return cls(model, case.layout, case.job.replace(documents="joined"), streams)
+            rows = layout.mbs * job.sequence // layout.cp // (layout.tp if layout.sp else 1)
+            if rows * model.moe.topk % layout.ep:
+                layout = layout.replace(mbs=layout.ep * layout.mbs)
+                job = job.replace(global_batch=layout.ep * job.global_batch)
+        return cls(model, layout, job, streams=bool(case.number % 2))
 
     @property
     def machine(self) -> Machine:

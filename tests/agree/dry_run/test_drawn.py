@@ -11,8 +11,9 @@ import pytest
 from fivefold.job import Job, recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
+from fivefold.update import Optimizer
 from tests.agree.drawn import AXES, FEATURES, Drawn, draw_cases, pairs_of
 from tests.agree.dry_run.compare import SCALARS, run
 from tests.agree.dry_run.drawn import Counted, find_unmet, list_miscounts
@@ -66,6 +67,41 @@ def test_dropout_of_chunks_keeps_no_keys(documents: Literal["joined", "separate"
     job = Job(sequence=12, global_batch=4, precision=recipe("fp32"), documents=documents)
     for number in (0, 1):  # on CPUs, on GPUs
         assert list_miscounts(Drawn(number, model, Layout.parse("dp1 mbs2"), job)) == []
+
+
+# Numbers of cases: an even one runs on CPUs, an odd one on GPUs.
+ON_CPUS, ON_GPUS = 0, 1
+DENSE = MIXTURE.replace(moe=None)
+LATENT = DENSE.replace(mla=MLA(q_rank=None, kv_rank=14, nope_dim=6, rope_dim=4, v_dim=7))
+FP32 = Job(sequence=12, global_batch=4, precision=recipe("fp32"))
+
+
+@pytest.mark.parametrize("text", ["dp1 mbs2", "dp1 cp2 mbs2 cp=ulysses ac=rope"])
+def test_the_kernel_of_two_head_dims_keeps_sums_of_a_multiple_of_32_queries(text: str) -> None:
+    """The log-sum-exp of PyTorch's memory-efficient attention is padded to 32 queries (kAlignLSE)."""
+    assert list_miscounts(Drawn(ON_GPUS, LATENT, Layout.parse(text), FP32)) == []
+
+
+def test_scores_and_values_of_unfused_attention_have_their_own_dims() -> None:
+    """Under Ulysses the scores run again in the backward and the values do not."""
+    job = FP32.replace(attention="unfused")
+    case = Drawn(ON_CPUS, LATENT, Layout.parse("dp1 cp2 mbs2 cp=ulysses ac=selective"), job)
+    assert list_miscounts(case) == []
+
+
+@pytest.mark.parametrize("number", [ON_CPUS, ON_GPUS])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_preferences_are_counted_with_their_four_sums_and_a_reference_without_dropout(
+    number: int, dropout: float
+) -> None:
+    case = Drawn(number, DENSE.replace(dropout=dropout), Layout.parse("dp1 mbs2"), FP32.replace(objective="dpo"))
+    assert list_miscounts(case) == []
+
+
+def test_adafactor_has_means_of_norm_biases_of_each_head() -> None:
+    model = DENSE.replace(norm="layernorm", qk_norm="heads")
+    job = FP32.replace(optimizer=Optimizer(kind="adafactor"))
+    assert list_miscounts(Drawn(ON_CPUS, model, Layout.parse("dp1 mbs2"), job)) == []
 
 
 @pytest.mark.parametrize(

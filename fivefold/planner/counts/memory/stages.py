@@ -151,7 +151,7 @@ def _chunk(
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
         kept_bytes=sum(group.group.times * group.later_profile.kept_bytes for group in groups)
         + (
-            4 * (1 + counts.model.mtp_depth)
+            4 * (counts.job.loss_sums + counts.model.mtp_depth)
             if runs[-1].name == "head"
             else counts.get_local(get_local_degrees(layout)).width
         ),

@@ -22,6 +22,10 @@ from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, norm, rope, split
 from fivefold.units import ceil_div
 
+# PyTorch's memory-efficient kernel keeps the log-sum-exp of a multiple of this many queries of a head
+# (kAlignLSE, pytorch/pytorch@v2.13.0:aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h)
+LSE_QUERIES = 32
+
 
 def attention(local: Local, source: str, *, layer: int) -> list[Op]:
     """List the operations ``source`` [stream rows, D] → ``a`` [stream rows, D]."""
@@ -212,12 +216,14 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
     core = _with_flops(core, local, layer=layer, dims=kernel)._replace(
         forward_scratch=forward, backward_scratch=backward
     )
-    # a kernel with two head dims saves its random seeds
+    # PyTorch's kernel for two head dims saves its random seeds, and the log-sum-exp of a multiple of 32 queries
     if not windowed and dims[0] != dims[1] and kernel == dims and local.facts.own_attention:
-        core = core._replace(writes=core.writes | {"seeds": 16}, keeps=(*core.keeps, "seeds"))
+        n_sequences = part.sequences * ceil_div(job.sequence, chunk) * heads // (part.cp if part.ulysses else 1)
+        lse_bytes = 4 * n_sequences * ceil_div(chunk, LSE_QUERIES) * LSE_QUERIES
+        core = core._replace(writes=core.writes | {"lse": lse_bytes, "seeds": 16}, keeps=(*core.keeps, "seeds"))
     if message and model.mla is None and local.facts.own_attention:  # the gradient of v is a view of that of both
         core = core._replace(gradients={k: 0, v: kv_bytes})
-    ops += _list_unfused(local, core) if job.stack.attention == "unfused" else [core]
+    ops += _list_unfused(local, core, dims=dims) if job.stack.attention == "unfused" else [core]
     if out != "o":
         ops.append(_all_to_all(out, "o", size=rows * heads * dims[1] * width))
     return ops
@@ -393,27 +399,33 @@ def _list_up_projection(
     return [norm_op, *up_input.ops, up_input.column(f"attention.{name}_up", out, out_features=out_features)], up_input
 
 
-def _list_unfused(local: Local, core: Op) -> list[Op]:
-    """List the unfused core with T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022)."""
+def _list_unfused(local: Local, core: Op, *, dims: tuple[int, int]) -> list[Op]:
+    """List the unfused core with T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022).
+
+    ``dims``: of a head of q and k, which the scores multiply, and of one of v, which the values multiply.
+    """
     width, (q, k, v) = local.width, core.reads
     n_pairs = local.rows * core.batch * local.job.sequence
-    half_core = core._replace(
-        flops=core.flops // 2,
-        causal_flops=core.causal_flops // 2,
-        windowed_flops=0,
-        forward_scratch=0,
-        backward_scratch=0,
-        parameters=0,
-        wgrad_numels=(),
+    of_scores, of_values = (
+        core._replace(
+            flops=core.flops * dim // sum(dims),
+            causal_flops=core.causal_flops * dim // sum(dims),
+            windowed_flops=0,
+            forward_scratch=0,
+            backward_scratch=0,
+            parameters=0,
+            wgrad_numels=(),
+        )
+        for dim in dims
     )
-    scores = half_core._replace(name="attention.core.scores", reads=(q, k), writes={"s": n_pairs * width}, keeps=(q, k))
+    scores = of_scores._replace(name="attention.core.scores", reads=(q, k), writes={"s": n_pairs * width}, keeps=(q, k))
     softmax = elementwise("attention.core.softmax", "activation", ("s",), "p", size=n_pairs * width, keeps=("p",))
     ops, probabilities = [scores, softmax], "p"
     if local.model.dropout_rates.attention:
         ops.append(dropout("attention.core.dropout", "p", "pd", size=n_pairs * width, mask=n_pairs))
         probabilities = "pd"
     out = next(iter(core.writes))
-    output = half_core._replace(
+    output = of_values._replace(
         name="attention.core.values",
         reads=(probabilities, v),
         writes={out: core.writes[out]},
