@@ -105,7 +105,7 @@ def _record_rank(
         if replay and not job.stack.pairs:  # with pairs, two micro-batches interleave within a block
             play_like_blocks(built, model=model, layout=layout, recorder=recorder)
         first, steady = record_steps(built, recorder, model=model, layout=layout, job=job, repeats=repeats)
-        weights = (shard.local_weight.weight for shard in built.shards)
+        weights = (shard.local_weight.weight for shard in built.base_shards)
         return RankTapes(rank, first, steady, built.parameters, {weight.name: weight.numel for weight in weights})
 
 

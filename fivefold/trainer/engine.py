@@ -90,7 +90,7 @@ class Engine:
         self.tokens = torch.empty(0, dtype=torch.long)
         self.dp, self.number = built.ranks["dp"].rank, 0  # ``number``: of the step, from 0
         self.keys = torch.zeros(0, layout.mbs, dtype=torch.long, device=built.ranks.device)
-        if any(model.dropout_rates):  # keys of the sequences of a step
+        if any(model.dropout_rates) or (job.adapter is not None and job.adapter.dropout):  # keys of a step's sequences
             self.keys = self.keys.new_zeros(layout.micro_batches(job), layout.mbs)
         self.drops = False  # whether dropout is active, as it is in training
         self.meter: StepObserver | None = None

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fivefold import dry_run as page
+from fivefold.adapter import Adapter
 from fivefold.dry_run import DryRun, dryrun
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import START, WAIT, Tape
@@ -89,6 +90,14 @@ def test_parameters_of_uneven_shards_are_those_of_the_model() -> None:
     step = run_dry("dp8 zero3", model=model, job=JOB.replace(global_batch=8)).step
     assert step is not None
     assert step.work.parameters == model.parameters
+
+
+def test_parameters_under_adapters_are_those_of_the_base() -> None:
+    job = JOB.replace(adapter=Adapter(rank=4, dropout=0.05))
+    step = run_dry("dp2 pp2 zero1", job=job).step
+    assert step is not None
+    predicted = predict(model=TINY, machine=H100, layout=Layout.parse("dp2 pp2 zero1"), job=job)
+    assert [row for row in compare(predicted, step) if row.is_wrong] == []
 
 
 def test_live_tensors_add_up_to_the_peak() -> None:

@@ -17,6 +17,7 @@ from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
+from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
 from fivefold.trainer.model.nf4 import Nf4Weight
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
 
@@ -50,15 +51,28 @@ def map_name(name: str) -> str:
     return f"blocks.{parts[4]}.{TARGETS[parts[6]]}.{parts[7].lower()}"
 
 
-def train_with_peft(
-    folder: Path, job: Job, start: dict[str, Tensor]
-) -> tuple[list[float], list[dict[str, Tensor]], object]:
-    """Losses, gradients of every step, and the model at the end."""
+class OurDropout(torch.nn.Module):
+    """Dropout by the masks of the engine, in place of peft's ``lora_dropout``. ``keys``: of the sequences of a step."""
+
+    keys: Tensor
+
+    def __init__(self, rate: float, *, place: int) -> None:
+        super().__init__()
+        self.drop = AdapterDropout(rate, place=place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.drop.draw(OurDropout.keys, rows=x.shape[0] * x.shape[1], columns=range(x.shape[2]))
+        return x * mask.view_as(x) * self.drop.scale
+
+
+def wrap_with_peft(folder: Path, job: Job, start: dict[str, Tensor]) -> tuple[torch.nn.Module, dict[str, Tensor]]:
+    """Return the model with adapters, in training, and its factors, which begin as ``start``."""
     adapter = job.adapter
     assert adapter is not None
     config = peft.LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha or 2 * adapter.rank,
+        lora_dropout=adapter.dropout,
         use_rslora=adapter.rank_stabilized,
         target_modules="all-linear" if adapter.targets == ("all-linear",) else list(adapter.targets),
     )
@@ -77,17 +91,35 @@ def train_with_peft(
     with torch.no_grad():
         for name, weight in trained.items():
             weight.copy_(start[name])
+    return model.train(), trained
+
+
+def train_with_peft(
+    folder: Path, job: Job, start: dict[str, Tensor]
+) -> tuple[list[float], list[dict[str, Tensor]], object]:
+    """Losses, gradients of every step, and the model at the end."""
+    model, trained = wrap_with_peft(folder, job, start)
+    assert job.adapter is not None
+    if rate := job.adapter.dropout:
+        dropouts = [module for name, module in model.named_modules() if name.endswith("lora_dropout")]
+        for place, module in enumerate(dropouts, start=ADAPTERS):
+            module["default"] = OurDropout(rate, place=place)
     optimizer = torch.optim.AdamW(trained.values(), lr=1e-3, betas=job.optimizer.betas, eps=1e-5, weight_decay=0.1)
     losses, gradients = [], []
-    for tokens in batches():
-        logits = model(tokens[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    for step, tokens in enumerate(batches()):
+        OurDropout.keys = sequence_keys(torch.arange(BATCH), seed=job.seed, step=step)
+        loss = compute_loss(model, tokens)
         loss.backward()
         gradients.append({name: weight.grad.clone() for name, weight in trained.items()})
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, gradients, model
+
+
+def compute_loss(model: torch.nn.Module, tokens: Tensor) -> Tensor:
+    logits = model(tokens[:, :-1]).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def train(folder: Path, text: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], dict[str, Tensor], object]:
@@ -128,8 +160,9 @@ def base(tmp_path: Path) -> Path:
         Adapter(rank=4, alpha=12),
         Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True),
         Adapter(rank=4, alpha=12, base="nf4"),
+        Adapter(rank=4, alpha=12, dropout=0.3),
     ],
-    ids=("all-linear", "some", "qlora"),
+    ids=("all-linear", "some", "qlora", "dropout by the same masks"),
 )
 def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
     if adapter.base == "nf4":
@@ -144,6 +177,47 @@ def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> 
     final = {map_name(name): weight for name, weight in model.named_parameters() if weight.requires_grad}  # type: ignore
     for name, weight in finals.items():  # type: ignore[attr-defined]
         assert (weight - final[name]).norm() <= 1e-5 * final[name].norm(), name
+
+
+DRAWS, RATE = 100, 0.4
+
+
+def draw_gradients(folder: Path, job: Job) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    """Gradients of the factors B at the start, of one batch under many masks; and the factors."""
+    model, layout = resolve(str(folder / "config.json")), Layout.parse(f"dp1 mbs{BATCH}")
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    huggingface_import.start(folder, built=built, model=model)
+    engine, gradients = Engine(built, model=model, layout=layout, job=job), []
+    shards = [shard for shard in built.shards if shard.name.endswith("lora_b")]
+    for number in range(DRAWS):
+        engine.number = number
+        engine.backward(batches()[0][None])
+        gradients.append({shard.name: shard.weight.grad.clone() for shard in shards})  # type: ignore[union-attr]
+        engine.zero_grad()
+    return gradients, {shard.name: shard.weight.detach().clone() for shard in built.shards}
+
+
+def test_gradients_under_dropout_are_distributed_as_those_of_peft(forked, base: Path) -> None:
+    """Mean and variance over the masks that each draws itself. While B is 0, its gradient alone depends on masks."""
+    job = job_of(Adapter(rank=4, alpha=12, dropout=RATE))
+    ((ours, start),) = forked(1, draw_gradients, base, job)
+    model, trained = wrap_with_peft(base, job, start)
+    torch.manual_seed(7)
+    theirs = []
+    for _ in range(DRAWS):
+        compute_loss(model, batches()[0]).backward()
+        theirs.append({name: trained[name].grad.clone() for name in ours[0]})  # type: ignore[union-attr]
+        model.zero_grad()
+    squares = []
+    for name in ours[0]:
+        one, other = (torch.stack([draw[name] for draw in draws]).double() for draws in (ours, theirs))
+        variance = (one.var(0) + other.var(0)) / DRAWS
+        squares.append(float(((one.mean(0) - other.mean(0)).square() / variance).mean()))
+        assert float(one.var(0).sum() / other.var(0).sum()) == pytest.approx(1, abs=0.15), name
+    assert (
+        max(squares) < 3
+    )  # of an element 1 in the mean if both have the same mean; elements of a factor are dependent
+    assert sum(squares) / len(squares) == pytest.approx(1, abs=0.25)
 
 
 @pytest.mark.parametrize(

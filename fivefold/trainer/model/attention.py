@@ -83,7 +83,7 @@ class _Attention(nn.Module):
             del gate
         if self.out_norm is not None:
             out = self.run("attention.out_norm", self.out_norm, out)
-        (out_RD,) = project(self.run, "attention.out", out, self.out)
+        (out_RD,) = project(self.run, "attention.out", out, self.out, keys_B=rows.keys)
         return out_RD
 
     def _attend(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
@@ -136,7 +136,7 @@ class GroupedAttention(_Attention):
     def _heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         # reusing the names frees each tensor once the operation on it has run
         linears = [linear for linear in (self.v, self.gate) if linear is not None]
-        q, k, *others = project(self.run, "attention.qkv", x_RD, self.q, self.k, *linears)
+        q, k, *others = project(self.run, "attention.qkv", x_RD, self.q, self.k, *linears, keys_B=rows.keys)
         gate = others.pop() if self.gate is not None else None
         v = others.pop() if self.v is not None else k
         if self.qk_norm == "full":

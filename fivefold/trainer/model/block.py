@@ -81,7 +81,7 @@ class Block(nn.Module):
             stream_RD = x_RD if is_parallel else y_RD
             entry_RD = stream_RD if is_post else self.run("norm2", self.norm2, stream_RD)
             del stream_RD
-        d_RD: Tensor = self.feed_forward(entry_RD)
+        d_RD: Tensor = self.feed_forward(entry_RD, rows.keys)
         del entry_RD
         return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
 

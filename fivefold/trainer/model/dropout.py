@@ -24,6 +24,7 @@ LEVELS = 2**16
 LARGEST = 2**20  # elements whose bits are computed at once
 EMBEDDING = 0
 PROBABILITIES, ATTENTION, FEED_FORWARD = range(3)  # places in a layer
+ADAPTERS = 2**40  # the first place of adapters' inputs, beyond those of layers
 
 
 def mix(x: Tensor) -> Tensor:
@@ -85,18 +86,20 @@ def _dropped_levels(rate: float) -> int:
 
 
 @torch.library.custom_op("fivefold::dropout_mask", mutates_args=())
-def dropout_mask(keys: Tensor, columns: int, rate: float) -> Tensor:
-    """Compute ``make_keep_mask`` of columns 0 … ``columns``, some rows at a time: bool [..., columns]."""
+def dropout_mask(keys: Tensor, columns: int, rate: float, first: int = 0) -> Tensor:
+    """Compute ``make_keep_mask`` of ``columns`` columns from ``first`` on, some rows at a time: bool [..., columns]."""
     rows = keys.flatten()
     mask = torch.empty(len(rows), columns, dtype=torch.bool, device=keys.device)
     step = max(1, LARGEST // columns)
     for start in range(0, len(rows), step):
-        mask[start : start + step] = make_keep_mask(rows[start : start + step], columns=range(columns), rate=rate)
+        mask[start : start + step] = make_keep_mask(
+            rows[start : start + step], columns=range(first, first + columns), rate=rate
+        )
     return mask.view(*keys.shape, columns)
 
 
 @dropout_mask.register_fake
-def _(keys: Tensor, columns: int, rate: float) -> Tensor:
+def _(keys: Tensor, columns: int, rate: float, first: int = 0) -> Tensor:
     return keys.new_empty(*keys.shape, columns, dtype=torch.bool)
 
 
@@ -108,12 +111,17 @@ class _Dropped(torch.autograd.Function):
         mask = dropout_mask(keys, x.shape[-1], rate)
         ctx.scale = scale_of(rate)
         ctx.save_for_backward(mask)
-        return torch.mul(x, mask).mul_(ctx.scale)
+        return apply_mask(x, mask, scale=ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
-        return torch.mul(gradient, mask).mul_(ctx.scale), None, None
+        return apply_mask(gradient, mask, scale=ctx.scale), None, None
+
+
+def apply_mask(x: Tensor, mask: Tensor, *, scale: float) -> Tensor:
+    """Return x · mask · scale, a new tensor; its own backward is the same on the gradient."""
+    return torch.mul(x, mask).mul_(scale)
 
 
 @exclude_from_graphs
@@ -123,16 +131,25 @@ def apply_dropout(x: Tensor, keys: Tensor, rate: float) -> Tensor:
     return out
 
 
-class Dropout(nn.Module):
-    """Dropout of the stream [R, D] at a ``place``.
-
-    Parallelisms set ``positions`` and ``own_rows``, as for ``Embed``.
-    """
+class PlacedDropout(nn.Module):
+    """Dropout at a ``place``: keys of the rows of sequences. Context parallelism sets ``positions``."""
 
     def __init__(self, rate: float, *, place: int) -> None:
         super().__init__()
         self.rate, self.place = rate, place
         self.positions: Tensor | None = None
+
+    def make_row_keys(self, keys_B: Tensor, tokens: int) -> Tensor:
+        """Return the keys [R] of the rows of sequences with keys ``keys_B``, of which this rank has ``tokens`` each."""
+        positions = torch.arange(tokens, device=keys_B.device) if self.positions is None else self.positions
+        return row_keys(keys_B, positions, place=self.place).flatten()
+
+
+class Dropout(PlacedDropout):
+    """Dropout of the stream [R, D]. Tensor parallelism sets ``own_rows``, as for ``Embed``."""
+
+    def __init__(self, rate: float, *, place: int) -> None:
+        super().__init__(rate, place=place)
         self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
 
     @exclude_from_graphs
@@ -141,10 +158,23 @@ class Dropout(nn.Module):
 
         ``keys_B``: keys of the sequences; ``tokens``: number of tokens of each sequence on this rank.
         """
-        positions = torch.arange(tokens, device=x_RD.device) if self.positions is None else self.positions
-        keys = self.own_rows(row_keys(keys_B, positions, place=self.place).flatten())
-        out: Tensor = apply_dropout(x_RD, keys, self.rate)
+        out: Tensor = apply_dropout(x_RD, self.own_rows(self.make_row_keys(keys_B, tokens)), self.rate)
         return out
+
+
+class AdapterDropout(PlacedDropout):
+    """Dropout of the input of an adapter, of which a rank may hold some columns."""
+
+    @property
+    def scale(self) -> float:
+        """Return the factor on the elements that are kept."""
+        return scale_of(self.rate)
+
+    def draw(self, keys_B: Tensor, *, rows: int, columns: range) -> Tensor:
+        """Return the mask [rows, columns] of the input of all sequences with keys ``keys_B``."""
+        keys = self.make_row_keys(keys_B, rows // len(keys_B))
+        mask: Tensor = dropout_mask(keys, len(columns), self.rate, columns.start)
+        return mask
 
 
 def _take_all_rows(rows: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.trainer.model.dropout import AdapterDropout
 from fivefold.trainer.model.float8.cast import Cast, widen
 from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.model.operation import exclude_from_graphs
@@ -39,6 +40,10 @@ class LinearHooks:
     def rows(self, number: int) -> int:
         """Return the number of rows that the layer returns for ``number`` input rows on this rank."""
         return number
+
+    def columns(self, number: int) -> range:
+        """Return the columns of the full input that this rank's input of ``number`` columns has."""
+        return range(number)
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the rows for the GEMM: under sp, the input rows gathered over ranks."""
@@ -149,6 +154,7 @@ class Linear(nn.Module):
         self.lora_a: nn.Parameter | None = None  # factors [rank, in] and [out, rank] of its adapter (``lora.py``)
         self.lora_b: nn.Parameter | None = None
         self.lora_scale = 0.0
+        self.lora_dropout: AdapterDropout | None = None  # of the adapter's input, in training
         self.nf4: Nf4Weight | None = None  # the scales of its weight, if that is stored in nf4 (``nf4.py``)
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 

@@ -5,6 +5,8 @@
 
     backward   dlow = s · g B   ·   dB = s · gᵀ low   ·   dA = dlowᵀ x   ·   dx = g W + dlow A
 
+Dropout of the adapter's input keeps x and a mask of one byte per element; x · mask / (1 − rate) is made again in the
+backward. Every adapter draws a mask of its own, as in peft, and the same one under every layout (``dropout.py``).
 W may be stored in nf4 (QLoRA): it is dequantized before each product and freed after it (``nf4.py``).
 W and b are frozen parameters (``requires_grad`` is False): no gradient of them is computed, and dx only where a trained
 layer lies below. Under tensor parallelism A is sharded like the input of its layer and B like the output, so that the
@@ -14,7 +16,7 @@ with those of data parallelism (``layout/sharding.py``). Source: arXiv:2106.0968
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.adapter import Adapter
+from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, apply_mask
 from fivefold.trainer.model.linear import Linear, accumulate_grad, fused_linears, is_recomputing
 from fivefold.trainer.model.operation import Run
 
@@ -44,39 +47,50 @@ def disable_adapters() -> Iterator[None]:
 
 def attach(blocks: nn.Module, adapter: Adapter) -> None:
     """Add factors A and B, not initialized, to the linear layers of ``blocks`` that ``adapter`` targets."""
+    place = ADAPTERS
     for block in blocks.children():
-        for name, linear in block.named_modules():
-            if isinstance(linear, Linear) and adapter.has_adapter(name):
+        linears = [(name, module) for name, module in block.named_modules() if isinstance(module, Linear)]
+        for name, linear in linears:
+            if adapter.has_adapter(name):
                 out, into = linear.matrix.shape
                 linear.lora_a = nn.Parameter(torch.empty(adapter.rank, into))
                 linear.lora_b = nn.Parameter(torch.empty(out, adapter.rank))
                 linear.lora_scale = adapter.scale
+                linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
+                place += 1
 
 
-def project(run: Run, name: str, x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
+def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | None = None) -> tuple[Tensor, ...]:
     """Run ``linears`` on rows ``x`` [R, in], with their adapters, as the operation ``name``.
 
+    ``keys_B``: keys of the sequences, for dropout of the adapters' input; None: no dropout.
     With adapters it is two operations, because a recomputed block may end before the second: see ``RecomputedLayer``.
     """
     adapted = tuple(linear for linear in linears if linear.lora_a is not None) if _Switch.is_on else ()
     outs: tuple[Tensor, ...]
     if adapted:
-        rows, *lows = run(f"{name}.lora_a", lower, x, *adapted)
+        rows, *lows = run(f"{name}.lora_a", lower, x, keys_B, *adapted)  # followed by the masks of dropout
         outs = run(name, raise_, linears, x, rows, *lows)
     else:
         outs = run(name, fused_linears, x, *linears)
     return outs
 
 
-def lower(x: Tensor, *adapted: Linear) -> tuple[Tensor, ...]:
-    """Return the rows of all ranks that the layers read, without a gradient, and low_i = x A_iᵀ [R, rank] of each."""
+def lower(x: Tensor, keys_B: Tensor | None, *adapted: Linear) -> tuple[Tensor, ...]:
+    """Return the rows of all ranks that the layers read, and low_i = x A_iᵀ [R, rank] of each; with dropout its mask_i.
+
+    Rows and masks have no gradient.
+    """
     factor = None if x.requires_grad else adapted[0].lora_a
-    out: tuple[Tensor, ...] = _Lower.apply(x, factor, adapted)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, ...] = _Lower.apply(x, factor, keys_B, adapted)  # type: ignore[no-untyped-call]
     return out
 
 
 def raise_(linears: tuple[Linear, ...], x: Tensor, rows: Tensor, *lows: Tensor) -> tuple[Tensor, ...]:
-    """Return the outputs of ``linears`` on ``x``, of which ``rows`` are those of all ranks, with their adapters."""
+    """Return the outputs of ``linears`` on ``x``, of which ``rows`` are those of all ranks, with their adapters.
+
+    ``lows``: of the adapters, followed by the masks of their dropout if there is one.
+    """
     outs: tuple[Tensor, ...] = _Raise.apply(x, rows, linears, *lows)  # type: ignore[no-untyped-call]
     return outs
 
@@ -85,21 +99,32 @@ class _Lower(torch.autograd.Function):
     """Products with A. The gradient of x through them is part of that of ``_Raise``, which adds it in place."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, _factor: Tensor | None, adapted: tuple[Linear, ...]) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, _factor: Tensor | None, keys_B: Tensor | None, adapted: tuple[Linear, ...]
+    ) -> tuple[Tensor, ...]:
         rows = adapted[0].hooks.enter(x)
         ctx.adapted, ctx.entered = adapted, is_recomputing()
-        ctx.save_for_backward(rows if ctx.entered else x)
+        lows, masks = list[Tensor](), list[Tensor]()
+        for linear in adapted:
+            if linear.lora_dropout is not None and keys_B is not None:
+                columns = linear.hooks.columns(rows.shape[1])
+                masks.append(linear.lora_dropout.draw(keys_B, rows=len(rows), columns=columns))
+            lows.append(_drop(rows, linear, masks[-1:]) @ _factors(linear)[0].t())
+        ctx.save_for_backward(rows if ctx.entered else x, *masks)
         rows = rows.view_as(rows) if rows is x else rows
-        ctx.mark_non_differentiable(rows)
-        return (rows, *(rows @ _factors(linear)[0].t() for linear in adapted))
+        ctx.mark_non_differentiable(rows, *masks)
+        ctx.set_materialize_grads(False)  # no gradients of zeros of rows and masks
+        return (rows, *lows, *masks)
 
     @staticmethod
-    def backward(ctx: Any, _rows: Tensor, *gradients: Tensor) -> tuple[None, None, None]:
-        (saved,) = ctx.saved_tensors
+    def backward(ctx: Any, _rows: Tensor, *gradients: Tensor) -> tuple[None, None, None, None]:
+        saved, *masks = ctx.saved_tensors
         rows = saved if ctx.entered else ctx.adapted[0].hooks.begin_reenter(saved)()
-        for linear, gradient in zip(ctx.adapted, gradients, strict=True):
-            accumulate_grad(_factors(linear)[0], gradient.t() @ rows)
-        return None, None, None
+        for index, linear in enumerate(ctx.adapted):
+            dropped = _drop(rows, linear, masks[index : index + 1])
+            accumulate_grad(_factors(linear)[0], gradients[index].t() @ dropped)
+            del dropped
+        return None, None, None, None
 
 
 class _Raise(torch.autograd.Function):
@@ -107,7 +132,7 @@ class _Raise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, linears: tuple[Linear, ...], *lows: Tensor) -> tuple[Tensor, ...]:
-        ctx.linears, hooks, outs, remaining = linears, linears[0].hooks, list[Tensor](), list(lows)
+        ctx.linears, hooks, outs, remaining = linears, linears[0].hooks, list[Tensor](), list(lows)  # masks remain
         ctx.save_for_backward(*lows)
         for linear in linears:
             y = linears[0].gemms.fprop(rows, linear.dense_matrix(), None if hooks.partial else linear.bias)
@@ -123,22 +148,35 @@ class _Raise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         linears: tuple[Linear, ...] = ctx.linears
-        hooks, remaining, low_gradients = linears[0].hooks, list(ctx.saved_tensors), list[Tensor]()
-        total: Tensor | None = None
+        hooks, low_gradients, total = linears[0].hooks, list[Tensor](), None
+        n_adapted = sum(linear.lora_a is not None for linear in linears)
+        lows, masks = ctx.saved_tensors[:n_adapted], ctx.saved_tensors[n_adapted:]
         for linear, gradient in zip(linears, gradients, strict=True):
             inner = hooks.leave_backward(gradient)
             if ctx.needs_input_grad[0]:
                 total = linears[0].gemms.dgrad(inner, linear.dense_matrix(), total)
             if linear.lora_a is None:
                 continue
-            factor_a, factor_b = _factors(linear)
-            accumulate_grad(factor_b, (inner.t() @ remaining.pop(0)).mul_(linear.lora_scale))
+            (factor_a, factor_b), index = _factors(linear), len(low_gradients)
+            accumulate_grad(factor_b, (inner.t() @ lows[index]).mul_(linear.lora_scale))
             low_gradients.append((inner @ factor_b).mul_(linear.lora_scale))
-            if total is not None:
+            if total is not None and masks:
+                total.add_((low_gradients[-1] @ factor_a).mul_(masks[index]).mul_(_dropout_scale(linear)))
+            elif total is not None:
                 total.addmm_(low_gradients[-1], factor_a)
         wait = None if total is None else hooks.begin_enter_backward(total)
         del total
-        return (None if wait is None else wait(), None, None, *low_gradients)
+        return (None if wait is None else wait(), None, None, *low_gradients, *(None for _ in masks))
+
+
+def _drop(x: Tensor, linear: Linear, masks: Sequence[Tensor]) -> Tensor:
+    """Return x · mask / (1 − rate) by the only mask of ``masks``, or x if there is none."""
+    return apply_mask(x, masks[0], scale=_dropout_scale(linear)) if masks else x
+
+
+def _dropout_scale(linear: Linear) -> float:
+    assert linear.lora_dropout is not None
+    return linear.lora_dropout.scale
 
 
 def _factors(linear: Linear) -> tuple[nn.Parameter, nn.Parameter]:

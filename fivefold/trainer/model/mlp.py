@@ -41,20 +41,20 @@ class Mlp(nn.Module):
         self.norm = norm(model, ffn) if model.sub_norm else None
         self.down = Linear(ffn, model.width, bias=model.mlp_bias)
 
-    def forward(self, x_RD: Tensor) -> Tensor:
-        """Apply the feed-forward: [R, D] → [R, D]."""
+    def forward(self, x_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
+        """Apply the feed-forward: [R, D] → [R, D]. ``keys_B``: of the sequences, for dropout of adapters' inputs."""
         if self.gate is None:
-            (up_RF,) = project(self.run, f"{self.name}.up", x_RD, self.up)
+            (up_RF,) = project(self.run, f"{self.name}.up", x_RD, self.up, keys_B=keys_B)
             if self.activation == "xielu":
                 act_RF = self.run(f"{self.name}.act", self.kernels.xielu, up_RF, self.alpha_p, self.alpha_n)
             else:
                 act_RF = self.run(f"{self.name}.act", self.kernels.activate, up_RF, self.activation)
             del up_RF
         else:
-            gate_RF, up_RF = project(self.run, f"{self.name}.gate_up", x_RD, self.gate, self.up)
+            gate_RF, up_RF = project(self.run, f"{self.name}.gate_up", x_RD, self.gate, self.up, keys_B=keys_B)
             act_RF = self.run(f"{self.name}.act", self.kernels.activate_gated, gate_RF, up_RF, self.activation)
             del gate_RF, up_RF
         if self.norm is not None:
             act_RF = self.run(f"{self.name}.norm", self.norm, act_RF)
-        (out_RD,) = project(self.run, f"{self.name}.down", act_RF, self.down)
+        (out_RD,) = project(self.run, f"{self.name}.down", act_RF, self.down, keys_B=keys_B)
         return out_RD

@@ -125,15 +125,15 @@ class Moe(nn.Module):
         self.register_buffer("bias", torch.zeros(model.moe.experts, dtype=torch.float32))
         self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
 
-    def forward(self, x_RD: Tensor) -> Tensor:
-        """Apply the mixture of experts: [R, D] → [R, D]."""
+    def forward(self, x_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
+        """Apply the mixture of experts: [R, D] → [R, D]. ``keys_B``: as of ``Mlp``."""
         logits = self.run("moe.router", self.router, x_RD)
         weights, chosen = self.run("moe.topk", self._choose_experts, logits)
         permutation, plan = self._plan_dispatch(chosen)
         routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
         # reusing the names frees the copies once the operation on them has run
         routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
-        shared_RD = None if self.shared is None else self.shared(x_RD)
+        shared_RD = None if self.shared is None else self.shared(x_RD, keys_B)
         if self.shared_gate is not None:
             shared_RD = self.run("moe.shared_gate", self.shared_gate, x_RD, shared_RD)
         routed, share = self.run("moe.arrive", self.dispatcher.arrive, routed, share, plan)

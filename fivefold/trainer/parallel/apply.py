@@ -17,7 +17,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import recomputed_layers, recomputed_stages
 from fivefold.model.spec import Model
-from fivefold.trainer.model.dropout import Dropout
+from fivefold.trainer.model.dropout import PlacedDropout
 from fivefold.trainer.model.float8.attach import attach as attach_float8
 from fivefold.trainer.model.float8.cast import TILES_OF_POWERS
 from fivefold.trainer.model.kernels.fused.kernels import attach as attach_triton
@@ -64,7 +64,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         context.attach(module, ranks["cp"], kind=layout.cp_kind)
         module.length = job.sequence
         module.positions = context.positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
-        for dropout in (submodule for submodule in module.modules() if isinstance(submodule, Dropout)):
+        for dropout in (submodule for submodule in module.modules() if isinstance(submodule, PlacedDropout)):
             dropout.positions = module.positions
     if model.moe:
         stream_sharded = layout.sp and layout.tp > 1

@@ -84,6 +84,10 @@ class RowParallel(_TensorParallelHooks):
 
     partial = True
 
+    def columns(self, number: int) -> range:
+        """Return this rank's columns of the input."""
+        return range(self.axis.rank * number, (self.axis.rank + 1) * number)
+
     def rows(self, number: int) -> int:
         """Return the number of rows outside the linear: with sp, this rank's."""
         return number // self.axis.size if self.sp else number

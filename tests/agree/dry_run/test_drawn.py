@@ -223,7 +223,9 @@ def test_every_pair_of_features_is_drawn() -> None:
     """Pairs of features of models, and of a model and a layout or job: the last faults were pairs never drawn."""
     met = set[tuple[str, str]]().union(*map(pairs_of, itertools.islice(draw_cases(0), 3000)))
     every = {*itertools.combinations(FEATURES, 2), *itertools.product(FEATURES, AXES)}
-    assert every - met == {(one, other) for one, others in IMPOSSIBLE.items() for other in others}
+    impossible = {(one, other) for one, others in IMPOSSIBLE.items() for other in others}
+    impossible |= {(one, "adapter dropout") for one, other in impossible if other == "adapters"}
+    assert every - met == impossible
 
 
 def test_the_draw_is_wide() -> None:

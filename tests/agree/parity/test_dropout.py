@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
 
+from fivefold.adapter import Adapter
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -59,10 +60,30 @@ def test_places_have_rates_of_their_own(rates: dict[str, float], layout: str, at
     check_equal_dropout(MODEL.replace(**rates), layout, attention=attention)
 
 
-def check_equal_dropout(model: Model, layout: str, *, attention: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "base"),
+    [
+        ("tp2 cp2 mbs2 ac=full", None),
+        *mark_share(
+            4,
+            [
+                ("dp2 tp2 zero3 mbs1 ac=norm+act", None),
+                ("tp2 cp2 mbs2 cp=ulysses nosp", None),
+                ("cp2 pp2 zero1 mbs1", "nf4"),
+                ("dp2 pp2 zero3 mbs2 ac=full", "nf4"),
+            ],
+        ),
+    ],
+)
+def test_inputs_of_adapters_are_dropped_the_same(layout: str, base: Literal["nf4"] | None) -> None:
+    adapter = Adapter(rank=3, dropout=0.2, base=base)
+    check_equal_dropout(DENSE.replace(width=64, ffn=64), layout, attention="flash", adapter=adapter)
+
+
+def check_equal_dropout(model: Model, layout: str, *, attention: str, adapter: Adapter | None = None) -> None:
     """Whether ``layout`` equals one process."""
     result = Layout.parse(layout)
-    job = job_for(result).replace(attention=attention)
+    job = job_for(result).replace(attention=attention, adapter=adapter)
     case = Compared(model, result, job)
     verdict = judge(case, run_forked(result.world, play, *case, seconds=240.0))
     assert verdict.is_equal, verdict

@@ -91,25 +91,34 @@ def _with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
 def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     """Yield an operation with frozen weights and those of its adapter as our engine runs them: A, W, and B onto it.
 
-    A comes first, so that a recomputed block ends with it (``trainer/model/lora.py``).
+    A comes first, so that a recomputed block ends with it (``trainer/model/lora.py``). Dropout keeps its mask; the
+    dropped input is a temporary of the products with A, and so is the gradient through A, before it is added to dx.
     """
     (out, size), *_ = op.writes.items()
     (rows, outof, into), (source, *_) = op.shape, op.reads
-    (base, low, high), width, kept = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b")), local.width, op
-    if adapter.dropout:
-        dropped, size_of_input = f"{out}.lora_drop", rows * into * width
-        yield dropout(f"{op.name}.lora_dropout", source, dropped, size=size_of_input, mask=rows * into)
-        source, kept = dropped, op._replace(keeps=(dropped,), backward_scratch=0, regathered_bytes=0)
+    base, low, high, mask = (f"{out}.{part}" for part in ("base", "lora_a", "lora_b", "lora_mask"))
+    width = local.width
+    frozen = _freeze(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
     factor = matmul(
         f"{op.name}.lora_a", source, low, rows=rows, in_features=into, out_features=adapter.rank, width=width
     )
-    yield factor._replace(
-        keeps=kept.keeps,
-        backward_scratch=kept.backward_scratch,
-        regathered_bytes=kept.regathered_bytes,
+    factor = factor._replace(
+        keeps=op.keeps,
+        backward_scratch=op.backward_scratch,
+        regathered_bytes=op.regathered_bytes,
         accumulates_dgrad=True,
     )
-    frozen = _freeze(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
+    if adapter.dropout:
+        dropped, moved = rows * into * width, rows * into * (2 * width + 1)
+        factor = factor._replace(
+            writes=factor.writes | {mask: rows * into},
+            keeps=(*op.keeps, mask),
+            forward_scratch=dropped,
+            backward_scratch=op.backward_scratch + dropped,
+            moved_cast_bytes=(moved + rows * into, moved + rows * into * width, moved),
+        )
+        frozen = frozen._replace(backward_scratch=max(frozen.backward_scratch, dropped))
+    yield factor
     yield frozen._replace(
         writes={base: 0}, gradients={base: size}, forward_scratch=frozen.forward_scratch + size, accumulates_dgrad=True
     )
