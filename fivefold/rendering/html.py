@@ -161,6 +161,7 @@ def search_parts(what: SearchResult) -> list[str]:
     fits = "" if what.best else "; none fits"
     job_parts = [paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
     parts = [*job_parts, paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
+    parts += [paragraph(remark) for remark in what.remarks]
     parts += [paragraph(f"The best layout is {what.gap_line()}.")] if what.gap_line() else []
     parts += _render_proposal(what.proposal) if what.proposal else []
     parts += _render_robustness(what.robust) if what.robust else []

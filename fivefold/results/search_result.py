@@ -187,6 +187,7 @@ class SearchResult(Shown):
     by: Aim
     proposal: Proposal | None = None  # for a search by time or cost that was asked for one
     robust: Robustness | None = None  # for a search by robust
+    remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
     best: tuple[Ranked, ...]
     front: tuple[Point, ...]
     reasons: tuple[Reason, ...]

@@ -43,6 +43,9 @@ def test_a_search_says_that_its_batch_is_assumed(
     assert run(monkeypatch, "search", "nano", *words, "--seq", "512", "--where", "pp=1 cp=1", "--top", "1") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert ("assumed: a global batch of 8 sequences (the default), few for 16 ranks" in text) == is_assumed
+    result = ff.search("nano", words[0], seq=512, gbs=8 if is_assumed else 64, where="pp=1 cp=1", top=1)
+    assert bool(result.remarks) == is_assumed
+    assert ("assumed: a global batch" in result._repr_html_()) == is_assumed
 
 
 def test_compare_takes_a_price(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,11 +94,10 @@ def say_if_stopped(result: SearchResult) -> None:
 
 def show_found(result: SearchResult, model: Model, machine: Machine, job: Job, *, json: bool) -> None:
     """Print the page of a search, or its data."""
-    from fivefold.layout.validity import describe_assumed_batch
     from fivefold.rendering import search as page
 
     if not json:
-        show_question(model, machine, job, remarks=describe_assumed_batch(job, machine))
+        show_question(model, machine, job, remarks=result.remarks)
     show(result.model_dump_json(indent=2) if json else page.page(result, precision=job.precision.name))
 
 

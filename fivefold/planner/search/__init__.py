@@ -19,7 +19,7 @@ from typing import Any
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout, divisors
-from fivefold.layout.validity import validate_job
+from fivefold.layout.validity import describe_assumed_batch, validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -108,6 +108,7 @@ def search(
     total += even_out(known, where=where) if planners and proposes else 0
     result = SearchResult(
         by=by,
+        remarks=describe_assumed_batch(job, machine),
         proposal=_proposal(known, within or 0.0, planners=planners.values(), where=where) if proposes else None,
         best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in known.best),
         front=tuple(_pareto_front(known.fitting)),
