@@ -50,7 +50,7 @@ def apply_prices(
     if given is None or any("=" not in word for word in given):  # a price without a name is for every machine
         return request, applied
     settings, priced = load_settings(), {word.partition("=")[0] for word in given}
-    asked = [*machines, *map(load_machine, getattr(request, "machines", ()))]
+    asked = [*machines, *map(load_machine, _list_machine_names(request))]
     priced |= {machine.name.split()[0] for machine in asked if machine.dollars_per_rank_hour is not None}
     names = [machine.name.split()[0] for machine in asked]
     prices = {name: settings.prices[name] for name in names if name in settings.prices and name not in priced}
@@ -58,6 +58,17 @@ def apply_prices(
         return request, applied
     words = (*(f"{name}={_format_price(price)}/h" for name, price in prices.items()), *given)
     return request.model_copy(update={"price": words}), applied.replace(prices=prices)
+
+
+def _list_machine_names(request: Request) -> list[str]:
+    """Return the machines that a request names besides its argument ``machine``."""
+    from fivefold.machine.catalog import is_named
+
+    if not isinstance(request, CompareOptions):
+        return list(getattr(request, "machines", ()))
+    if _are_run_files(request.words):
+        return [str(read_file(Path(word)).get("machine", "")) for word in request.words]
+    return [*filter(is_named, request.words[1:]), *([request.gpus] if request.gpus else [])]
 
 
 def _format_price(price: float) -> str:

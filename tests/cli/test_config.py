@@ -144,6 +144,20 @@ def test_prices_are_of_machines_without_a_price(
     assert "settings" not in by_word  # a price within the machine's words
 
 
+def test_a_comparison_takes_the_prices_of_the_settings(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    settings(prices__h100="2.5", prices__a100="1.25")
+    words = ("compare", "nano", "h100:8", "dp8 zero1 mbs1", "dp8 zero3 mbs1", *JOB)
+    compared = answer(monkeypatch, capsys, *words)
+    assert compared["settings"]["prices"] == {"h100": 2.5}
+    assert "cost of 1 T tokens" in {row["name"] for row in compared["rows"]}
+    files = [tmp_path / f"zero{stage}.toml" for stage in (1, 3)]
+    for file in files:
+        file.write_text(f'model = "nano"\nmachine = "a100:8"\nlayout = "dp8 {file.stem} mbs1"\n', encoding="utf-8")
+    assert answer(monkeypatch, capsys, "compare", *map(str, files))["settings"]["prices"] == {"a100": 1.25}
+
+
 def test_a_config_keeps_its_software(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
