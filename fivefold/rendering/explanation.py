@@ -6,67 +6,76 @@ GPU 0 ran out of memory in the backward, at train.py:31 step: 2.00 GiB were aske
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.rendering.grid import Grid
+from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.rendering.step_view import Parts, split_bytes
-from fivefold.rendering.table import heading, show_bars
 from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory
 from fivefold.units import show_bytes
+
+LOOKS = {
+    "tensors": "activations",
+    "reserved, but in no tensor": "temporary",
+    "other processes": "messages",
+    "the rest of this process": "parameters",
+    "all else: contexts, NCCL, other processes": "parameters",
+    "free": "bubble",
+}
+"""Colours of the owners that an error message distinguishes; categories of tensors have their own."""
 
 
 def page(explanations: Sequence[Explanation], *, comparison: AgainstPrediction | None = None) -> RenderableType:
     """Return all explanations, one after another, then the prediction."""
-    parts: list[RenderableType] = []
+    parts = [Group(render_sections(_explanation(explanation)), Text("")) for explanation in explanations]
+    return Group(*parts, *([render_sections([_prediction(comparison)])] if comparison is not None else []))
+
+
+def list_sections(
+    explanations: Sequence[Explanation], *, comparison: AgainstPrediction | None = None
+) -> Iterator[AnswerSection]:
+    """Yield the sections of each explanation, its verdict first, then that of the prediction."""
     for explanation in explanations:
-        files = explanation.files[0] if len(explanation.files) == 1 else f"{len(explanation.files)} files"
-        parts.append(
-            Text.assemble((f"{explanation.kind}  {files}\n", "dim"), (explanation.verdict, "bold"), overflow="fold")
-        )
-        parts += [Text(f"· {line}", overflow="fold") for line in explanation.findings]
-        if explanation.memory is not None:
-            parts += _memory(explanation.memory)
-        if explanation.ranks:
-            rows = tuple(
-                (rank_state.rank, rank_state.state, rank_state.line or "–") for rank_state in explanation.ranks
-            )
-            parts += [heading("By rank"), Grid(("rank", "state", "line"), rows, words=("rank", "state", "line"))]
-        if explanation.losses:
-            parts += [
-                heading("What happened"),
-                *(Text(f"· {event.line}", overflow="fold") for event in explanation.losses),
-            ]
-        parts.append(Text(""))
+        yield from _explanation(explanation)
     if comparison is not None:
-        parts += _prediction(comparison)
-    return Group(*parts)
+        yield _prediction(comparison)
 
 
-def _memory(memory: HeldMemory) -> list[RenderableType]:
-    total_bytes = max(sum(memory.parts.values()), 1)
-    parts: list[RenderableType] = []
+def _explanation(explanation: Explanation) -> Iterator[AnswerSection]:
+    files = explanation.files[0] if len(explanation.files) == 1 else f"{len(explanation.files)} files"
+    source, verdict = Text(f"{explanation.kind}  {files}", style="dim"), Text(explanation.verdict, style="bold")
+    yield AnswerSection((source, verdict, *_bullets(explanation.findings)))
+    if explanation.memory is not None:
+        yield from _memory(explanation.memory)
+    if explanation.ranks:
+        rows = tuple((rank_state.rank, rank_state.state, rank_state.line or "–") for rank_state in explanation.ranks)
+        yield AnswerSection((Grid(("rank", "state", "line"), rows, words=("rank", "state", "line")),), "By rank")
+    if explanation.losses:
+        yield AnswerSection(tuple(_bullets([event.line for event in explanation.losses])), "What happened")
+
+
+def _bullets(lines: Sequence[str]) -> list[Text]:
+    return [Text(f"· {line}") for line in lines]
+
+
+def _memory(memory: HeldMemory) -> Iterator[AnswerSection]:
     if memory.parts:
-        remark = f"{show_bytes(memory.held_bytes)} in tensors"
-        parts += [
-            heading(f"Memory of {memory.device}", remark),
-            show_bars(Parts(split_bytes(memory.parts), total_bytes)),
-        ]
+        parts = [part._replace(look=LOOKS.get(part.name, part.look)) for part in split_bytes(memory.parts)]
+        bars = Parts(parts, max(sum(memory.parts.values()), 1))
+        yield AnswerSection((bars,), f"Memory of {memory.device}", f"{show_bytes(memory.held_bytes)} in tensors")
     if memory.lines:
         rows = tuple(
             (show_bytes(line.bytes), str(line.blocks), line.category, f"{line.operation}  {line.line}".strip() or "–")
             for line in memory.lines
         )
-        parts += [
-            heading("By line of code", "the largest first"),
-            Grid(("size", "blocks", "category", "made by"), rows, words=("category", "made by")),
-        ]
-    return parts
+        grid = Grid(("size", "blocks", "category", "made by"), rows, words=("category", "made by"))
+        yield AnswerSection((grid,), "By line of code", "the largest first")
 
 
-def _prediction(comparison: AgainstPrediction) -> list[RenderableType]:
+def _prediction(comparison: AgainstPrediction) -> AnswerSection:
     step = comparison.predicted
     rows = tuple(
         (
@@ -79,8 +88,9 @@ def _prediction(comparison: AgainstPrediction) -> list[RenderableType]:
     )
     about = f"{step.model} on {step.machine} · {step.layout}" + (f" · {step.stack}" if step.stack != "fivefold" else "")
     grid = Grid(("memory", "found", "predicted", "difference"), rows, words=("memory",))
-    lines = [Text(f"· {line}", overflow="fold") for line in comparison.findings]
-    return [heading("Compared with the prediction", about), grid, *lines, _change(comparison)]
+    return AnswerSection(
+        (grid, *_bullets(comparison.findings), _change(comparison)), "Compared with the prediction", about
+    )
 
 
 def _difference(measured: int | None, predicted: int | None) -> str:

@@ -1,4 +1,4 @@
-"""An answer as sections of lines and tables, built once for the terminal and for the web page."""
+"""An answer as sections of lines, tables and parts of a total, built once for the terminal and for the web page."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from fivefold.rendering.elements import Raw
 from fivefold.rendering.grid import Grid
-from fivefold.rendering.table import heading
+from fivefold.rendering.step_view import Parts
+from fivefold.rendering.table import heading, show_bars
 
 
 class AnswerSection(NamedTuple):
-    """Lines and tables under a title; the first section of an answer has none."""
+    """Lines, tables and parts of a total under a title; the first section of an answer has none."""
 
-    parts: tuple[Text | Grid, ...]
+    parts: tuple[Text | Grid | Parts, ...]
     title: str = ""
     remark: str = ""
+    picture: Raw | None = None  # shown on a page only
 
 
 def render_sections(sections: Iterable[AnswerSection]) -> RenderableType:
@@ -25,5 +28,5 @@ def render_sections(sections: Iterable[AnswerSection]) -> RenderableType:
     parts: list[RenderableType] = []
     for section in sections:
         parts += [heading(section.title, section.remark)] if section.title else []
-        parts += section.parts
+        parts += [show_bars(part) if isinstance(part, Parts) else part for part in section.parts]
     return Group(*parts)

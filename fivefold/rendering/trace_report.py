@@ -6,12 +6,12 @@ rank  step    compute  exposed  waiting  overlapped  copies   host  queued
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from fivefold.record import UserError
@@ -19,7 +19,8 @@ from fivefold.rendering import charts
 from fivefold.rendering.compare import table as compared
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.palette import BLUE, GREEN, GREY, ORANGE, RED
-from fivefold.rendering.table import heading
+from fivefold.rendering.sections import AnswerSection, render_sections
+from fivefold.rendering.step_view import BarPart
 from fivefold.rendering.trace_advice import advise
 from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import Activity, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
@@ -34,6 +35,13 @@ TIME_PARTS = {
     "memcpy_alone_seconds": ("copies", GREEN), "idle_waiting_seconds": ("queued idle", ORANGE),
     "idle_host_seconds": ("host-bound idle", GREY),
 }  # fmt: skip
+LOOKS = {
+    "compute": "F",
+    "exposed communication": "messages",
+    "copies": "W",
+    "queued idle": "BW",
+    "host-bound idle": "update",
+}
 ACTIVITY_COLOURS = {"compute": BLUE, "communication": RED, "memcpy": GREEN, "waiting": ORANGE, "host": GREY}
 
 
@@ -50,35 +58,41 @@ def page(
     report: TraceReport, *, rows: Sequence[QuantityComparison] = (), predicted: str = "", step: Step | None = None
 ) -> RenderableType:
     """Return the page; ``rows``: the comparison with the predicted ``step``, which ``predicted`` describes."""
-    ranks = _average_steps(report)
-    parts: list[RenderableType] = [_headline(report, ranks)]
-    parts += [Text(f"! {line}", style="yellow", overflow="fold") for line in report.remarks]
+    return render_sections(list_sections(report, rows=rows, predicted=predicted, step=step))
+
+
+def list_sections(
+    report: TraceReport, *, rows: Sequence[QuantityComparison] = (), predicted: str = "", step: Step | None = None
+) -> Iterator[AnswerSection]:
+    """Yield the sections of the page, the headline first and advice last."""
+    ranks = average_steps(report)
+    yield AnswerSection((*_headline(report, ranks), *(Text(f"! {line}", style="yellow") for line in report.remarks)))
     averaged = f"mean of {len(report.steps)} steps" if len(report.steps) > 1 else report.steps[0]
-    parts += [heading("Where the time goes", f"by rank, {averaged}; shares of the step"), _breakdown(ranks)]
-    if len(ranks) > MAX_RANKS:
-        parts.append(Text(f"and {len(ranks) - MAX_RANKS} more ranks (--json has all)", style="dim"))
-    parts += [
-        heading("What runs", "by category, of a rank and step; kernels side by side count each"),
-        _kernels(report.categories, named=False),
-    ]
-    parts += [
-        heading("Longest kernels" if report.device == "GPU" else "Longest operators"),
-        _kernels(report.kernels, named=True),
-    ]
+    left_out = len(ranks) - MAX_RANKS
+    more = (Text(f"and {left_out} more ranks (--json has all)", style="dim"),) if left_out > 0 else ()
+    yield AnswerSection((_breakdown(ranks), *more), "Where the time goes", f"by rank, {averaged}; shares of the step")
+    yield AnswerSection(
+        (_kernels(report.categories, named=False),),
+        "What runs",
+        "by category, of a rank and step; kernels side by side count each",
+    )
+    yield AnswerSection(
+        (_kernels(report.kernels, named=True),),
+        "Longest kernels" if report.device == "GPU" else "Longest operators",
+    )
     if report.messages:
-        parts += [heading("Messages", "of a rank and step; rates from the last arrival on, where it is known")]
-        parts += [_messages(report.messages)]
+        remark = "of a rank and step; rates from the last arrival on, where it is known"
+        yield AnswerSection((_messages(report.messages),), "Messages", remark)
     if report.path:
-        parts += [heading("Critical path", f"{show_seconds(report.path_seconds)} over all ranks, by what it waits for")]
-        parts += [_path(report)]
+        remark = f"{show_seconds(report.path_seconds)} over all ranks, by what it waits for"
+        yield AnswerSection(tuple(_path(report)), "Critical path", remark)
     if rows:
-        parts += [heading("Compared with the prediction", predicted), compared(rows)]
+        yield AnswerSection((compared(rows),), "Compared with the prediction", predicted)
     if advice := advise(report, ranks, step):
-        parts += [heading("Advice"), Text(advice, overflow="fold")]
-    return Group(*parts)
+        yield AnswerSection((Text(advice),), "Advice")
 
 
-def _average_steps(report: TraceReport) -> list[Breakdown]:
+def average_steps(report: TraceReport) -> list[Breakdown]:
     """Return one breakdown per rank: the mean of its steps."""
     means = []
     for _, breakdowns in groupby(report.breakdown, key=lambda step: step.rank):
@@ -93,6 +107,12 @@ def _average_steps(report: TraceReport) -> list[Breakdown]:
     return means
 
 
+def split_step(breakdown: Breakdown) -> list[BarPart]:
+    """Return the parts of a step for a stacked bar."""
+    parts = ((name, getattr(breakdown, field)) for field, (name, _) in TIME_PARTS.items())
+    return [BarPart(name, LOOKS[name], seconds, show_seconds(seconds)) for name, seconds in parts]
+
+
 def finding(ranks: Sequence[Breakdown]) -> str:
     """Return the title: the share of compute, and what takes most of the rest."""
     window_seconds = sum(breakdown.window_seconds for breakdown in ranks)
@@ -103,17 +123,16 @@ def finding(ranks: Sequence[Breakdown]) -> str:
     return f"Compute fills {compute / window_seconds:.0%} of a step{share}"
 
 
-def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> Text:
+def _headline(report: TraceReport, ranks: Sequence[Breakdown]) -> tuple[Text, Text]:
     traced_ranks = (
         f"{len(report.ranks)} of {report.world} ranks"
         if len(report.ranks) < report.world
         else ("1 rank" if report.world == 1 else f"{report.world} ranks")
     )
-    return Text.assemble(
-        (f"traced  {traced_ranks} on {report.device}s\n\n", "dim"),
-        (f"{show_seconds(report.step_seconds)} per step", "bold cyan"),
-        f"  ·  {finding(ranks)}",
-        overflow="fold",
+    seconds = (f"{show_seconds(report.step_seconds)} per step", "bold cyan")
+    return (
+        Text(f"traced  {traced_ranks} on {report.device}s\n", style="dim"),
+        Text.assemble(seconds, f"  ·  {finding(ranks)}"),
     )
 
 
@@ -221,21 +240,18 @@ def _message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
     return (*cells, share) if linked else cells
 
 
-def _path(report: TraceReport) -> RenderableType:
-    tables: list[RenderableType] = [_path_grid(report.path[:12], report.path_seconds)]
+def _path(report: TraceReport) -> Iterator[Text | Grid]:
+    yield _path_grid(report.path[:12], report.path_seconds)
     named = [part for part in report.path_names if part.name]
     if named:
-        tables += [Text("\nits longest pieces", style="dim"), _path_grid(named, report.path_seconds)]
+        yield Text("\nits longest pieces", style="dim")
+        yield _path_grid(named, report.path_seconds)
     latest = max(report.arrivals, key=lambda arrival: arrival.others_waited_seconds, default=None)
     if latest is not None and latest.others_waited_seconds:
-        tables.append(
-            Text(
-                f"\nrank {latest.rank} is last to arrive at {latest.last:,} of its {latest.matched:,} messages; "
-                f"the others wait {show_seconds(latest.others_waited_seconds)} for it in all",
-                overflow="fold",
-            )
+        yield Text(
+            f"\nrank {latest.rank} is last to arrive at {latest.last:,} of its {latest.matched:,} messages; "
+            f"the others wait {show_seconds(latest.others_waited_seconds)} for it in all"
         )
-    return Group(*tables)
 
 
 def _path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
@@ -256,7 +272,7 @@ def _path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
 def breakdown_chart(report: TraceReport) -> charts.Chart:
     """Return a bar per rank: where the time of its mean step goes."""
     alt = charts._altair()
-    ranks = _average_steps(report)[:MAX_RANKS]
+    ranks = average_steps(report)[:MAX_RANKS]
     values = [
         {"rank": f"rank {breakdown.rank}", "part": name, "order": order, "ms": getattr(breakdown, field) * 1e3}
         for breakdown in ranks

@@ -4,6 +4,8 @@ app · site · guard · folder    the application; state shared by its routes; a
 question · answers · controls  the question (its URL) as records; its answer; keywords and fields of a job as choices
 copies                         the question as a command line and as Python
 work · worker · runs           short answers in a thread, long ones in processes that can be killed; logs of runs
-api · pages · dry_run · serve  the routes; a dry run as HTML; the server
+dropped                        files that are dropped on a page
+api · pages · serve            the routes; the server
+dry_run · files                a dry run, and the files of a run, as HTML
 book                           the guide's chapters as HTML, formulas as MathML
 """

@@ -19,8 +19,8 @@ from fivefold.record import RunFailure, UserError, reword
 from fivefold.rendering.drawing.style import css, file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api
-from fivefold.web.guard import Guard
-from fivefold.web.pages import ask, compare, dryrun, learn, plan, runs, search, sweep
+from fivefold.web.guard import DROPPED_PATH, Guard
+from fivefold.web.pages import ask, compare, dryrun, files, learn, plan, runs, search, sweep
 from fivefold.web.pages.render import page
 from fivefold.web.question import JobQuestion
 from fivefold.web.site import WebServer
@@ -48,6 +48,13 @@ async def collect_garbage_less(_: FastAPI) -> AsyncIterator[None]:
 def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI:
     """Build the application for the files below ``root``; ``local``: the machine file that ``local`` stands for."""
     site = WebServer(root, local=local, work=work)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with collect_garbage_less(app):
+            yield
+        site.dropped.close()
+
     app = FastAPI(
         title="Fivefold",
         version=fivefold.__version__,
@@ -55,10 +62,10 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
         redoc_url=None,
         openapi_url="/api/openapi.json",
         description="The JSON of the command line.",
-        lifespan=collect_garbage_less,
+        lifespan=lifespan,
     )
     app.add_middleware(Guard)
-    for part in (api, plan, search, ask, compare, sweep, dryrun, runs, learn):
+    for part in (api, plan, search, ask, compare, sweep, dryrun, runs, files, learn):
         app.include_router(part.router(site))
 
     @app.get("/static/pictures.css", include_in_schema=False)
@@ -78,7 +85,7 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
 
     def respond_error(request: Request, code: int, line: str) -> Response:
         line = site.folder.strip_root(line)
-        if request.url.path.startswith(("/api/", "/static/")):
+        if request.url.path.startswith(("/api/", "/static/", DROPPED_PATH)):
             return JSONResponse({"detail": line}, status_code=code)
         return page("mistake.html", request, asked=JobQuestion(), mistake=line, code=code)
 

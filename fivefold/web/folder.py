@@ -15,10 +15,10 @@ class ServedFolder:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
 
-    def path(self, text: str) -> Path:
+    def path(self, text: str, *, limit: int = FILE_BYTES) -> Path:
         """Return the file or folder that ``text`` names, after all links; raises ``UserError`` if it is not allowed.
 
-        It must be below the root, a regular file or folder, and at most ``FILE_BYTES``.
+        It must be below the root, a regular file or folder, and have at most ``limit`` bytes.
         """
         try:
             path = (self.root / text).resolve()
@@ -31,8 +31,8 @@ class ServedFolder:
             raise UserError(f"{text!r} is outside of the folder that the page was started for; name a file below it")
         if is_special_file:
             raise UserError(f"{text!r} is neither a file nor a folder; the page reads neither pipes nor devices")
-        if size > FILE_BYTES:
-            raise UserError(f"{text!r} has {size:,} bytes; the page reads files of up to {FILE_BYTES:,}")
+        if size > limit:
+            raise UserError(f"{text!r} has {size:,} bytes; the page reads files of up to {limit:,}")
         return path
 
     def name(self, path: Path) -> str:

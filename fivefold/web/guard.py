@@ -2,7 +2,8 @@
 
 Host must be a loopback name, of any port, because a port may be forwarded here (DNS rebinding); Origin must be that
 same host (CSRF). Another site may link to a page, but not load from it.
-A body has at most ``BODY_BYTES``. The content security policy allows no inline script, no inline style, no other host.
+A body has at most ``BODY_BYTES``, a dropped file ``MAX_FILE_BYTES``. The content security policy allows no inline
+script, no inline style, no other host.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fivefold.web.dropped import MAX_FILE_BYTES
+
 BODY_BYTES = 2**20  # a config.json has a few thousand bytes
+DROPPED_PATH = "/files"  # receives files that are dropped on a page, which have a limit of their own
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -41,12 +45,13 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = next(iter(self._refusals(headers)), None)
+        limit = MAX_FILE_BYTES + 1 if scope["path"] == DROPPED_PATH else BODY_BYTES
+        refusal = next(iter(self._refusals(headers, limit)), None)
         if refusal is not None:
             code, line = refusal
             await JSONResponse({"detail": line}, status_code=code, headers=HEADERS)(scope, receive, send)
             return
-        left = BODY_BYTES
+        left = limit
 
         async def receive_limited() -> Message:
             nonlocal left
@@ -63,7 +68,7 @@ class Guard:
 
         await self.app(scope, receive_limited, send_with_headers)
 
-    def _refusals(self, headers: Headers) -> Iterable[tuple[int, str]]:
+    def _refusals(self, headers: Headers, limit: int) -> Iterable[tuple[int, str]]:
         host = headers.get("host", "")
         if not _is_loopback(host):
             yield 403, "this address is not the page's own; open it as fivefold web printed it"
@@ -74,8 +79,8 @@ class Guard:
         if site not in ("none", "same-origin") and mode != "navigate":
             yield 403, "the request comes from another site"
         length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > BODY_BYTES:
-            yield 413, f"the body is longer than {BODY_BYTES:,} bytes"
+        if not length.isdecimal() or int(length[:20]) > limit:
+            yield 413, f"the body is longer than {limit:,} bytes"
 
 
 def _is_loopback(host: str) -> bool:

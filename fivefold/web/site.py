@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fivefold.web.dropped import DroppedFiles
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import JobQuestion, ResolvedRequest
 from fivefold.web.work import WorkQueue
@@ -18,6 +19,7 @@ class WebServer:
 
     def __init__(self, root: Path, *, local: Path, work: WorkQueue | None = None) -> None:
         self.folder, self.local, self.work = ServedFolder(root), local, work or WorkQueue()
+        self.dropped = DroppedFiles()
 
     def resolve(self, about: JobQuestion) -> ResolvedRequest:
         """Resolve the records that a question names."""
@@ -37,5 +39,10 @@ class WebServer:
 
     def events(self, verb: str, about: JobQuestion) -> Any:
         """Return the events of a search or dry run."""
-        request = {"question": about.model_dump(mode="json"), "root": str(self.folder.root), "local": str(self.local)}
+        request = {
+            "question": about.model_dump(mode="json"),
+            "root": str(self.folder.root),
+            "local": str(self.local),
+            "dropped": str(self.dropped.folder),
+        }
         return self.work.stream(verb, request, cwd=self.folder.root)

@@ -30,14 +30,17 @@ from fivefold.requests.offers import apply_prices
 from fivefold.results.search_result import SearchResult
 from fivefold.web import answers
 from fivefold.web.answers import Fitted, Found, Report
+from fivefold.web.dropped import DroppedFiles
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import (
     AskQuestion,
     DryrunQuestion,
+    ExplainQuestion,
     PlaybookQuestion,
     RatiosQuestion,
     ResolvedRequest,
     SearchQuestion,
+    TraceQuestion,
 )
 
 MEMORY_BYTES = 24 * 2**30  # limit of the address space
@@ -104,7 +107,7 @@ def say(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-def noun(asked: dict[str, Any], kind: Any) -> tuple[Any, ResolvedRequest]:
+def read_question(asked: dict[str, Any], kind: Any) -> tuple[Any, ResolvedRequest]:
     """Return the question, and the records that it names."""
     question = kind.read(asked["question"], origin="question")
     folder, local = place(asked)
@@ -118,13 +121,13 @@ def place(asked: dict[str, Any]) -> tuple[ServedFolder, Path]:
 
 def search(asked: dict[str, Any], report: Report) -> Any:
     """Search: the data of ``fivefold search --json``."""
-    question, nouns = noun(asked, SearchQuestion)
+    question, nouns = read_question(asked, SearchQuestion)
     return _run_search(asked, question, nouns, report).model_dump(mode="json")
 
 
 def rank_layouts(asked: dict[str, Any], report: Report) -> Any:
     """Search with the ranking of ``--exact``, because next to a proposal only the best layout is certain."""
-    question, nouns = noun(asked, SearchQuestion)
+    question, nouns = read_question(asked, SearchQuestion)
     proposed = _run_search(asked, question, nouns, report)
     if not isinstance(proposed, SearchResult) or proposed.proposal is None or proposed.stopped:
         return proposed.model_dump(mode="json")
@@ -162,7 +165,7 @@ def _listener(report: Report) -> Fitted | None:
 
 def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
     """Answer a question: the data of ``fivefold ask --json``."""
-    question, nouns = noun(asked, AskQuestion)
+    question, nouns = read_question(asked, AskQuestion)
     replies = answers.answer_question(about, question, nouns, folder=place(asked)[0])
     return [reply.model_dump(mode="json") for reply in replies]
 
@@ -171,7 +174,7 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
     """Plan a run: the data of ``fivefold plan --json``."""
     from fivefold.requests.playbook import playbook
 
-    question, (model, machine, job, *_) = noun(asked, PlaybookQuestion)
+    question, (model, machine, job, *_) = read_question(asked, PlaybookQuestion)
     plan_result = playbook(
         model,
         apply_prices([machine], question.price)[0],
@@ -189,7 +192,7 @@ def ratios(asked: dict[str, Any], report: Report) -> Any:
     """Compute the data of ``fivefold ratios --json``."""
     from fivefold.planner.ratios import ratios as run
 
-    question, (model, machine, job, *_) = noun(asked, RatiosQuestion)
+    question, (model, machine, job, *_) = read_question(asked, RatiosQuestion)
     return run(model, machine=machine, layout=Layout.parse(question.layout), job=job).model_dump(mode="json")
 
 
@@ -198,7 +201,7 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     from fivefold.layout.validity import refuse
     from fivefold.planner.predict import predict
 
-    question, (model, machine, job, *_) = noun(asked, DryrunQuestion)
+    question, (model, machine, job, *_) = read_question(asked, DryrunQuestion)
     layout = question.parsed_layout()
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     report(0, 0, "PyTorch and the training code are loaded")
@@ -215,10 +218,34 @@ def dryrun(asked: dict[str, Any], report: Report) -> Any:
     return {"data": data(dry_run, predicted), "html": html(dry_run, machine=machine, predicted=predicted)}
 
 
+def read_trace(asked: dict[str, Any], report: Report) -> Any:
+    """Analyze traces: ``html`` is what ``fivefold trace`` prints."""
+    return _read_files(asked, TraceQuestion, "trace", report)
+
+
+def explain(asked: dict[str, Any], report: Report) -> Any:
+    """Explain what a failed run left: ``html`` is what ``fivefold explain`` prints."""
+    return _read_files(asked, ExplainQuestion, "explain", report)
+
+
+def _read_files(asked: dict[str, Any], kind: Any, verb: str, report: Report) -> Any:
+    from fivefold.web import files
+
+    question, noun = read_question(asked, kind)
+    dropped = DroppedFiles(Path(asked["dropped"]))
+    paths = files.list_files(question, folder=place(asked)[0], dropped=dropped)
+    try:
+        return {"html": dropped.strip_folder(getattr(files, verb)(question, noun, paths, report))}
+    except (UserError, RunFailure) as error:
+        raise UserError(dropped.strip_folder(str(error))) from None
+
+
 VERBS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "search": search,
     "ranked": rank_layouts,
     "dryrun": dryrun,
+    "trace": read_trace,
+    "explain": explain,
     "plan": plan,
     "ratios": ratios,
     **{f"ask {name}": partial(ask, about=name) for name in get_args(Question)},

@@ -15,6 +15,7 @@ from fivefold.requests.answers import QUESTIONS
 from fivefold.web.book import chapters
 from fivefold.web.pages.ask import AskPage
 from fivefold.web.pages.dryrun import DryrunPage
+from fivefold.web.pages.files import ExplainPage, TracePage
 from fivefold.web.pages.plan import PlanQuestion
 from fivefold.web.pages.runs import RunQuestion
 from fivefold.web.pages.search import SearchPage
@@ -91,6 +92,7 @@ WORDS = {
     "to": ["torchtitan", "megatron", "deepspeed", "fivefold", "x"],
     "compare": ["runs/a", "..", "inside", "x"],
     "folder": ["runs/a", "..", "/", "", "inside", "\\x00", "own.toml"],
+    "files": ["own.toml", "dropped:1/x", "dropped:../x", "dropped:1/..", "link.toml", ".", "/etc/passwd"],
     "file": ["own.toml", "x.csv", "../x.csv", "/etc/x.csv"],
     "where": ["tp<=8", "tp", "zero<<1"],
     "question": [*QUESTIONS],
@@ -135,6 +137,8 @@ PAGES = {
     "/search": SearchPage.model_fields,
     "/dryrun": DryrunPage.model_fields,
     "/ask": AskPage.model_fields,
+    "/trace": TracePage.model_fields,
+    "/explain": ExplainPage.model_fields,
 }
 PATHS = [
     "/",
@@ -158,6 +162,8 @@ SLOW = (  # a process each: asked elsewhere
     "/search/events",
     "/ask/events",
     "/dryrun/events",
+    "/trace/events",
+    "/explain/events",
 )
 
 

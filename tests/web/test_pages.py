@@ -292,7 +292,19 @@ def test_a_chapter_is_read_and_tried(page: Any) -> None:
     assert page.locator("math mfrac").first.is_visible()
 
 
-PAGES = ["/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/dryrun", "/ask"]
+PAGES = [
+    "/learn/memory",
+    PLAN,
+    "/plan?layout=nonsense",
+    "/search",
+    COMPARE,
+    "/runs",
+    "/sweep",
+    "/dryrun",
+    "/ask",
+    "/trace",
+    "/explain",
+]
 
 
 @pytest.mark.parametrize("path", mark_share(4, PAGES))

@@ -47,15 +47,9 @@ def _compare_with_prediction(
     explanations: Sequence[Explanation], words: tuple[str, str, str], job: Job
 ) -> AgainstPrediction:
     """Compare the prediction with the memory of the file that holds most."""
-    from fivefold.diagnosis.explain.prediction import compare_with_prediction
+    from fivefold.diagnosis.explain.prediction import compare_largest
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
 
     model, machine, layout = resolve(words[0]), load_machine(words[1]), Layout.parse(words[2])
-    memories = [explanation.memory for explanation in explanations if explanation.memory is not None]
-    if not memories:
-        raise UserError(
-            "--against compares a prediction with recorded memory, but the files record none; give a snapshot or a log"
-        )
-    memory = max(memories, key=lambda held: held.needed_bytes)
-    return compare_with_prediction(memory, model=model, machine=machine, layout=layout, job=job)
+    return compare_largest(explanations, model=model, machine=machine, layout=layout, job=job)

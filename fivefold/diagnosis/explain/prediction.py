@@ -8,7 +8,7 @@ none fits, the search proposes a layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -19,12 +19,26 @@ from fivefold.planner.predict import predict
 from fivefold.planner.questions import changes, get_change_cost
 from fivefold.planner.search import search
 from fivefold.record import UserError
-from fivefold.results.explanation import AgainstPrediction, HeldMemory, MemoryComparison
+from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory, MemoryComparison
 from fivefold.step import Step
 from fivefold.units import show_bytes
 
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporary")
 BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
+
+
+def compare_largest(
+    explanations: Sequence[Explanation], *, model: Model, machine: Machine, layout: Layout, job: Job
+) -> AgainstPrediction:
+    """Compare the prediction with the memory of the file that holds most; raises ``UserError`` if none records any."""
+    memories = [explanation.memory for explanation in explanations if explanation.memory is not None]
+    if not memories:
+        raise UserError(
+            "a prediction is compared with recorded memory, but the files record none; give a snapshot, or a log with "
+            "an out-of-memory message"
+        )
+    memory = max(memories, key=lambda held: held.needed_bytes)
+    return compare_with_prediction(memory, model=model, machine=machine, layout=layout, job=job)
 
 
 def compare_with_prediction(

@@ -4,5 +4,6 @@ render · stream       templates, filters, the frame of every page; long work as
 plan · search · ask   one layout; all layouts, streamed; one question
 compare · sweep       up to eight variants side by side; the rows of a sweep's file
 dryrun · runs         a dry run with its tape; the folder's runs, live
+files                 traces, and what a failed run left
 learn                 the guide
 """

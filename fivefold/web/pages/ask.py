@@ -56,7 +56,7 @@ def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
     """Return the answers as HTML; layouts in the first table link to their plans."""
     links = [address(asked, reply) for reply in mark_plans(replies)]
     return fragment(
-        "ask_result.html",
+        "sections.html",
         sections=list_sections(asked.question, replies),
         remarks=replies[0].remarks if replies else (),
         links=links if any(links) else [],

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 import fivefold
 from fivefold.machine.catalog import names as machine_names
 from fivefold.model.catalog import names as model_names
+from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import legend
 from fivefold.rendering.grid import Grid, find_tone
 from fivefold.requests.settings import load_settings
@@ -29,11 +30,23 @@ PAGES = (
     ("sweep", "Sweep"),
     ("dryrun", "Dry run"),
     ("runs", "Runs"),
+    ("trace", "Trace"),
+    ("explain", "Explain"),
     ("learn", "Learn"),
 )
 
 CODE = ("layout", "best", "nearest", "choice")  # columns with layouts or their keywords
-PROSE = ("why", "where", "scenario", "source", "quantity", "part")  # columns that need room to wrap
+PROSE = (
+    "why",
+    "where",
+    "scenario",
+    "source",
+    "quantity",
+    "part",
+    "name",
+    "line",
+    "made by",
+)  # columns that need room to wrap
 
 
 def _find_cell_class(heading: str, grid: Grid) -> str:
@@ -68,6 +81,7 @@ environment.globals |= {
     "version": fivefold.__version__,
     "pages": PAGES,
     "legend": legend,
+    "draw_stacked": draw_stacked,
     "known": {
         "models": model_names(),
         "machines": machine_names(),

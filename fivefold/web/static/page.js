@@ -500,3 +500,29 @@ function poll() {
   setTimeout(poll, Number(live?.dataset.poll) || 2000);
 }
 setTimeout(poll, Number(document.querySelector("[data-poll]")?.dataset.poll) || 2000);
+
+// Files that are dropped on the page, or chosen, are sent to its server, which runs on this computer, and then read.
+async function read(files) {
+  const line = going.querySelector("p"), names = [];
+  end();
+  going.hidden = false;
+  for (const [place, file] of [...files].entries()) {
+    line.textContent = `copying ${file.name} (${place + 1} of ${files.length})`;
+    const answer = await fetch(`/files?name=${encodeURIComponent(file.name)}`, { method: "POST", body: file }).then((each) => each.json(), () => ({}));
+    if (!answer.file) { end(); return say("mistake", answer.detail ?? `${file.name} could not be read`); }
+    names.push(answer.file);
+  }
+  const url = target();
+  url.searchParams.delete("files");
+  for (const name of names) url.searchParams.append("files", name);
+  url.searchParams.set("run", "1");
+  go(url, { push: "push" });
+}
+for (const area of document.querySelectorAll("[data-drop]")) {
+  area.querySelector("[data-chosen]").addEventListener("change", (event) => { if (event.target.files.length) read(event.target.files); event.target.value = ""; });
+  for (const name of ["dragover", "dragleave", "drop"]) area.addEventListener(name, (event) => {
+    event.preventDefault();
+    area.classList.toggle("over", name === "dragover");
+    if (name === "drop" && event.dataTransfer.files.length) read(event.dataTransfer.files);
+  });
+}

@@ -1,0 +1,86 @@
+"""Reads the files of the pages Trace and Explain, in a process of its own, and renders what they tell as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fivefold.planner.predict import predict
+from fivefold.record import UserError
+from fivefold.rendering import explanation, trace_report
+from fivefold.rendering.drawing.bars import draw_stacked
+from fivefold.rendering.elements import Raw
+from fivefold.rendering.sections import AnswerSection
+from fivefold.results.trace_report import TraceReport
+from fivefold.web.answers import Report
+from fivefold.web.dropped import PREFIX, DroppedFiles
+from fivefold.web.folder import ServedFolder
+from fivefold.web.pages.render import fragment
+from fivefold.web.question import FilesQuestion, ResolvedRequest, TraceQuestion
+
+MAX_BARS = 16  # ranks whose step is drawn as a bar
+
+
+def list_files(question: FilesQuestion, *, folder: ServedFolder, dropped: DroppedFiles) -> list[Path]:
+    """Return the files of a question: dropped ones, and files or folders below the served folder."""
+    if not question.files:
+        raise UserError("there is no file; drop one on the page, or name one below the folder that it was started for")
+    paths: list[Path] = []
+    for text in question.files:
+        path = dropped.path(text) if text.startswith(PREFIX) else folder.path(text, limit=question.max_file_bytes)
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        names = [folder.name(file) for file in inside if file.is_file()]
+        paths += [folder.path(name, limit=question.max_file_bytes) for name in names] if path.is_dir() else [path]
+    return paths
+
+
+def trace(question: TraceQuestion, noun: ResolvedRequest, files: list[Path], report: Report) -> str:
+    """Return the report of traces, as ``fivefold trace`` prints it, with a bar for each rank's step."""
+    from fivefold.profiling.traces import read
+    from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
+
+    layout = question.parsed_layout() if question.against else None
+    predicted = predict(model=noun.model, machine=noun.machine, layout=layout, job=noun.job) if layout else None
+    result = read(
+        files,
+        step=question.step,
+        machine=noun.machine if layout else None,
+        axes=find_axes(layout) if layout else None,
+        progress=lambda name, done, total: report(done, total, f"reading {name}"),
+    )
+    rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
+    about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
+    first, *rest = trace_report.list_sections(result.report, rows=rows, predicted=about, step=predicted)
+    return _render([first, AnswerSection((), "The step of each rank", picture=draw_ranks(result.report)), *rest])
+
+
+def explain(question: FilesQuestion, noun: ResolvedRequest, files: list[Path], report: Report) -> str:
+    """Return what is known of failed runs, as ``fivefold explain`` prints it."""
+    from fivefold.diagnosis.explain import explain as read
+    from fivefold.diagnosis.explain.prediction import compare_largest
+
+    report(0, 0, "reading the files")
+    explanations = read(files)
+    comparison = None
+    if question.against:
+        layout = question.parsed_layout()
+        comparison = compare_largest(explanations, model=noun.model, machine=noun.machine, layout=layout, job=noun.job)
+    return _render(explanation.list_sections(explanations, comparison=comparison))
+
+
+def draw_ranks(report: TraceReport) -> Raw:
+    """Return a bar for each of the first ranks: the parts of its mean step."""
+    ranks = trace_report.average_steps(report)[:MAX_BARS]
+    total = max(rank.window_seconds for rank in ranks) or 1.0
+    bars = {
+        f"rank {rank.rank}": draw_stacked(
+            trace_report.split_step(rank), total=total, label=f"parts of the step of rank {rank.rank}"
+        )
+        for rank in ranks
+    }
+    looks = [(look, name) for name, look in trace_report.LOOKS.items()]
+    return Raw(fragment("rank_bars.html", bars=bars, looks=looks))
+
+
+def _render(sections: Iterable[AnswerSection]) -> str:
+    return fragment("sections.html", sections=list(sections), remarks=(), links=[])

@@ -1,0 +1,58 @@
+"""The pages Trace and Explain: files are dropped on them or named, and read in a process with a time limit."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
+
+from fivefold.web.guard import DROPPED_PATH
+from fivefold.web.pages.render import page
+from fivefold.web.pages.stream import Begun, Stream
+from fivefold.web.question import ExplainQuestion, FilesQuestion, TraceQuestion
+from fivefold.web.site import WebServer
+
+
+class TracePage(Begun, TraceQuestion):
+    """A question to ``trace`` as the page asks it."""
+
+
+class ExplainPage(Begun, ExplainQuestion):
+    """A question to ``explain`` as the page asks it."""
+
+
+def router(site: WebServer) -> APIRouter:
+    """Build the routes of both pages, and of the files that are dropped on them."""
+    pages = APIRouter(include_in_schema=False)
+    streams = {verb: Stream(site, verb) for verb in ("trace", "explain")}
+
+    def answer(verb: str, asked: FilesQuestion) -> StreamingResponse:
+        stream = streams[verb]
+
+        def render(result: Any, _: object) -> str:
+            return (stream.describe(asked) if asked.against else "") + site.folder.strip_root(str(result["html"]))
+
+        return stream.answer(asked, render)
+
+    @pages.get("/trace")
+    async def show_trace(request: Request, asked: Annotated[TracePage, Query()]) -> HTMLResponse:
+        return page("trace.html", request, asked=asked)
+
+    @pages.get("/trace/events")
+    async def stream_trace(asked: Annotated[TracePage, Query()]) -> StreamingResponse:
+        return answer("trace", asked.convert(TraceQuestion))
+
+    @pages.get("/explain")
+    async def show_explanation(request: Request, asked: Annotated[ExplainPage, Query()]) -> HTMLResponse:
+        return page("explain.html", request, asked=asked)
+
+    @pages.get("/explain/events")
+    async def stream_explanation(asked: Annotated[ExplainPage, Query()]) -> StreamingResponse:
+        return answer("explain", asked.convert(ExplainQuestion))
+
+    @pages.post(DROPPED_PATH)
+    async def receive(request: Request, name: Annotated[str, Query(max_length=300)]) -> JSONResponse:
+        return JSONResponse({"file": await site.dropped.receive(name, request.stream())})
+
+    return pages
