@@ -1,14 +1,15 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
-All are searched, planned, compared and reported. One in four is dry-run, as models of one architecture run the same
-modules. On the small machine they have few layers, and of the large one few layouts are tried; ``python -m
-tests.endure.catalog`` has full models and all layouts.
+Of each architecture the last model is searched, planned, compared and reported, and one architecture in four is
+dry-run; ``make endure`` has the others. On the small machine they have few layers, and of the large one few layouts are
+tried; ``python -m tests.endure.catalog`` has full models and all layouts.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import build_model, names
+from fivefold.model.catalog import CATALOG, build_model
 from fivefold.model.spec import Model
 from fivefold.planner.compare import ComparedCase, compare
 from fivefold.planner.predict import planner
@@ -26,12 +27,20 @@ from fivefold.planner.ratios import ratios
 from fivefold.planner.search import search
 from fivefold.rendering import report
 from fivefold.requests.playbook import playbook
-from tests.selection import mark_share
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
 FEW = Where.parse("tp=1,8 cp=1 pp=2,4 mbs=1 order=default zero=1 ac=full schedule=1f1b")
 ONE = "dp=8 mbs=1 zero=2 ac=none order=default"
 JOB = Job(sequence=64, global_batch=8)
+
+
+LAST = {entry.config["model_type"]: name for name, entry in CATALOG.items()}  # of each architecture
+
+
+def list_models(share: int) -> list[Any]:
+    """Return all models for ``parametrize``: ``make test`` runs the last of each ``share``th architecture."""
+    chosen = list(LAST.values())[::share]
+    return [pytest.param(name, marks=() if name in chosen else pytest.mark.long) for name in CATALOG]
 
 
 def shorten_model(model: Model) -> Model:
@@ -43,7 +52,7 @@ def shorten_model(model: Model) -> Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_models(1))
 def test_every_planning_command_answers_for_every_model(name: str) -> None:
     model, few = build_model(name), shorten_model(build_model(name))
     large = Job(sequence=min(model.positions, 2048), global_batch=512)
@@ -60,7 +69,7 @@ def test_every_planning_command_answers_for_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mark_share(4, names()))
+@pytest.mark.parametrize("name", list_models(4))
 def test_a_model_is_dry_run(name: str) -> None:
     few, layout = shorten_model(build_model(name)), Layout.parse("dp8 zero2 mbs1")
     result = dryrun(model=few, machine=SMALL, layout=layout, job=JOB)

@@ -50,7 +50,7 @@ RUN = {
 }  # fmt: skip
 TWO = {
     "layout": "dp2 zero2 mbs2",
-    "job": {"steps": 120},
+    "job": {"steps": 80},
     "checkpoints": {"every_steps": 4},
     "faults": {"max_restarts": 0},
 }
@@ -636,7 +636,7 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
             check=True,
             timeout=120,
         )
-    assert done.stderr.splitlines()[-1].startswith("finished 120 steps")
+    assert done.stderr.splitlines()[-1].startswith("finished 80 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
         "checkpoints",
         "data",
@@ -656,7 +656,7 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     wait_for(lambda: len(run.workers()) == 2)  # somewhere in their start
     os.killpg(run.pid, signal.SIGINT)  # Ctrl-C in a terminal
     ended = run.wait()
-    stopped = rf"stopped by SIGINT(; {NOT_HALF}| after step \d+ of 120; saved \S+; the same command goes on from there)"
+    stopped = rf"stopped by SIGINT(; {NOT_HALF}| after step \d+ of 80; saved \S+; the same command goes on from there)"
     assert ended.code == 1
     assert re.fullmatch(stopped, ended.line), ended.line  # on a busy machine a few steps may have passed
 
@@ -676,7 +676,7 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
         ended = run.wait()
         saved = f"run/checkpoints/step-{saved_step():08d}"
         assert ended.line == (
-            f"stopped by {name} after step {saved_step()} of 120; saved {saved}; the same command goes on from there"
+            f"stopped by {name} after step {saved_step()} of 80; saved {saved}; the same command goes on from there"
         )
         assert (ended.code, saved_step() >= begin) == (1, True)
 
@@ -715,5 +715,5 @@ def test_two_processes_end_and_go_on(signals: list[tuple[int, str]]) -> None:
     assert logged_events[2] == said[3].removeprefix("fivefold: ")
     assert_line(logged_events[3], r"started again from run/checkpoints/step-\d+")
     assert ended.code == 0
-    assert (saved_step(), saved_bits()) == (120, saved_bits("straight"))
-    assert len(losses()) == 120
+    assert (saved_step(), saved_bits()) == (80, saved_bits("straight"))
+    assert len(losses()) == 80

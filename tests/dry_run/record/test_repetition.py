@@ -115,7 +115,7 @@ def _new_storages(tape: Tape) -> set[int]:
 
 def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"]
-    job = Job(sequence=64, global_batch=16, precision=recipe("bf16"))
+    job = Job(sequence=64, global_batch=12, precision=recipe("bf16"))
     full = run_rank(model=model, layout=layout, job=job, rank=0, streams=True, repeats=False)
     described = repetition._Template.describe
     monkeypatch.setattr(

@@ -29,6 +29,7 @@ from tests.selection import mark_share
 pytestmark = pytest.mark.slow
 
 NOWHERE = Path("/nowhere")
+SAMPLED = 12  # layouts of each case that are estimated
 PLAYED = 8  # pipelines of each case that are played
 CASES = {
     "gpt3-175b a100:64": Job(sequence=2048, global_batch=96),
@@ -58,7 +59,7 @@ def test_no_bound_exceeds_the_estimate(case: str, seed: int) -> None:
         return candidates.take(some.permutation(len(candidates.partial))[:most])
 
     candidates = sample(space.expand(space.partials, some.integers(0, len(space.partials.dp), 200)), 100)
-    candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 100)), 32)
+    candidates = sample(space.shard(space.partials, sample(space.place(space.partials, candidates), 100)), SAMPLED)
     sizes, (seconds, parts) = bounds.memory(candidates), bounds.seconds(candidates)
     light = bounds.estimates.min_states(candidates)
     lightest = [bounds.memory(candidates, states=light, limit=limit) for limit in (False, True)]

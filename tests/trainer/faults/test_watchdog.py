@@ -39,13 +39,13 @@ def run_straight(steps: int) -> dict[str, str]:
 
 
 def test_a_stopped_rank_is_found_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    bits = run_straight(50)
-    set_run(**TWO, job={"steps": 50}, faults={"watchdog_seconds": SECONDS})
+    bits = run_straight(30)
+    set_run(**TWO, job={"steps": 30}, faults={"watchdog_seconds": SECONDS})
     with monkeypatch.context() as slowly:  # so that it is not done before it is ended
         step = loop.Loop._step
         slowly.setattr(loop.Loop, "_step", lambda *own: (time.sleep(0.03), step(*own))[1])
         ranks = Ranks(2)
-    wait_for(lambda: read_last_step() > 15)
+    wait_for(lambda: read_last_step() > 10)
     ranks.signal(1, signal.SIGSTOP)
     begin = time.monotonic()
     assert ranks.wait(seconds=60) == {0: EXIT_RETRY, 1: EXIT_RETRY}
@@ -61,9 +61,9 @@ def test_a_stopped_rank_is_found_and_the_run_goes_on(monkeypatch: pytest.MonkeyP
         stacks = Path(f"run/stacks-rank{rank}.txt").read_text()
         assert "loop.py" in stacks, f"rank {rank}: {stacks}"
         assert "in train" in stacks, stacks
-    assert 10 <= saved_step() <= 50  # woken to tell its stack, a rank goes on for a moment
+    assert 10 <= saved_step() <= 30  # woken to tell its stack, a rank goes on for a moment
     assert Ranks(2).wait(seconds=120) == {0: 0, 1: 0}
-    assert (saved_step(), saved_bits()) == (50, bits)
+    assert (saved_step(), saved_bits()) == (30, bits)
     assert not list(Path("run").glob("stacks-*"))
 
 
