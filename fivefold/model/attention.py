@@ -26,6 +26,18 @@ class Sliding(Record):
     tied_values: bool | None = None  # values are the projected keys
 
 
+def list_alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return the slope of each head's bias by distance: 2^(−8 i / n) for i = 1 … n.
+
+    n is ``heads`` if that is a power of two. Otherwise the first heads have those of the power of two below, the others
+    every second one of twice as many (arXiv:2108.12409; ofirpress/attention_with_linear_biases@a35aaca).
+    """
+    below = 2 ** (heads.bit_length() - 1)
+    first = [2 ** (-8 * i / below) for i in range(1, below + 1)]
+    others = [2 ** (-4 * i / below) for i in range(1, 2 * (heads - below), 2)]
+    return (*first, *others)
+
+
 class AttentionShape(NamedTuple):
     """The geometry of the attention of a layer. With latent attention every head has a key and a value of its own."""
 

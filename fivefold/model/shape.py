@@ -181,7 +181,8 @@ class ModelShape(Record):
     norm_plus_one: bool = False  # the stored weight is the factor minus one (Gemma)
     norm_bias: bool = True  # a LayerNorm has a bias; an RMSNorm never has one
     norm_weight: bool = True  # norms have a weight, and if it is a LayerNorm the bias; False: neither (OLMo)
-    embedding_norm: bool = False  # an RMSNorm without weight on the embedding (nanochat)
+    # on the embedding; unit: an RMSNorm without weight (nanochat); weighted: a norm like all others (BLOOM)
+    embedding_norm: Literal["none", "unit", "weighted"] = "none"
     block: Block = "pre"  # where norms are; parallel_shared: one norm for attention and feed-forward
     pre_norm_mixers: bool = False  # layers with another mixer than attention have block "pre" (OLMo Hybrid)
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
@@ -190,7 +191,8 @@ class ModelShape(Record):
     mlp_bias: bool = False  # the feed-forward has biases
     sub_norm: bool = False  # norms before the last matrix of attention and of the MLP (sub-LayerNorm, BitNet)
 
-    position: Literal["rope", "learned", "none"] = "rope"  # how positions are encoded
+    # how positions are encoded; alibi: a bias on scores by distance (arXiv:2108.12409)
+    position: Literal["rope", "learned", "alibi", "none"] = "rope"
     position_offset: int = Field(0, ge=0, le=2**10)  # first rows of the table of positions, which none has (OPT: 2)
     rope_theta: Positive = 10_000.0  # base of the rotary frequencies
     rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
@@ -251,6 +253,8 @@ class ModelShape(Record):
             raise ValueError("window_pattern is given without window")
         if self.position_offset and self.position != "learned":
             raise ValueError(f"position_offset={self.position_offset} is of learned positions: leave it out")
+        if self.position == "alibi" and self.attention_softcap is not None:
+            raise ValueError("attention_softcap is not supported with position='alibi': leave one out")
         self._check_latent()
         self._check_sliding()
         self._check_indexer()

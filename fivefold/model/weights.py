@@ -44,10 +44,12 @@ def weights(model: ModelShape, adapter: Adapter | None = None) -> Iterator[Weigh
 
 
 def embedding_weights(model: ModelShape) -> Iterator[Weight]:
-    """Yield the token embedding, and the position embedding if positions are learned."""
+    """Yield the token embedding, the position embedding if positions are learned, and the norm of their sum."""
     yield Weight("embed.tokens.weight", (model.vocab, model.width), "embedding")
     if model.position == "learned":
         yield Weight("embed.positions.weight", (model.positions + model.position_offset, model.width), "embedding")
+    if model.embedding_norm == "weighted":
+        yield from _norm(model, "embed.norm", model.width)
 
 
 def head_weights(model: ModelShape) -> Iterator[Weight]:

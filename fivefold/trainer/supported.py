@@ -117,6 +117,10 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     if kind not in ATTENTIONS:
         raise UserError(f"job: the engine has attention={' or '.join(ATTENTIONS)}, not {kind}; `predict` plans all")
     _check_chunks(layout, job, model=model)
+    if ring and model.position == "alibi":
+        raise UserError(
+            f"layout {str(layout)!r}: a ring does not know the distances of ALiBi between its blocks; take cp=ulysses"
+        )
     if kind != "unfused":
         return
     if ring:
@@ -124,7 +128,11 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
             f"layout {str(layout)!r}: a ring merges blocks of flash attention; with unfused take cp=ulysses"
         )
     has_sinks = any(shape.sinks for shape in model.attention_shapes)
-    for field, is_given in (("attention_softcap", bool(model.attention_softcap)), ("attention_sinks", has_sinks)):
+    for field, is_given in (
+        ("attention_softcap", bool(model.attention_softcap)),
+        ("attention_sinks", has_sinks),
+        ("position='alibi'", model.position == "alibi"),
+    ):
         if is_given:
             raise UserError(f"model {model.name!r}: unfused attention does not support {field}; use attention='flash'")
 

@@ -124,6 +124,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "sub-norms": lambda model: model.sub_norm,
     "normed values": lambda model: model.value_norm,
     "tied values": lambda model: any(shape.tied_values for shape in model.attention_shapes),
+    "bias by distance": lambda model: model.position == "alibi",
+    "embedding norm": lambda model: model.embedding_norm != "none",
 }
 AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     **{name: partial(lambda layout, _job, *, name: getattr(layout, name) > 1, name=name)
@@ -197,6 +199,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = model.replace(**_draw_half_layers(random.Random(f"{number} halves"), model))
         model = model.replace(**_draw_delta_fields(random.Random(f"{number} delta"), model))
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
+        model = model.replace(**_draw_position_fields(random.Random(f"{number} positions"), model))
         refuse(layout, model=model, job=job)
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
@@ -448,6 +451,14 @@ def _draw_shape_fields(chance: random.Random, model: Model, *, tp: int) -> dict[
         fields |= {"value_norm": True, "tied_values": "value_dim" not in fields and chance.random() < 0.7}
         if (own := fields.get("sliding")) and fields["tied_values"]:
             fields["sliding"] = own.replace(tied_values=own.value_dim is None and chance.choice((None, False)))
+    return fields
+
+
+def _draw_position_fields(chance: random.Random, model: Model) -> dict[str, Any]:
+    """Return norms on the embedding, and a bias by distance in some of the models without positions."""
+    fields: dict[str, Any] = {"embedding_norm": chance.choice(("none", "none", "none", "unit", "weighted", "weighted"))}
+    if model.position == "none" and chance.random() < 0.6:
+        fields |= {"position": "alibi", "attention_softcap": None}
     return fields
 
 

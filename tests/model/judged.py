@@ -37,6 +37,8 @@ SAME = 1e-6  # of logits around 1, in proportion of larger ones: what rounding m
 REFUSED_ALL_THE_SAME = {
     **{("falcon", key): "dropout, which only training sees" for key in ("attention_dropout", "hidden_dropout")},
     **{(kind, "router_jitter_noise"): "noise, which only training sees" for kind in ("mixtral", "minimax_m2")},
+    **{("mpt", key): "the published code reads it" for key in ("attn_config", "expansion_ratio", "no_bias")},
+    ("mpt", "logit_scale"): "the published code reads it",
     **{(kind, "layerdrop"): "layers that training leaves out" for kind in ("opt", "biogpt")},
     ("biogpt", "activation_dropout"): "dropout, which only training sees",
     ("phimoe", "input_jitter_noise"): "noise, which only training sees",
@@ -119,7 +121,8 @@ def reference(kind: str, config: dict[str, Any]) -> Any:
     with torch.no_grad():
         for name, weight in (*theirs.named_parameters(), *biases):
             spread = torch.randn(weight.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
-            norm = ("norm" in name or ".ln_" in name) and not name.endswith("bias")
+            module = ".".join(name.split(".")[-2:])  # of DBRX, attention lies within a "norm_attn_norm"
+            norm = ("norm" in module or "ln_" in module) and not name.endswith("bias")
             weight.copy_((kind not in PLUS_ONE) + 0.3 * spread if norm else spread * max(weight.shape[-1], 1) ** -0.5)
     return theirs
 

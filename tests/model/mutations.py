@@ -69,6 +69,17 @@ FALCON = {
     "bias": True,
 }
 
+DBRX = {
+    "vocab_size": 131,
+    "d_model": 48,
+    "n_layers": 2,
+    "n_heads": 6,
+    "max_seq_len": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 1e4},  # without it transformers' code fails
+    "ffn_config": {"ffn_hidden_size": 40, "moe_top_k": 2},
+}
+
 DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
     "full_attention_interval": 2, "partial_rotary_factor": 0.5,
@@ -217,6 +228,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 20,
     },
     "aria_text": PLAIN | {"moe_num_experts": 4},
+    "dbrx": DBRX,
+    "bloom": {"vocab_size": 131, "hidden_size": 48, "n_layer": 2, "n_head": 6, "tie_word_embeddings": False},
+    "mpt": {
+        "vocab_size": 131, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": 64, "tie_word_embeddings": False,
+    },
     "flex_olmo": ALIKE | {"pad_token_id": 0},
     "olmoe": ALIKE,
     "qwen2_moe": EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 16, "use_sliding_window": True,
@@ -573,6 +589,27 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "prefix_dense_sliding_window_pattern": (1, 2),
     "prefix_dense_intermediate_size": (40, None),
     "per_layer_config": ({0: {"intermediate_size": 24}}, {"01": {"head_dim": 10}}, None),
+    "d_model": (96,),
+    "n_layers": (3,),
+    "n_heads": (4,),
+    "max_seq_len": (64,),
+    "emb_pdrop": (0.1,),
+    "apply_residual_connection_post_layernorm": (True, False),
+    "expansion_ratio": (2,),
+    "learned_pos_emb": (False,),
+    "no_bias": (False,),
+    "attn_config": (
+        {"rope_theta": 1e4}, {"kv_n_heads": 3, "rope_theta": 1e4}, {"clip_qkv": 0.7, "rope_theta": 1e4}, None,
+        {"attn_pdrop": 0.1, "rope_theta": 1e4}, {"kv_n_heads": 5, "rope_theta": 1e4},
+        {"alibi_bias_max": 4}, {"softmax_scale": 0.3}, {"clip_qkv": 0.5}, {"alibi": False},
+        {"qk_ln": True}, {"prefix_lm": True}, {"attn_type": "multiquery_attention"},
+    ),
+    "ffn_config": (
+        {"ffn_hidden_size": 56, "moe_num_experts": 8}, {"ffn_hidden_size": 40, "moe_top_k": 3},
+        {"ffn_hidden_size": 40, "moe_top_k": 2, "moe_normalize_expert_weights": None},
+        {"ffn_hidden_size": 40, "moe_top_k": 2, "moe_normalize_expert_weights": 2.0},
+        {"ffn_hidden_size": 40, "ffn_act_fn": {"name": "gelu"}}, {"ffn_hidden_size": 40, "moe_loss_weight": 0.5}, None,
+    ),
     "global_head_dim": (8, 16),
     "linear_allow_neg_eigval": (True, False),
     "num_global_key_value_heads": (1, 2, None),

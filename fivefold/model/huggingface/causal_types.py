@@ -52,8 +52,6 @@ _NEEDED = {
     "attention masks that are computed from values, and experts found by keys": "doge DogeForCausalLM",
     "experts of attention next to those of the MLP": "jetmoe JetMoeForCausalLM",
     "convolutions over queries and keys, and a router of several layers": "zaya ZayaForCausalLM",
-    "queries, keys and values that are clipped (clip_qkv)": "dbrx DbrxForCausalLM",
-    "scores with a bias by distance (ALiBi)": "bloom BloomForCausalLM; mpt MptForCausalLM",
     "sinusoidal positions that are added to the embedding": """
         ctrl CTRLLMHeadModel; xglm XGLMForCausalLM; xlm XLMWithLMHeadModel
     """,

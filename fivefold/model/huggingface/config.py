@@ -144,6 +144,7 @@ class Config(Record):
     router_aux_loss_coef: Scalar = 0.0
     aux_loss_alpha: Scalar | None = None
     norm_topk_prob: bool = True
+    weight_norm: Positive | None = 1.0  # of the chosen experts' weights, which are divided by it; None: they are not
     mlp_only_layers: tuple[Layer, ...] | None = None
     moe_layers: tuple[Layer, ...] | None = None
     interleave_moe_layer_step: Layers = 1

@@ -21,13 +21,14 @@ class FusedTensor(NamedTuple):
     The tensor has ``groups`` equal groups of rows, each with rows of the first weight, then of the next. 1: one weight
     after another. 0: the rows of all weights alternate. kv_heads: one group for each key head, its queries
     first; heads, mixer_key_heads: one for each query head, or each key head of another token mixer.
-    ``transposed``: stored as [in, out].
+    ``transposed``: stored as [in, out]. ``flat``: the matrices of all experts are one matrix, one below another.
     """
 
     name: str
     weights: tuple[str, ...]
     groups: int | Literal["heads", "kv_heads", "mixer_key_heads"] = 1
     transposed: bool = False
+    flat: bool = False
 
 
 Names = Mapping[str, "str | FusedTensor"]
@@ -54,6 +55,8 @@ class Family:
     published_architecture: str = ""
     # Maps keys of config.json to fields of ``Config``. Keys of one field are aliases; the last one is written.
     keys: Mapping[str, str]
+    # Keys whose values are tables; a key of a table is called TABLE.KEY in ``keys`` and ``supported``.
+    tables: tuple[str, ...] = ()
     # Maps fields of ``Config`` to the value of a missing key, from the configuration class of transformers.
     defaults: Mapping[str, Any]
     # Keys that the family's code reads, but for which only some values can be represented.

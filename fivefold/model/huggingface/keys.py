@@ -40,6 +40,7 @@ _HARMLESS = """
     time_step_rank time_step_min time_step_floor time_step_max time_step_scale time_step_init_scheme use_mambapy
     use_falcon_mambapy use_associative_scan mtp_layers_block_type z_loss_coefficient vocab_size_per_layer_input
     linear_a_log_min linear_a_log_max linear_dt_min linear_dt_max linear_dt_init_floor
+    attn_impl init_device learned_pos_emb norm_type embedding_fraction
 """
 HARMLESS = frozenset(_HARMLESS.split())
 _ENDS = ("_token_id", "_token_ids", "_token_index", "_token")
@@ -67,6 +68,26 @@ def read_fields(values: dict[str, Any], *, family: Family, name: str) -> dict[st
             )
         fields[field], given_by[field] = values[key], key
     return fields
+
+
+def flatten_tables(values: dict[str, Any], *, family: Family, name: str) -> dict[str, Any]:
+    """Return the keys of a config in which those of the family's tables are at the top level, as TABLE.KEY."""
+    flat = {key: value for key, value in values.items() if key not in family.tables}
+    for table in family.tables:
+        inner = values.get(table)
+        if inner is not None and not isinstance(inner, dict):
+            raise UserError(f"{name}: {table}={inner!r} is no table of keys")
+        flat |= {f"{table}.{key}": value for key, value in (inner or {}).items()}
+    return flat
+
+
+def nest_tables(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return the inverse of ``flatten_tables``: the keys of tables within their tables."""
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        table, _, inner = key.rpartition(".")
+        (nested.setdefault(table, {}) if table else nested)[inner] = value
+    return nested
 
 
 def list_unread(values: dict[str, Any], *, family: Family) -> Iterator[str]:
@@ -112,4 +133,5 @@ def describe_quantization(values: dict[str, Any]) -> str | None:
 
 
 def _is_harmless(key: str) -> bool:
+    key = key.rpartition(".")[2]
     return key in HARMLESS or key.endswith(_ENDS) or key.startswith(_STARTS)

@@ -15,7 +15,7 @@ from fivefold.model.huggingface.causal_types import LACKS
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family, Wrapper
-from fivefold.model.huggingface.keys import describe_quantization, list_unread, read_fields
+from fivefold.model.huggingface.keys import describe_quantization, flatten_tables, list_unread, read_fields
 from fivefold.model.huggingface.model_types import MODEL_TYPES
 from fivefold.model.huggingface.remote_code import describe_assumed, require_shape
 from fivefold.model.spec import Model
@@ -66,7 +66,7 @@ def is_rope_interleaved(config: dict[str, Any], *, name: str) -> bool:
 
 
 class Text(NamedTuple):
-    """The text model of a config: its family and keys. ``architecture`` is the class of the full model."""
+    """The text model of a config: its family and keys, those of tables too. ``architecture``: of the full model."""
 
     family: Family
     values: dict[str, Any]
@@ -81,9 +81,10 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     if kind in FAMILIES:
         family, model_type = FAMILIES[kind], config.get("model_type")
         remote = model_type is not None and str(model_type) not in FAMILIES
+        values: Any = flatten_tables(config, family=family, name=name)
         if remote:
-            require_shape(config, family=family, name=name)
-        return Text(family, config, family.architecture, remote=remote)
+            require_shape(values, family=family, name=name)
+        return Text(family, values, family.architecture, remote=remote)
     wrapper = WRAPPERS[kind]
     values = config.get("text_config", config if wrapper.flat else None)
     if not isinstance(values, dict):
@@ -102,7 +103,7 @@ def text_of(config: dict[str, Any], *, name: str) -> Text:
     elif wrapper.flat or wrapper.inner_ties:
         tied = tied or values.get("tie_word_embeddings", wrapper.inner_ties)
     values = {**wrapper.missing, **values, "tie_word_embeddings": tied and wrapper.ties}
-    return Text(inner, values, wrapper.architecture, wrapped=True)
+    return Text(inner, flatten_tables(values, family=inner, name=name), wrapper.architecture, wrapped=True)
 
 
 def _model_type(config: dict[str, Any], *, name: str) -> str:

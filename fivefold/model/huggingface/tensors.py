@@ -39,6 +39,7 @@ class TensorPart(NamedTuple):
     head: tuple[int, int, int] | None = None  # of rotary pairs: (rows per head, first and number of rotary rows)
     swapped: bool = False  # the two halves of a head's rotary rows are swapped there, instead of interleaved
     filters: bool = False  # filters of a depthwise convolution: the tensor is [channels, 1, taps], ours has no 1
+    experts: int = 0  # whose matrices are one below another in a tensor of two dims; 0: not so
 
     @property
     def numel(self) -> int:
@@ -49,6 +50,11 @@ class TensorPart(NamedTuple):
     def is_plain_copy(self) -> bool:
         """Tell whether the tensor equals our weight, with no other weights, reordering or transposition."""
         return self.rows in (None, self.shape[self.dim]) and not (self.transposed or self.head or self.filters)
+
+    def select_expert(self, expert: int) -> TensorPart:
+        """Return the part that holds one expert, of a tensor with the matrices of all experts one below another."""
+        rows = self.shape[0] // self.experts
+        return self._replace(expert=expert, dim=0, first=expert * rows, rows=rows, experts=0)
 
     def order(self) -> Sequence[int]:
         """Return the index of the tensor's row for each of our rows: fused and rotary rows have another order there."""
@@ -173,6 +179,10 @@ def _make_fused_part(weight: Weight, fused_weights: list[Weight], place: FusedTe
     if place.transposed and len(shape) > dim + 1:
         shape[-1], shape[-2] = shape[-2], shape[-1]
         dim += 1
+    if place.flat:  # of one weight alone
+        experts, rows, columns = shape
+        flat = (experts * rows, columns)
+        return TensorPart(name, flat, weight.name, transposed=place.transposed, experts=experts)
     return TensorPart(
         name,
         tuple(shape),

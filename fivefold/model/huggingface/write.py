@@ -14,6 +14,7 @@ from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.decoder import write_scaling
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family
+from fivefold.model.huggingface.keys import nest_tables
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MLA, MTP, ModelShape, MoE
@@ -71,7 +72,8 @@ def write_config(model: Model, family: Family) -> dict[str, Any]:
     fields = _list_fields(model)
     key_by_field = {field: key for key, field in family.keys.items() if field in fields}  # of aliases the last
     keys = {key: fields[field] for field, key in key_by_field.items() if fields[field] is not None}
-    return {"architectures": [family.architecture], "model_type": family.model_type} | keys | family.write(model)
+    written = {"architectures": [family.architecture], "model_type": family.model_type} | keys | family.write(model)
+    return nest_tables(written) if family.tables else written
 
 
 def find_difference(there: Model, here: Model) -> str | None:

@@ -305,6 +305,8 @@ def _assemble(fused: Fused, ours: list[Tensor]) -> Tensor:
         return ours[0].view(fused[0].shape)  # a routing bias may be stored as one row
     if fused[0].filters:
         return ours[0].unsqueeze(1)
+    if fused[0].experts:
+        return (ours[0].mT if fused[0].transposed else ours[0]).reshape(fused[0].shape)
     full = torch.empty(fused[0].shape, dtype=ours[0].dtype)
     for part, tensor in zip(fused, ours, strict=True):
         full.index_copy_(part.dim, torch.tensor(part.order()), tensor.transpose(-1, -2) if part.transposed else tensor)

@@ -116,6 +116,10 @@ class HuggingFaceFolder:
 
     def _read(self, part: TensorPart, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of the weight of ``part``, in our order of rows; in the tensor they need not be contiguous."""
+        if part.experts:
+            chosen = range(offsets[0], offsets[0] + sizes[0])
+            matrices = (self._read(part.select_expert(e), offsets=offsets[1:], sizes=sizes[1:]) for e in chosen)
+            return torch.stack(list(matrices))
         box = list(zip(offsets, sizes, strict=True))
         is_row = len(box) == 1 and len(part.shape) == 2  # a routing bias may be stored as one row
         if is_row:

@@ -1,12 +1,13 @@
 """Score scaling of a layer, the keys that a query sees, and the number of visible pairs of a query and a key.
 
-scores = cap · tanh(q·kᵀ·scale / cap)        query i sees keys i − window < j ≤ i
+scores = cap · tanh(q·kᵀ·scale / cap)        query i sees keys i − window < j ≤ i        ALiBi: − slope · (i − j)
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from fivefold.model.attention import list_alibi_slopes
 from fivefold.model.spec import Model
 
 
@@ -26,7 +27,7 @@ class AttentionMask(NamedTuple):
     """Scale of q·kᵀ, and the mask: a token sees itself and the ``window`` − 1 tokens before it (None: all).
 
     ``softcap``: as in Gemma 2; ``dropout``: rate for the probabilities, in training; ``layer``: index of the layer,
-    which selects the dropout masks.
+    which selects the dropout masks; ``slopes``: of the bias by distance, one for each head (ALiBi).
     """
 
     scale: float
@@ -34,13 +35,19 @@ class AttentionMask(NamedTuple):
     softcap: float | None = None
     dropout: float = 0.0
     layer: int = 0
+    slopes: tuple[float, ...] = ()
 
     @classmethod
     def from_layer(cls, model: Model, *, layer: int) -> AttentionMask:
         """Return the rule of one layer."""
         window = model.window if model.has_window(layer) and model.window_kind == "sliding" else None
         scale = model.attention_scale or model.attention(layer).head_dim ** -0.5
-        return cls(scale, window, model.attention_softcap, model.dropout_rates.attention, layer)
+        slopes = list_alibi_slopes(model.attention(layer).heads) if model.position == "alibi" else ()
+        return cls(scale, window, model.attention_softcap, model.dropout_rates.attention, layer, slopes)
+
+    def select_heads(self, first: int, held: int) -> AttentionMask:
+        """Return the rule of ``held`` heads, of all heads those from ``first`` on."""
+        return self._replace(slopes=self.slopes[first : first + held])
 
     def limit_to(self, tokens: int) -> AttentionMask:
         """Return the rule for sequences of ``tokens``: without the window if it is not shorter than the sequence."""
@@ -48,8 +55,8 @@ class AttentionMask(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether PyTorch's flash kernels support the rule: no window, no softcap, no dropout."""
-        return self.window is None and self.softcap is None and not self.dropout
+        """Return whether PyTorch's flash kernels support the rule: no window, no softcap, no bias, no dropout."""
+        return self.window is None and self.softcap is None and not self.slopes and not self.dropout
 
     def apply_dropout(self, tokens: int, *, training: bool) -> AttentionMask:
         """Return ``limit_to(tokens)``, with dropout only in training.

@@ -1,4 +1,4 @@
-"""The embedding: rows of a table, times a factor (Gemma), plus learned positions (GPT-2), normed (nanochat).
+"""The embedding: rows of a table, times a factor (Gemma), plus learned positions (GPT-2), normed (BLOOM).
 
 x[r] = scale · tokens[id of r] + positions[offset + place of r in its sequence]
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.dropout import EMBEDDING, Dropout
-from fivefold.trainer.model.norm import UnitNorm
+from fivefold.trainer.model.norm import UnitNorm, norm
 from fivefold.trainer.model.operation import Run, call_directly
 
 Places = Callable[[], Tensor]
@@ -38,7 +38,10 @@ class Embed(nn.Module):
         self.positions = _table(rows, model.width) if model.position == "learned" else None
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
         self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
-        self.norm = UnitNorm(epsilon=model.norm_epsilon) if model.embedding_norm else None
+        self.norm: nn.Module | None = None
+        if model.embedding_norm != "none":
+            is_weighted = model.embedding_norm == "weighted"
+            self.norm = norm(model, model.width) if is_weighted else UnitNorm(epsilon=model.norm_epsilon)
         rate = model.dropout_rates.embedding
         self.drop = Dropout(rate, place=EMBEDDING) if rate else None
 

@@ -93,6 +93,8 @@ class Flash:
         q's if these are chunks of sequences; None: no dropout.
         """
         rule = self.rule.apply_dropout(q_BTNH.shape[1], training=keys_B is not None)
+        if rule.slopes:
+            rule = rule.select_heads(self.heads.first_index(q_BTNH.shape[2]), q_BTNH.shape[2])
         # SDPA has a flash kernel for these. If q and v differ in head dim, it materializes the scores on CPU, and on
         # GPUs if there are fewer key heads than query heads.
         groups = q_BTNH.shape[2] != k_BTKH.shape[2]
@@ -278,7 +280,10 @@ def _forward(
     if not rule.is_plain:
         heads = (x.transpose(1, 2) for x in (q, k, v))
         out, lse = band_attention(
-            *heads, rule.scale, offset, rule.window or 0, rule.softcap or 0.0, *_dropout_arguments(noise)
+            *heads,
+            *(rule.scale, offset, rule.window or 0, rule.softcap or 0.0),
+            *_dropout_arguments(noise),
+            list(rule.slopes),
         )
         return out.transpose(1, 2), lse.transpose(1, 2)
     dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1
@@ -305,7 +310,7 @@ def _backward(
     if not rule.is_plain:
         heads = (x.transpose(1, 2) for x in (gradient, q, k, v, out, lse))
         settings = rule.scale, offset, rule.window or 0, rule.softcap or 0.0
-        gradients = band_attention_backward(*heads, *settings, *_dropout_arguments(noise))
+        gradients = band_attention_backward(*heads, *settings, *_dropout_arguments(noise), list(rule.slopes))
         dq, dk, dv = (x.transpose(1, 2) for x in gradients)
         return dq, dk, dv
     dim, causal = _kernel_dim(q, v), offset < k.shape[1] - 1

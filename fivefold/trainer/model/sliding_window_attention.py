@@ -1,4 +1,4 @@
-"""Attention kernels for features that PyTorch's flash kernels do not have: windows, soft caps, dropout.
+"""Attention kernels for features that PyTorch's flash kernels do not have: windows, soft caps, biases, dropout.
 
 They are custom operators:
 
@@ -57,18 +57,20 @@ def band_attention(
     keys_B: Tensor | None,
     rate: float,
     firsts: list[int],
+    slopes: list[float],
 ) -> tuple[Tensor, Tensor]:
     """Attend: q [B, N, T, H], k and v [B, K, S, H] → out [B, N, T, H of v] and lse [B, N, T], fp32 (fp64 for fp64).
 
     Query t sees the last ``window`` (0: all) of the keys s ≤ t + ``offset``; ``softcap`` 0: none. Queries that see no
     key get out 0 and lse −∞. ``keys_B``: keys of the sequences, to drop probabilities with ``rate``; ``firsts``: the
-    place of these masks, and the indices of the first head, query and key.
+    place of these masks, and the indices of the first head, query and key. ``slopes``: of the bias by distance, one for
+    each head; empty: no bias.
     """
     out, lse = _outputs(q, v)
     out.zero_()
     lse.fill_(-torch.inf)
     for queries, keys in chunks(q, k, offset=offset, window=window):
-        rule = _Rule(scale, offset + queries.start - keys.start, window, softcap)
+        rule = _Rule(scale, offset + queries.start - keys.start, window, softcap, slopes)
         part = _Part(queries, k.shape[1])
         scores = rule.scores(part.select_queries(q), k[:, :, keys], rows=part.rows)
         chunk_lse = scores.logsumexp(-1)
@@ -107,11 +109,12 @@ def band_attention_backward(
     keys_B: Tensor | None,
     rate: float,
     firsts: list[int],
+    slopes: list[float],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from that of ``out``; shapes as in ``band_attention``."""
     dq, dk, dv = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, k, v))
     for queries, keys in chunks(q, k, offset=offset, window=window):
-        rule = _Rule(scale, offset + queries.start - keys.start, window, softcap)
+        rule = _Rule(scale, offset + queries.start - keys.start, window, softcap, slopes)
         part = _Part(queries, k.shape[1])
         q_part, g, o, lse_part = (part.select_queries(x) for x in (q, gradient, out, lse[..., None]))
         scores = rule.scores(q_part, k[:, :, keys], rows=part.rows)
@@ -176,6 +179,7 @@ class _Rule(NamedTuple):
     offset: int
     window: int
     softcap: float
+    slopes: list[float]
 
     def scores(self, q: Tensor, k: Tensor, *, rows: int) -> Tensor:
         """Compute the scores of q [B, K, G · rows, H] on k [B, K, keys, H] → [B, K, G · rows, keys], −∞ if masked."""
@@ -187,7 +191,11 @@ class _Rule(NamedTuple):
         hidden = distance < 0
         if self.window:
             hidden |= distance >= self.window
-        scores.unflatten(2, (-1, rows)).masked_fill_(hidden, -torch.inf)
+        by_head = scores.unflatten(2, (-1, rows))
+        if self.slopes:
+            slopes = torch.tensor(self.slopes, dtype=scores.dtype, device=scores.device).view(q.shape[1], -1, 1, 1)
+            by_head.sub_(slopes * distance)
+        by_head.masked_fill_(hidden, -torch.inf)
         return scores
 
 

@@ -109,7 +109,15 @@ OWN: Mapping[str, Model] = {
     ),
     "hunyuan": TINY.replace(qk_norm="head", qk_norm_after_rope=True, temperature=Temperature(rotated=True, floor=16)),
     "nanochat": TINY.replace(
-        norm_weight=False, embedding_norm=True, qk_norm="unit", qk_norm_after_rope=True, mlp="plain", activation="relu2"
+        norm_weight=False,
+        embedding_norm="unit",
+        qk_norm="unit",
+        qk_norm_after_rope=True,
+        mlp="plain",
+        activation="relu2",
+    ),
+    "bloom": TINY.replace(
+        position="alibi", heads=6, kv_heads=2, head_dim=10, norm="layernorm", embedding_norm="weighted", mlp="plain"
     ),
     "gemma4": TINY.replace(
         block="sandwich",

@@ -118,6 +118,7 @@ def test_gradients_that_no_w_makes_are_reduced_with_the_last_backward(text: str)
 
 # Pairs that no legal case holds: the two exclude each other, or the engine refuses them by one line.
 IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
+    "bias by distance": ("ring", "unfused"),
     "biased experts": ("adapters", "dpo", "nosp", "sub-norms", "weighed inputs", "xielu"),
     "clamped experts": (
         "adapters",
@@ -155,6 +156,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     ),
     "latent": (
         "adapters",
+        "bias by distance",
         "full qk norm",
         "gate by softplus",
         "gate of heads",
@@ -177,6 +179,7 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
     ),
     "latent, odd": (
         "adapters",
+        "bias by distance",
         "full qk norm",
         "gate by softplus",
         "gate of heads",
@@ -197,23 +200,27 @@ IMPOSSIBLE: Mapping[str, tuple[str, ...]] = {
         "unit qk norm",
         "value dims",
     ),
-    "learned positions": ("no positions",),
+    "learned positions": ("bias by distance", "no positions"),
     "mtp": ("adapters", "dpo", "sft"),
-    "not all rotate": ("learned positions", "no positions", "odd heads", "offset positions"),
+    "not all rotate": ("bias by distance", "learned positions", "no positions", "odd heads", "offset positions"),
     "output gate": ("adapters",),
     "parallel block": ("half layers", "norms by mixer", "post norm"),
     "pattern of experts": ("adapters", "dpo", "nosp", "sub-norms", "xielu"),
     "xielu": ("ep", "etp"),
     "qk norm": ("full qk norm", "unit qk norm"),
-    "scaled rope": ("learned positions", "no positions", "odd heads", "offset positions"),
+    "scaled rope": ("bias by distance", "learned positions", "no positions", "odd heads", "offset positions"),
     "sinks": ("unfused",),
-    "sliding base": ("learned positions", "no positions", "odd heads", "offset positions"),
-    "soft caps": ("unfused",),
+    "sliding base": ("bias by distance", "learned positions", "no positions", "odd heads", "offset positions"),
+    "soft caps": (
+        "bias by distance",
+        "unfused",
+    ),
     "sub-norms": ("ep", "etp"),
     "value dims": ("tied values",),
     "weighed inputs": ("adapters", "dpo", "nosp", "plain mlp", "sub-norms", "xielu"),
     "windows": ("chunks",),
-    "no positions": ("offset positions",),
+    "no positions": ("bias by distance", "offset positions"),
+    "offset positions": ("bias by distance",),
     "norm after experts": ("adapters", "dpo", "norms by mixer", "nosp", "sub-norms", "xielu"),
     "post norm": ("norm after experts",),
 }

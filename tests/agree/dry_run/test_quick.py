@@ -113,6 +113,8 @@ CASES = (
     Case("hunyuan", 4, "dp2 pp2 zb1p zero3 mbs1 ac=norm+qkv", 192, 8, "fp32"),
     Case("nanochat", 4, "dp2 pp2 tp2 zero1 mbs1", 192, 8),
     Case("nanochat", 4, "dp2 zero3 mbs2 ac=rope+out", 192, 8, "fp32"),
+    Case("bloom", 4, "tp2 pp2 zero1 mbs2", 192, 8),
+    Case("bloom", 4, "dp2 cp2 zero3 mbs1 cp=ulysses ac=full", 192, 8, "fp32"),
     Case("clipped", 4, "dp2 tp2 zero3 mbs1", 192, 8),
     Case("clipped", 4, "cp2 pp2 zb1p mbs1 ac=selective", 192, 8, "fp32", "gloo"),
     Case("latent, temperature", 4, "dp2 tp2 zero1 mbs1", 192, 8),

@@ -30,12 +30,17 @@ CASES = (
     (SMALL.replace(name="no positions", position="none", temperature=Temperature(floor=4, scale=0.5)), "cp2"),
     (SMALL.replace(name="unweighted, clipped", norm="layernorm", norm_weight=False, qkv_clip=0.3), "tp2 pp2 zero1"),
     (
+        SMALL.replace(name="bias by distance", position="alibi", norm="layernorm", embedding_norm="weighted"),
+        "tp2 pp2 zero1",
+    ),
+    (SMALL.replace(name="bias by distance within windows", position="alibi", window=7), "cp2 cp=ulysses"),
+    (
         SMALL.replace(
             name="normed after rope",
             qk_norm="head",
             qk_norm_after_rope=True,
             norm_weight=True,
-            embedding_norm=True,
+            embedding_norm="unit",
             temperature=Temperature(rotated=True, first=0, floor=4, scale=0.5),
         ),
         "dp2 tp2 zero3",

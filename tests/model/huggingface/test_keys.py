@@ -161,5 +161,5 @@ def test_a_quantized_checkpoint_is_said_to_be_one(method: str) -> None:
 
 
 def test_the_mutations_hold_every_key_that_is_read() -> None:
-    known = {key for family in REGISTRY.values() for key in (*family.keys, *family.supported)}
+    known = {key.partition(".")[0] for family in REGISTRY.values() for key in (*family.keys, *family.supported)}
     assert known | EVERY_FAMILY.keys() <= MUTATIONS.keys()

@@ -84,8 +84,8 @@ def test_any_family_may_be_the_text_model_of_a_wrapper_that_says_so() -> None:
     text = {"model_type": "qwen3_moe", **SMALL["qwen3_moe"]}
     model = from_config({"model_type": "internvl", "text_config": text}, name="x")
     assert model.replace(tied_embeddings=False, source="") == from_config(text, name="x").replace(source="")
-    with pytest.raises(UserError, match=r"its text model is 'bloom', which needs scores.*any family that is read may"):
-        from_config({"model_type": "llava", "text_config": {"model_type": "bloom"}}, name="x")
+    with pytest.raises(UserError, match=r"its text model is 'reformer', which needs attention.*any family that is"):
+        from_config({"model_type": "llava", "text_config": {"model_type": "reformer"}}, name="x")
     with pytest.raises(UserError, match=r"its text model is 'llama'; of Gemma3ForConditionalGeneration gemma3_text is"):
         from_config({"model_type": "gemma3", "text_config": {"model_type": "llama"}}, name="x")
 

@@ -56,6 +56,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan": ("hunyuan_v1_dense", {"attention_bias": True, "tie_word_embeddings": True}),
     "nanochat": ("nanochat", {"pad_token_id": 0}),
     "olmo, clipped": ("olmo", {"pad_token_id": 0}),
+    "bloom": ("bloom", {"n_head": 6, "tie_word_embeddings": True}),
+    "mpt": ("mpt", {}),
     "falcon of 40B": ("falcon", {}),
     "falcon of 7B": ("falcon", OLD),
     "falcon, one after another": ("falcon", OLD | {"parallel_attn": False, "multi_query": False, "bias": True}),
@@ -68,6 +70,7 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo_v2_flash", {"pad_token_id": 0}),
     "olmo hybrid": ("olmo_hybrid", {}),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
+    "dbrx": ("dbrx", {}),
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None}),
 }
 # parts of names in memory, and on disk
@@ -128,6 +131,7 @@ def test_gradients_and_five_steps_are_the_references(pair: tuple[Any, HuggingFac
     for name, weight in ours.named_parameters():
         part = result[name]
         wanted = gradients[part.name].index_select(part.dim, torch.tensor(list(part.order())))
+        wanted = wanted.unflatten(0, (part.experts, -1)) if part.experts else wanted
         wanted = (wanted.mT if part.transposed else wanted).reshape(weight.shape)
         assert (weight.grad - wanted).norm() <= 1e-5 * max(float(wanted.norm()), 1e-2 * norm), name
     for module in (ours, theirs):

@@ -18,7 +18,7 @@ def _build_nanochat(config: Config) -> Model:
         **read_rope(config),
         **read_attention_bias(config),
         norm_weight=False,
-        embedding_norm=True,
+        embedding_norm="unit",
         qk_norm="unit",
         qk_norm_after_rope=True,
         mlp="plain",

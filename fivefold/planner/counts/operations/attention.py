@@ -191,9 +191,8 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
             "cp", "p2p", "p2p", kv_bytes, times=part.cp - 1, backward_payload=2 * kv_bytes, backward_parts=2
         )
     window, chunk = get_window(model, job, layer=layer), get_chunk(model, job, layer=layer) or job.sequence
-    windowed = (
-        window is not None or model.attention_softcap is not None or _uses_dropout_kernel(local)
-    )  # by the kernel that pads no head dim
+    by_bands = model.attention_softcap is not None or model.position == "alibi" or _uses_dropout_kernel(local)
+    windowed = window is not None or by_bands  # by the kernel that pads no head dim
     kernel = dims if windowed else _kernel_dims(local, shape._replace(kv_heads=kv_heads))
     sinks = (heads,) if shape.sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width

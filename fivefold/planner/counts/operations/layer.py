@@ -55,8 +55,10 @@ def embedding(local: Local) -> list[Op]:
                 backward_scratch=8 * local.stream_rows,
             )
         )
-    if model.embedding_norm:
-        source, kind = next(iter(ops[-1].writes)), local.norm._replace(norm=NORMS["rmsnorm"], weight=False)
+    if model.embedding_norm != "none":
+        source, kind = next(iter(ops[-1].writes)), local.norm
+        if model.embedding_norm == "unit":
+            kind = kind._replace(norm=NORMS["rmsnorm"], weight=False)
         made = norm("embed.norm", source, "xn", rows=local.stream_rows, dim=width, width=local.width, kind=kind)
         ops.append(list_norm(local, made))
     if model.dropout_rates.embedding:
