@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from html import escape
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 from fivefold.record import UserError
 
@@ -23,15 +23,19 @@ _NAME = re.compile(rf"{PREFIX}(\d{{1,9}})/([\w.+-]{{1,100}})", re.ASCII)
 
 
 class DroppedFiles:
-    """Dropped files, each in a folder of its own number. ``folder``: an existing one, to read its files only."""
+    """Dropped files, each in a folder of its own number.
+
+    ``folder``: that of another process, whose files are read only; by default a temporary one, made for the first file.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._temporary = None if folder else TemporaryDirectory(prefix="fivefold-dropped-")
-        self.folder = folder or Path(self._temporary.name if self._temporary else "")
+        self.folder = folder
         self._numbers, self._kept = count(1), list[Path]()
 
     async def receive(self, name: str, body: AsyncIterator[bytes]) -> str:
         """Write a file and return its name for questions; raises ``UserError`` if it is too large for limit or disk."""
+        if self.folder is None:
+            self.folder = Path(mkdtemp(prefix="fivefold-dropped-"))
         place = self.folder / str(next(self._numbers))
         place.mkdir()
         path, size = place / (re.sub(r"[^\w.+-]", "_", name, flags=re.ASCII)[-100:] or "file"), 0
@@ -59,19 +63,19 @@ class DroppedFiles:
     def path(self, text: str) -> Path:
         """Return the file of a name that ``receive`` returned; raises ``UserError`` if it is not kept any more."""
         match = _NAME.fullmatch(text)
-        path = self.folder / match[1] / match[2] if match else None
+        path = self.folder / match[1] / match[2] if match and self.folder else None
         if path is None or not path.is_file():
             raise UserError(f"{text!r} is not kept any more; drop the file again")
         return path
 
     def strip_folder(self, text: str) -> str:
         """Return a text, which may be HTML, with the plain names of dropped files."""
-        return re.sub(rf"{re.escape(escape(str(self.folder)))}/\d+/", "", text)
+        return text if self.folder is None else re.sub(rf"{re.escape(escape(str(self.folder)))}/\d+/", "", text)
 
     def close(self) -> None:
         """Remove all files."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _remove_oldest(self) -> None:
         while sum(path.stat().st_size for path in self._kept) > MAX_KEPT_BYTES:

@@ -43,6 +43,6 @@ class WebServer:
             "question": about.model_dump(mode="json"),
             "root": str(self.folder.root),
             "local": str(self.local),
-            "dropped": str(self.dropped.folder),
+            "dropped": str(self.dropped.folder or ""),
         }
         return self.work.stream(verb, request, cwd=self.folder.root)

@@ -232,7 +232,7 @@ def _read_files(asked: dict[str, Any], kind: Any, verb: str, report: Report) -> 
     from fivefold.web import files
 
     question, noun = read_question(asked, kind)
-    dropped = DroppedFiles(Path(asked["dropped"]))
+    dropped = DroppedFiles(Path(asked["dropped"]) if asked["dropped"] else None)
     paths = files.list_files(question, folder=place(asked)[0], dropped=dropped)
     try:
         return {"html": dropped.strip_folder(getattr(files, verb)(question, noun, paths, report))}

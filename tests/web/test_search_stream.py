@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the page needs the extra web")
 
+from fivefold.layout.spec import Layout
 from fivefold.web import worker
 from fivefold.web.folder import ServedFolder
-from fivefold.web.pages.search import FOUND, render_best, render_result
+from fivefold.web.pages.search import FOUND, draw_choices, render_best, render_result
 from fivefold.web.pages.search import SearchPage as Page
 from fivefold.web.pages.stream import Fit
 from fivefold.web.site import WebServer
@@ -59,3 +61,28 @@ def test_the_page_sketches_the_best_and_draws_all(streamed_search: tuple[list[Fi
     assert "The best layout is within 1.4 % of the best" in render_result(site, page, result.replace(gap=0.0131), fits)
     few = render_result(site, page, result, fits * 100)
     assert "the best 400 of" in few
+
+
+def test_lines_cross_each_axis_at_their_choice(streamed_search: tuple[list[Fit], Any]) -> None:
+    fits, _ = streamed_search
+    drawn = draw_choices(Page(**ASKED), fits)
+    names = re.findall(r'y="100%" dy="18"[^>]*>([^<]+)<', drawn)
+    assert {"pp", "dp", "zero"} <= set(names)
+    assert "cp" not in names  # all layouts have the same
+    assert [name for name in names if name.startswith(("memory", "time"))] == names[-2:]
+    lines = re.findall(r'<path d="M([^"]+)"[^>]*data-tip="([^"\n]+)', drawn)
+    assert len(lines) == len(fits)
+    heights = {text: [float(point.split()[1]) for point in path.split("L")] for path, text in lines}
+    axis = names.index("pp")
+    degrees = sorted({Layout.parse(text).pp for text in heights})
+    for text, height in heights.items():
+        place = degrees.index(Layout.parse(text).pp) / (len(degrees) - 1)
+        assert height[axis] == pytest.approx(1000 * (1 - place), abs=0.1)
+    times = [float(path.split()[-1]) for path, _ in lines]  # the fastest is drawn last, and lowest
+    assert times == sorted(times)
+
+
+def test_few_layouts_have_no_lines(streamed_search: tuple[list[Fit], Any]) -> None:
+    fits, _ = streamed_search
+    assert draw_choices(Page(**ASKED), fits[:1]) == ""
+    assert draw_choices(Page(**ASKED), []) == ""

@@ -18,6 +18,7 @@ svg.chart, svg.bar, svg.interval { display: block; width: 100%; overflow: visibl
 svg.bar { border-radius: 6px; overflow: hidden; background: var(--sunk); }
 svg.chart { width: calc(100% - 66px); margin: 10px 10px 40px 56px; }
 svg.named { margin-left: 90px; width: calc(100% - 100px); }
+svg.parallel { min-width: 34rem; margin-left: 24px; width: calc(100% - 74px); }
 svg.long { margin-left: 206px; width: calc(100% - 216px); }
 svg .hit:hover { fill: var(--text); fill-opacity: .14; }
 svg .marks rect[data-tip]:not(.hit):hover, svg.bar rect:hover { filter: brightness(1.15); }
@@ -57,6 +58,10 @@ svg.pipeline .digit { font-weight: 600; }
 .dot.over { fill: var(--grey); }
 .dot.other { fill: var(--sky); }
 .dot.linked { stroke: var(--text); }
+.axis { stroke: var(--dim); }
+.crossing.s-update { opacity: .45; }
+.crossing:hover { stroke: var(--text); stroke-width: 4; opacity: 1; }
+svg .mark-text { fill: var(--text); stroke: var(--card); stroke-width: 3px; paint-order: stroke; pointer-events: none; }
 .stairs { fill: none; stroke: var(--sky); stroke-width: 2; vector-effect: non-scaling-stroke; }
 .line { fill: none; }
 .curve { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; stroke-linejoin: round; }

@@ -13,8 +13,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import Field, TypeAdapter
 
+from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.rendering.drawing import scatter
+from fivefold.rendering.drawing import parallel, scatter
+from fivefold.rendering.drawing.plot import time_unit
+from fivefold.rendering.elements import Raw
 from fivefold.rendering.grid import Column, make_grid
 from fivefold.rendering.point_charts import draw_front
 from fivefold.rendering.robust import make_scenario_grid, regrets, summarize
@@ -23,13 +26,15 @@ from fivefold.rendering.search import CHANGES, CHOICES, REASONS, choose_changes,
 from fivefold.rendering.step_view import list_key_figures
 from fivefold.results.run_estimate import Offer, Offers
 from fivefold.results.search_result import Ranked, SearchResult, Walk
-from fivefold.units import show_bytes, show_seconds
+from fivefold.units import byte_unit, show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import fragment, page
 from fivefold.web.pages.stream import Begun, Fit, Stream
 from fivefold.web.question import SearchQuestion, replace_ranks
 from fivefold.web.site import WebServer
 
+CROSSING = 150  # lines of the parallel coordinates
+CHOICE_AXES = ("tp", "cp", "pp", "ep", "v", "dp", "zero", "mbs", "ac")
 SKETCHED, DRAWN = 10, 400  # layouts in the table while a search runs, and points of its picture at the end
 FITS: tuple[Column[Fit], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
@@ -123,6 +128,7 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
         links=[address(asked, item) for item in result.best],
         layouts=[item.step.layout for item in result.best],
         front=draw_search_front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
+        choices=draw_choices(asked, fits),
         drawn=min(len(fits), DRAWN),
         fits=len(fits),
         worded=summarize(result.robust) if result.robust else "",
@@ -186,6 +192,29 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
     drawn = {point.href for point in points}
     points += {point.href: point for point in others if point.href not in drawn}.values()
     return draw_front(points)
+
+
+def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
+    """Draw the choices of the fastest layouts that fit, with their memory and step time, as parallel coordinates."""
+    fits = sorted(fits, key=lambda fit: fit.seconds)[:CROSSING]
+    layouts = [Layout.parse(fit.layout) for fit in fits]
+    size, unit = byte_unit(max((fit.peak_bytes for fit in fits), default=1))
+    scale, time_name = time_unit(max((fit.seconds for fit in fits), default=1.0))
+    axes = [
+        *(parallel.ParallelAxis(name, [getattr(layout, name) for layout in layouts]) for name in CHOICE_AXES),
+        parallel.ParallelAxis(f"memory, {unit}", [fit.peak_bytes / size for fit in fits], is_measure=True),
+        parallel.ParallelAxis(f"time, {time_name}", [fit.seconds * scale for fit in fits], is_measure=True),
+    ]
+    best = len(fits) // 10 or 1
+    lines = [
+        parallel.ParallelLine(
+            f"{fit.layout}\n{show_seconds(fit.seconds)}, {show_bytes(fit.peak_bytes)}",
+            plan_of_fit(asked, fit),
+            "F" if index < best else "update",
+        )
+        for index, fit in enumerate(fits)
+    ]
+    return parallel.picture(axes, lines, label=f"choices of the {len(fits)} fastest layouts that fit")
 
 
 def _point(
